@@ -1,0 +1,3 @@
+"""rft: fine-tunes language models by reinforcement. The entry point is `python -m rft.main`."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,226 @@
+"""Names to code: registries of functions, classes by `_target_`, and the check of yaml options against signatures.
+
+Every node of the resolved config is consumed by exactly one signature: a registered function, the `__init__` of a
+`_target_`, or a dataclass. What a signature does not take, or takes and does not get, is an error that names the yaml
+key and the cure. Nothing here imports torch, so a config is checked before anything slow is loaded.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Union
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean X?"`, or nothing where no known name is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class Plugin:
+    """A registered function with its yaml options bound and its facts settled.
+
+    Attributes:
+        name: the name it is registered under.
+        options: its yaml options, checked against its signature.
+        facts: what it reads, writes and needs (one attribute per fact of its registry).
+    """
+
+    def __init__(self, name: str, function: Callable, options: dict[str, Any], facts: dict[str, Any]) -> None:
+        self.name = name
+        self.options = options
+        self.facts = types.SimpleNamespace(**facts)
+        self._function = function
+        self._supplied = set(inspect.signature(function).parameters) - set(options)
+
+    def __call__(self, *args: Any, **supplied: Any) -> Any:
+        """Calls the function; of the keyword arguments only those that it takes are handed on."""
+        taken = {name: value for name, value in supplied.items() if name in self._supplied}
+        return self._function(*args, **taken, **self.options)
+
+
+class Registry:
+    """Functions by name, each with facts about itself.
+
+    Args:
+        kind: what an entry is called in messages ("loss").
+        supplied: keyword arguments that the caller gives at call time; they are not options of the yaml.
+        facts: every fact that an entry may state, with the value it has when it does not. A fact may be given as a
+            callable of the entry's options.
+    """
+
+    def __init__(self, kind: str, *, supplied: tuple[str, ...] = (), **facts: Any) -> None:
+        self.kind = kind
+        self.supplied = supplied
+        self.facts = facts
+        self._entries: dict[str, tuple[Callable, dict[str, Any]]] = {}
+
+    def register(self, name: str, **facts: Any) -> Callable:
+        """Decorator: `@LOSSES.register("ppo_clip", reads=("advantages",))`."""
+        unknown = set(facts) - set(self.facts)
+        assert not unknown, f"{self.kind} {name!r} states unknown facts {sorted(unknown)}; known: {sorted(self.facts)}"
+
+        def add(function: Callable) -> Callable:
+            known = self._entries.get(name)
+            if known is not None and known[0].__module__ != function.__module__:
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered twice: in {known[0].__module__} and in "
+                    f"{function.__module__}; give one of them another name"
+                )
+            self._entries[name] = (function, facts)
+            return function
+
+        return add
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._entries)
+
+    def function(self, name: str) -> Callable:
+        """The bare function registered under a name."""
+        return self._entries[name][0]
+
+    def build(self, node: Any, key: str) -> Plugin:
+        """Binds a yaml node `{name: ..., option: ...}` to its function.
+
+        Raises:
+            ValueError: names the key where the name is unknown, an option is unknown, missing or of a wrong type.
+        """
+        if not isinstance(node, Mapping) or "name" not in node:
+            raise ValueError(f"{key}: expected a {self.kind} as {{name: ..., options}}, got {node!r}")
+        name = node["name"]
+        if name not in self._entries:
+            raise ValueError(
+                f"{key}.name: no {self.kind} is called {name!r}{did_you_mean(str(name), self._entries)} "
+                f"(known: {', '.join(self.names())}; a file of yours is imported with plugins: [file])"
+            )
+        function, stated = self._entries[name]
+        options = {k: v for k, v in node.items() if k != "name"}
+        options = consume(options, function, key, f"{self.kind} {name!r}", self.supplied)
+        facts = {fact: stated.get(fact, default) for fact, default in self.facts.items()}
+        facts = {fact: value(options) if callable(value) else value for fact, value in facts.items()}
+        return Plugin(name, function, options, facts)
+
+
+class Target:
+    """A class named by `_target_` with its yaml options checked, ready to be built.
+
+    Raises:
+        ValueError: names the key where the class cannot be found or an option does not fit its signature.
+    """
+
+    def __init__(self, node: Any, key: str, supplied: tuple[str, ...] = ()) -> None:
+        if not isinstance(node, Mapping) or "_target_" not in node:
+            raise ValueError(f"{key}: expected a class as {{_target_: module.Class, options}}, got {node!r}")
+        self.key = key
+        path = str(node["_target_"])
+        module, _, name = path.rpartition(".")
+        try:
+            self.factory = vars(importlib.import_module(module))[name]
+        except (ImportError, KeyError, ValueError) as error:
+            raise ValueError(f"{key}._target_: {path!r} cannot be imported ({error})") from error
+        options = {k: v for k, v in node.items() if k != "_target_"}
+        self.options = consume(options, self.factory, key, name, supplied)
+        self.takes = set(inspect.signature(self.factory).parameters)
+
+    def build(self, **supplied: Any) -> Any:
+        """Builds the object; of the keyword arguments only those that it takes are handed on."""
+        taken = {k: v for k, v in supplied.items() if k in self.takes and k not in self.options}
+        return self.factory(**taken, **self.options)
+
+
+def consume(
+    options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Checks a yaml node against a signature and returns the keyword arguments.
+
+    Args:
+        options: the node.
+        function: a function, a class or a dataclass.
+        key: the node's place in the yaml, for messages.
+        title: what the function is called in messages.
+        supplied: parameters that are given at call time, and so are not options.
+
+    Raises:
+        ValueError: an option is unknown, missing, or of a type that the annotation refuses.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not isinstance(function, type):  # a function's positional arguments are its data, never options
+        keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
+    taken = {p.name: p for p in keyword if p.name not in supplied}
+    prefix = f"{key}." if key else ""
+    for name in options:
+        if name not in taken:
+            takes = ", ".join(taken) or "no options"
+            raise ValueError(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
+    hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)
+    result = {}
+    for name, parameter in taken.items():
+        annotation = hints.get(name, Any)
+        if name in options:
+            result[name] = convert(options[name], annotation, f"{prefix}{name}")
+        elif parameter.default is parameter.empty:
+            raise ValueError(f"{prefix}{name} is missing: {title} needs it; add `{name}: <{spell(annotation)}>`")
+    return result
+
+
+def convert(value: Any, annotation: Any, key: str) -> Any:
+    """Returns the value if it fits the annotation (a mapping becomes the dataclass that is asked for).
+
+    Raises:
+        ValueError: names the key, what was expected and what was found.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        rest = [a for a in arguments if a is not type(None)]
+        if len(rest) == 1:
+            return convert(value, rest[0], key)
+        for choice in rest:
+            try:
+                return convert(value, choice, key)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+        known = [str(a) for a in arguments]
+        raise ValueError(f"{key}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")
+    elif dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if isinstance(value, Mapping):
+            return annotation(**consume(value, annotation, key, annotation.__name__))
+    elif origin in (list, tuple) or annotation in (list, tuple):
+        if isinstance(value, list | tuple):
+            kind = arguments[0] if arguments else Any
+            return (origin or annotation)(convert(v, kind, f"{key}[{i}]") for i, v in enumerate(value))
+    elif origin is dict or annotation is dict:
+        if isinstance(value, Mapping):
+            kind = arguments[1] if arguments else Any
+            return {k: convert(v, kind, f"{key}.{k}") for k, v in value.items()}
+    elif annotation is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif annotation is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif isinstance(value, annotation):
+        return value
+    raise ValueError(f"{key}: expected {spell(annotation)}, got {value!r}")
+
+
+def spell(annotation: Any) -> str:
+    """An annotation as a person would say it: `float or null`."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(spell(a) for a in typing.get_args(annotation))
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(str(a) for a in typing.get_args(annotation))
+    names = {type(None): "null", float: "number", int: "whole number", bool: "true or false", str: "text"}
+    return names.get(annotation, str(getattr(annotation, "__name__", annotation)))
