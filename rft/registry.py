@@ -223,4 +223,4 @@ def spell(annotation: Any) -> str:
     if typing.get_origin(annotation) is Literal:
         return " or ".join(str(a) for a in typing.get_args(annotation))
     names = {type(None): "null", float: "number", int: "whole number", bool: "true or false", str: "text"}
-    return names.get(annotation, str(getattr(annotation, "__name__", annotation)))
+    return names.get(annotation) or (annotation.__name__ if isinstance(annotation, type) else str(annotation))

@@ -1,0 +1,234 @@
+"""An actor: a model that computes columns of the batch and maybe trains. Policy, reference and critic are this class."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.actor.load import blocks, load_model, read_config
+from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
+from rft.actor.optimizer import Optimizer
+from rft.algorithm.mismatch import mismatch
+from rft.algorithm.objective import Objective
+from rft.batch import micro_batches, trim
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.strategy.fsdp2 import FSDP2
+
+
+class Actor:
+    """One model under a strategy.
+
+    Args:
+        key: the actor's place in the yaml ("actor", "critic", "reference"); supplied.
+        world, strategy, tokenizer, seed: supplied by the run.
+        path: a folder or hub name of a causal language model, or null.
+        model_config: a transformers config with `model_type`, for a new model; null where a path is given.
+        head: `lm` computes log-probabilities and entropy, `value` computes values.
+        micro_batch_tokens: cap on rows x longest row of one forward.
+        optimizer: null for an actor that never trains.
+
+    Raises:
+        ValueError: names the key where the model cannot be had.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        world: World,
+        strategy: FSDP2,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        path: str | None,
+        model_config: dict[str, Any] | None,
+        head: Literal["lm", "value"],
+        micro_batch_tokens: int,
+        optimizer: Optimizer | None,
+    ) -> None:
+        self.key = key
+        self.world = world
+        self.strategy = strategy
+        self.tokenizer = tokenizer
+        self.micro_batch_tokens = micro_batch_tokens
+        self.optimizer_options = optimizer
+        model = load_model(path, read_config(path, model_config, len(tokenizer), key), seed)
+        parts = blocks(model)
+        if head == "lm":
+            check_head(model, f"{key}.path")
+            self._plain = without_weights(model)
+            self.network: LanguageNetwork | ValueNetwork = LanguageNetwork(model)
+        else:
+            self._plain = without_weights(model.base_model)
+            self.network = ValueNetwork(model.base_model)
+        self.network.requires_grad_(optimizer is not None)
+        strategy.shard(self.network, parts)
+
+    def plain_model(self) -> PreTrainedModel:
+        """The unsharded model without its weights (on the meta device), for engines of this process and for export."""
+        return without_weights(self._plain)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies."""
+        yield from self.strategy.full_tensors(self.network.model)
+
+    @torch.no_grad()
+    def start_like(self, other: "Actor") -> None:
+        """Takes over the weights of another actor's model; a value head stays as it is.
+
+        Raises:
+            ValueError: the two are of different shape.
+        """
+        mine, theirs = self.network.model, other.network.model
+        if isinstance(self.network, ValueNetwork):
+            theirs = theirs.base_model
+        for (name, parameter), source in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+            if parameter.shape != source.shape:
+                raise ValueError(f"{self.key}.path: the weights {name} differ in shape from those of {other.key}.path")
+            parameter.copy_(source)
+
+    def begin_training(self, optimizer: Optimizer, updates: int) -> None:
+        """Makes a new optimizer for a stage of a known number of updates."""
+        self.max_grad_norm = optimizer.max_grad_norm
+        self.optimizer, self.scheduler = optimizer.build(self.network.parameters(), updates)
+
+    @torch.no_grad()
+    def compute(self, batch: TensorDict, output: str, temperature: float) -> Tensor:
+        """One column of the batch, (B, T), without gradients. Every rank must take part.
+
+        Args:
+            batch: this rank's rows.
+            output: `logprobs`, `entropy` or `values`.
+            temperature: what the logits are divided by.
+        """
+        column = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
+        for rows, micro in self._micro_batches(batch, batch[:0]):
+            part = self._forward(micro, (output,), temperature)[output].to(column.device)
+            column[rows, : part.shape[1]] = part[: len(rows)]
+        return column
+
+    def update(
+        self,
+        batch: TensorDict,
+        idle: TensorDict,
+        objective: Objective,
+        temperature: float,
+        metrics: Metrics,
+        watch: tuple[str, ...] = (),
+    ) -> None:
+        """One optimizer step over this rank's rows of a mini-batch.
+
+        Args:
+            batch: this rank's rows, with `loss_weights` that are right over all ranks.
+            idle: one row of weight zero, for a rank that has fewer micro-batches than others.
+            objective: what to minimise.
+            temperature: what the logits are divided by.
+            metrics: receives `loss/*`, the statistics, `grad_norm` and `lr`, under this actor's name unless it is the
+                policy.
+            watch: outputs whose mean over trained tokens is logged although no loss reads them.
+
+        Raises:
+            Diverged: the gradient is not finite; the weights are as they were.
+        """
+        prefix = "" if self.key == "actor" else f"{self.key}/"
+        outputs = tuple(dict.fromkeys((*objective.outputs, *watch)))
+        for _, micro in self._micro_batches(batch, idle):
+            columns = self._forward(micro, outputs, temperature)
+            micro = micro.to(self.world.device)
+            if "logprobs" in columns and "old_logprobs" not in micro.keys():
+                micro["old_logprobs"] = columns["logprobs"].detach()
+            loss, shares, statistics = objective(columns, micro)
+            loss.backward()
+            if "rollout_logprobs" in micro.keys() and "logprobs" in columns:
+                statistics |= mismatch(micro["old_logprobs"], micro["rollout_logprobs"])
+            statistics |= {name: columns[name] for name in watch}
+            for name, share in shares.items():
+                metrics.add(name, share, 0.0)
+            for name, values in statistics.items():
+                metrics.mean(name, values, micro["keep"] if values.dim() > 1 else micro["keep"].any(-1))
+        for term in objective.terms:
+            metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
+        norm = self.strategy.clip_grad_norm(self.network.parameters(), self.max_grad_norm)
+        if not torch.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise Diverged(self.key, self._suspects(batch, outputs, temperature))
+        metrics.add(f"{prefix}grad_norm", norm)
+        metrics.add(f"{prefix}lr", self.scheduler.get_last_lr()[0])
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def _forward(self, micro: TensorDict, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        device = self.world.device
+        return self.network(micro["tokens"].to(device), micro["keep"].to(device), outputs, temperature)
+
+    def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[tuple[Tensor, TensorDict]]:
+        """Row numbers and rows of each micro-batch; the same number on every rank, idle rows where one has fewer."""
+        cuts = micro_batches(batch, self.micro_batch_tokens) if len(batch) else []
+        count = max(self.world.gather(len(cuts)))
+        for rows in cuts:
+            yield rows, trim(batch[rows])
+        for _ in range(count - len(cuts)):
+            yield torch.zeros(0, dtype=torch.int64), trim(idle)
+
+    @torch.no_grad()
+    def _suspects(self, batch: TensorDict, outputs: tuple[str, ...], temperature: float) -> dict[str, list[int]]:
+        """Which columns of which rows hold numbers that are not finite: those of the batch, then the model's own."""
+        found = {}
+        columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
+        for output in outputs:
+            columns[output] = self.compute(batch, output, temperature)
+        for name, column in columns.items():
+            rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
+            if rows.any():
+                found[name] = rows.nonzero()[:, 0].tolist()
+        return found
+
+    def save_model(self, folder: Path) -> None:
+        """Writes the weights as a folder that `from_pretrained` loads, with the tokenizer. A collective.
+
+        A value actor's folder holds its backbone; the head is in the training state.
+        """
+        state = {name: tensor.cpu() for name, tensor in self.weights()}
+        if self.world.rank == 0:
+            model = self.plain_model()
+            model.load_state_dict(state, assign=True)
+            model.tie_weights()
+            model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Network, optimizer and schedule, whole, on the CPU of rank zero. A collective."""
+        state: dict[str, Any] = {"network": self.strategy.model_state(self.network)}
+        if self.optimizer_options is not None:
+            state["optimizer"] = self.strategy.optimizer_state(self.network, self.optimizer)
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` wrote, on any number of ranks. A collective."""
+        self.strategy.load_model_state(self.network, state["network"])
+        if self.optimizer_options is not None:
+            self.strategy.load_optimizer_state(self.network, self.optimizer, state["optimizer"])
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+class Diverged(Exception):
+    """A loss or gradient that is not finite, with the columns and rows (of this rank's mini-batch) to look at."""
+
+    def __init__(self, actor: str, suspects: dict[str, list[int]]) -> None:
+        super().__init__(actor, suspects)
+        self.actor = actor
+        self.suspects = suspects
+
+
+def without_weights(model: nn.Module) -> PreTrainedModel:
+    """A copy of a model's structure and buffers whose parameters take no memory (meta device). Ties stay tied."""
+    memo = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in model.parameters()
+    }
+    return copy.deepcopy(model, memo)

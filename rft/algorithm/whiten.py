@@ -1,0 +1,28 @@
+"""Whitening: the one place where a column gets mean 0 and variance 1 over all ranks."""
+
+import torch
+from torch import Tensor
+
+from rft.algorithm.registries import AllSum
+
+
+def moments(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor]:
+    """Mean and variance (ddof 1; 0 of a single value) of the values under a mask, over all ranks, float64 scalars."""
+    values = torch.where(mask, values.double(), 0.0)
+    count, total = all_sum(torch.stack([mask.sum().double(), values.sum()])).unbind()
+    mean = total / count.clamp(min=1)
+    squares = all_sum(torch.where(mask, (values - mean).square(), 0.0).sum())
+    return mean, squares / (count - 1).clamp(min=1)
+
+
+def whiten(values: Tensor, mask: Tensor, all_sum: AllSum) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) under the mask, statistics over all ranks; zero outside it.
+
+    Args:
+        values: (B, T).
+        mask: (B, T) bool.
+        all_sum: sum over ranks; called twice, on every rank.
+    """
+    mean, variance = moments(values, mask, all_sum)
+    white = (values.double() - mean) * (variance + 1e-8).rsqrt()
+    return torch.where(mask, white, 0.0).to(values.dtype)

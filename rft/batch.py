@@ -1,0 +1,172 @@
+"""The batch protocol: one TensorDict that flows through the stages of a step and only ever gains columns.
+
+B rows, T tokens, right-padded with zeros. Every per-token column is aligned with `input_ids`: column t speaks of the
+prediction *of* token t, and column 0 is 0. There is no prompt/response split: `response_mask` says which tokens train.
+
+| column             | shape           | written by            | read by                                             |
+|--------------------|-----------------|-----------------------|-----------------------------------------------------|
+| `tokens`           | (B, T) each     | source                | actor, as keyword arguments of the model            |
+| `response_mask`    | (B, T) bool     | source                | losses: True where the token trains                 |
+| `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
+| `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
+| `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
+| `keep`             | (B, T) bool     | filter                | losses and counts: trained tokens, none rejected    |
+| `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics                                    |
+| `version`          | (B,) int64      | rollout source        | staleness metrics                                   |
+| `scores`           | (B,) float32    | reward                | advantages                                          |
+| `terms`            | (B,) each       | reward                | filters, logs: the raw value of every reward term   |
+| `old_logprobs`     | (B, T) float32  | actor                 | clipped losses                                      |
+| `ref_logprobs`     | (B, T) float32  | reference             | KL                                                  |
+| `values`           | (B, T) float32  | critic                | GAE, value loss                                     |
+| `advantages`       | (B, T) float32  | advantage             | losses                                              |
+| `returns`          | (B, T) float32  | advantage             | value loss                                          |
+| `loss_weights`     | (B, T) float32  | aggregation           | trainer                                             |
+| `fields`           | one dict a row  | source                | rewards, logs: the row of the data set, the text    |
+
+`tokens` and `terms` are nested TensorDicts. Padding happens once, in `collate`; the actor's forward cuts it away again
+per micro-batch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+
+SOURCE_COLUMNS = ("tokens", "response_mask", "group", "unit", "truncated", "fields")
+
+
+def collate(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
+    """Pads rows into one batch.
+
+    Args:
+        rows: one mapping a row: tensors (T_i,), numbers, nested mappings of tensors, and `fields` (a plain dict).
+
+    Returns:
+        A TensorDict of B rows; per-token columns are (B, T) with T the longest row.
+    """
+    batch = TensorDict({}, batch_size=[len(rows)])
+    for name, first in rows[0].items():
+        column = [row[name] for row in rows]
+        if name == "fields":
+            batch[name] = NonTensorStack(*[NonTensorData(fields) for fields in column])
+        elif isinstance(first, Mapping):
+            batch[name] = TensorDict({k: _pad([row[k] for row in column]) for k in first}, batch_size=[len(rows)])
+        else:
+            batch[name] = _pad(column)
+    return batch
+
+
+def _pad(column: Sequence[Any]) -> Tensor:
+    tensors = [torch.as_tensor(value) for value in column]
+    if tensors[0].dim() == 0:
+        return torch.stack(tensors)
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+
+
+def lengths(batch: TensorDict) -> Tensor:
+    """Real tokens per row, (B,) int64."""
+    return batch["tokens", "attention_mask"].sum(-1)
+
+
+def trim(batch: TensorDict) -> TensorDict:
+    """Cuts the padding that no row of the batch needs. Per-token columns become (B, max length)."""
+    longest = max(int(lengths(batch).max()), 1)
+    width = batch["response_mask"].shape[1]
+    if longest == width:
+        return batch
+
+    def cut(column: Tensor) -> Tensor:
+        return column[:, :longest] if column.dim() > 1 else column
+
+    trimmed = TensorDict({}, batch_size=batch.batch_size)
+    for name in batch.keys():
+        column = batch.get(name)
+        if isinstance(column, Tensor):
+            trimmed[name] = cut(column)
+        elif isinstance(column, TensorDict):
+            trimmed[name] = TensorDict({k: cut(v) for k, v in column.items()}, batch_size=batch.batch_size)
+        else:
+            trimmed.set(name, column)
+    return trimmed
+
+
+def fields(batch: TensorDict) -> list[dict[str, Any]]:
+    """The plain dict of every row."""
+    return batch.get("fields").tolist()
+
+
+def micro_batches(batch: TensorDict, max_tokens: int) -> list[Tensor]:
+    """Cuts rows into micro-batches of like lengths under a hard cap of padded tokens. Units stay together.
+
+    Args:
+        batch: B rows.
+        max_tokens: cap on rows x longest row of a micro-batch.
+
+    Returns:
+        Row indices of each micro-batch, longest rows first.
+
+    Raises:
+        ValueError: a unit alone is over the cap; names the key and the number that would do.
+    """
+    length = lengths(batch).tolist()
+    members: dict[int, list[int]] = {}
+    for row, unit in enumerate(batch["unit"].tolist()):
+        members.setdefault(unit, []).append(row)
+    units = sorted(members.values(), key=lambda rows: (-max(length[r] for r in rows), rows))
+    cuts: list[list[int]] = []
+    longest = 0
+    for rows in units:
+        own = max(length[r] for r in rows)
+        if own * len(rows) > max_tokens:
+            raise ValueError(
+                f"actor.micro_batch_tokens={max_tokens} is less than one unit of {len(rows)} rows x {own} tokens; "
+                f"set actor.micro_batch_tokens to at least {own * len(rows)}"
+            )
+        if cuts and (len(cuts[-1]) + len(rows)) * max(longest, own) <= max_tokens:
+            cuts[-1].extend(rows)
+        else:
+            cuts.append(list(rows))
+            longest = own
+    return [torch.tensor(rows) for rows in cuts]
+
+
+def mini_batches(unit: Tensor, count: int, seed: int) -> Iterator[Tensor]:
+    """Deals the units of a step to mini-batches, the same way whatever rank or row position holds them.
+
+    Args:
+        unit: (N,) unit ids of every row of the step, over all ranks.
+        count: number of mini-batches.
+        seed: changes the permutation.
+
+    Yields:
+        `count` times the unit ids of a mini-batch, sorted.
+    """
+    ids = torch.unique(unit)
+    order = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
+    for part in order.tensor_split(count):
+        yield part.sort().values
+
+
+def check_columns(stages: Iterable[tuple[str, Sequence[str], Sequence[str]]]) -> None:
+    """Checks that every column that a stage reads was written by an earlier one, and that none has two writers.
+
+    Args:
+        stages: (yaml key, columns read, columns written), in the order of a step.
+
+    Raises:
+        ValueError: names the key, the column, and the columns that are there.
+    """
+    writers: dict[str, str] = {}
+    for key, reads, writes in stages:
+        for column in reads:
+            if column not in writers:
+                raise ValueError(
+                    f"{key} reads the column {column!r}, which nothing before it writes (there are: "
+                    f"{', '.join(sorted(writers))}); choose another {key} or add what writes {column!r}"
+                )
+        for column in writes:
+            if column in writers:
+                raise ValueError(f"{key} writes the column {column!r}, which {writers[column]} already writes")
+            writers[column] = key

@@ -1,0 +1,81 @@
+"""The processes of a run: one alone or many under torchrun, with the same collectives either way."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+class World:
+    """The process group as the rest of the code sees it.
+
+    Attributes:
+        rank, size: this process and how many there are.
+        device: where this process computes.
+        mesh: a one-dimensional device mesh over all processes.
+    """
+
+    def __init__(self, device: torch.device, mesh: DeviceMesh) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.device = device
+        self.mesh = mesh
+
+    def all_sum(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor over all ranks, on every rank."""
+        total = tensor.detach().clone().to(self.device)
+        dist.all_reduce(total)
+        return total.to(tensor.device)
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What every rank handed in, in rank order, on every rank."""
+        if self.size == 1:
+            return [thing]
+        things: list[Any] = [None] * self.size
+        dist.all_gather_object(things, thing)
+        return things
+
+    def decide(self, choose: Callable[[], Any]) -> Any:
+        """Lets rank zero decide and tells the others; an error of rank zero is raised on every rank."""
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer = [choose(), None]
+            except (ValueError, OSError) as error:
+                answer = [None, error]
+        if self.size > 1:
+            dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
+
+
+def start(device: str) -> World:
+    """Joins the processes of torchrun, or starts a group of one. A second call keeps the process group.
+
+    Args:
+        device: `auto` (CUDA where there is one), `cpu` or `cuda`.
+
+    Raises:
+        ValueError: `cuda` is asked for and torch sees none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "strategy.device=cuda, but this torch sees no CUDA device; set strategy.device=cpu or install a CUDA build"
+        )
+    kind = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+    return World(here, init_device_mesh(kind, (dist.get_world_size(),)))
