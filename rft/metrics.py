@@ -1,5 +1,6 @@
 """Exact global means: a metric is a pair (sum, weight) until every micro-batch of every rank has been added."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self._pairs: dict[str, tuple[float | Tensor, float | Tensor]] = {}
         self._largest: dict[str, float] = {}
+        self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Adds to the sum and to the weight of a mean. Tensors stay where they are until `reduce`."""
@@ -37,6 +39,12 @@ class Metrics:
         """Keeps the largest value over the step and over all ranks."""
         self._largest[name] = max(self._largest.get(name, float("-inf")), float(value))
 
+    def deviation(self, name: str, values: Tensor) -> None:
+        """Adds values to a standard deviation (ddof 1) over the step and over all ranks."""
+        values = values.detach().double()
+        n, mean = len(values), float(values.mean())
+        self._moments.setdefault(name, []).append((n, mean, float((values - mean).square().sum())))
+
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
         """Adds the seconds of the block to `time/<stage>_s`; of several ranks the slowest counts."""
@@ -53,14 +61,25 @@ class Metrics:
         Args:
             gather: returns the list of what each rank handed in, on every rank.
         """
+        mine = {name: (float(total), float(weight)) for name, (total, weight) in self._pairs.items()}
         pairs: dict[str, tuple[float, float]] = {}
         largest: dict[str, float] = {}
-        mine = {name: (float(total), float(weight)) for name, (total, weight) in self._pairs.items()}
-        for theirs, peaks in gather((mine, self._largest)):
-            for name, (total, weight) in theirs.items():
+        moments: dict[str, list[tuple[int, float, float]]] = {}
+        for their_pairs, their_largest, their_moments in gather((mine, self._largest, self._moments)):
+            for name, (total, weight) in their_pairs.items():
                 before = pairs.get(name, (0.0, 0.0))
                 pairs[name] = (before[0] + total, before[1] + weight)
-            for name, value in peaks.items():
+            for name, value in their_largest.items():
                 largest[name] = max(largest.get(name, float("-inf")), value)
+            for name, parts in their_moments.items():
+                moments.setdefault(name, []).extend(parts)
         means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
-        return means | largest
+        return means | largest | {name: _pooled(parts) for name, parts in moments.items()}
+
+
+def _pooled(parts: list[tuple[int, float, float]]) -> float:
+    """Standard deviation of all values together, from the moments of each part (Chan et al., 1979)."""
+    count = sum(n for n, _, _ in parts)
+    mean = sum(n * part_mean for n, part_mean, _ in parts) / count
+    squares = sum(deviations + n * (part_mean - mean) ** 2 for n, part_mean, deviations in parts)
+    return math.sqrt(squares / max(1, count - 1))

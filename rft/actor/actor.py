@@ -56,6 +56,8 @@ class Actor:
         self.tokenizer = tokenizer
         self.micro_batch_tokens = micro_batch_tokens
         self.optimizer_options = optimizer
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: torch.optim.lr_scheduler.LambdaLR | None = None
         model = load_model(path, read_config(path, model_config, len(tokenizer), key), seed)
         parts = blocks(model)
         if head == "lm":
@@ -106,8 +108,8 @@ class Actor:
             temperature: what the logits are divided by.
         """
         column = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
-        for rows, micro in self._micro_batches(batch, batch[:0]):
-            part = self._forward(micro, (output,), temperature)[output].to(column.device)
+        for rows, micro in self._micro_batches(batch, batch[:1]):
+            part = self.network(micro["tokens"], micro["keep"], (output,), temperature)[output].to(column.device)
             column[rows, : part.shape[1]] = part[: len(rows)]
         return column
 
@@ -137,8 +139,7 @@ class Actor:
         prefix = "" if self.key == "actor" else f"{self.key}/"
         outputs = tuple(dict.fromkeys((*objective.outputs, *watch)))
         for _, micro in self._micro_batches(batch, idle):
-            columns = self._forward(micro, outputs, temperature)
-            micro = micro.to(self.world.device)
+            columns = self.network(micro["tokens"], micro["keep"], outputs, temperature)
             if "logprobs" in columns and "old_logprobs" not in micro.keys():
                 micro["old_logprobs"] = columns["logprobs"].detach()
             loss, shares, statistics = objective(columns, micro)
@@ -146,42 +147,43 @@ class Actor:
             if "rollout_logprobs" in micro.keys() and "logprobs" in columns:
                 statistics |= mismatch(micro["old_logprobs"], micro["rollout_logprobs"])
             statistics |= {name: columns[name] for name in watch}
+            mask = micro["tokens", "attention_mask"]
+            metrics.add("padding/waste", mask.numel() - mask.sum(), mask.numel())
             for name, share in shares.items():
                 metrics.add(name, share, 0.0)
             for name, values in statistics.items():
                 metrics.mean(name, values, micro["keep"] if values.dim() > 1 else micro["keep"].any(-1))
         for term in objective.terms:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
+        assert self.optimizer is not None and self.scheduler is not None
         norm = self.strategy.clip_grad_norm(self.network.parameters(), self.max_grad_norm)
         if not torch.isfinite(norm):
             self.optimizer.zero_grad()
-            raise Diverged(self.key, self._suspects(batch, outputs, temperature))
+            raise Diverged(self.key, self._suspects(batch, idle, outputs, temperature), batch)
         metrics.add(f"{prefix}grad_norm", norm)
         metrics.add(f"{prefix}lr", self.scheduler.get_last_lr()[0])
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
 
-    def _forward(self, micro: TensorDict, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
-        device = self.world.device
-        return self.network(micro["tokens"].to(device), micro["keep"].to(device), outputs, temperature)
-
     def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[tuple[Tensor, TensorDict]]:
         """Row numbers and rows of each micro-batch; the same number on every rank, idle rows where one has fewer."""
         cuts = micro_batches(batch, self.micro_batch_tokens) if len(batch) else []
         count = max(self.world.gather(len(cuts)))
         for rows in cuts:
-            yield rows, trim(batch[rows])
+            yield rows, trim(batch[rows]).to(self.world.device)
         for _ in range(count - len(cuts)):
-            yield torch.zeros(0, dtype=torch.int64), trim(idle)
+            yield torch.zeros(0, dtype=torch.int64), trim(idle).to(self.world.device)
 
     @torch.no_grad()
-    def _suspects(self, batch: TensorDict, outputs: tuple[str, ...], temperature: float) -> dict[str, list[int]]:
+    def _suspects(
+        self, batch: TensorDict, idle: TensorDict, outputs: tuple[str, ...], temperature: float
+    ) -> dict[str, list[int]]:
         """Which columns of which rows hold numbers that are not finite: those of the batch, then the model's own."""
         found = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
         for output in outputs:
-            columns[output] = self.compute(batch, output, temperature)
+            columns[output] = self.compute(batch if len(batch) else idle, output, temperature)
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
@@ -204,26 +206,28 @@ class Actor:
     def state_dict(self) -> dict[str, Any]:
         """Network, optimizer and schedule, whole, on the CPU of rank zero. A collective."""
         state: dict[str, Any] = {"network": self.strategy.model_state(self.network)}
-        if self.optimizer_options is not None:
+        if self.optimizer is not None and self.scheduler is not None:
             state["optimizer"] = self.strategy.optimizer_state(self.network, self.optimizer)
             state["scheduler"] = self.scheduler.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """Takes up what `state_dict` wrote, on any number of ranks. A collective."""
         self.strategy.load_model_state(self.network, state["network"])
-        if self.optimizer_options is not None:
+        if with_optimizer and "optimizer" in state:
+            assert self.optimizer is not None and self.scheduler is not None
             self.strategy.load_optimizer_state(self.network, self.optimizer, state["optimizer"])
             self.scheduler.load_state_dict(state["scheduler"])
 
 
 class Diverged(Exception):
-    """A loss or gradient that is not finite, with the columns and rows (of this rank's mini-batch) to look at."""
+    """A loss or gradient that is not finite, with the columns and rows of this rank's mini-batch to look at."""
 
-    def __init__(self, actor: str, suspects: dict[str, list[int]]) -> None:
+    def __init__(self, actor: str, suspects: dict[str, list[int]], batch: TensorDict) -> None:
         super().__init__(actor, suspects)
         self.actor = actor
         self.suspects = suspects
+        self.batch = batch
 
 
 def without_weights(model: nn.Module) -> PreTrainedModel:

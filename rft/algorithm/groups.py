@@ -12,13 +12,13 @@ class GroupStatistics(NamedTuple):
     """What every row knows of its group; each (N,) float64 but `tied`.
 
     Attributes:
-        count: rows in the group.
+        size: rows in the group.
         mean: mean score.
         std: standard deviation with ddof 1; 0 in a group of one.
         tied: bool, True where all scores of the group are equal up to rounding (so, too, in a group of one).
     """
 
-    count: Tensor
+    size: Tensor
     mean: Tensor
     std: Tensor
     tied: Tensor
@@ -34,14 +34,14 @@ def group_statistics(scores: Tensor, group: Tensor) -> GroupStatistics:
     scores = scores.double()
     ids, index = torch.unique(group, return_inverse=True)
     zeros = scores.new_zeros(len(ids))
-    count = zeros.index_add(0, index, torch.ones_like(scores))
-    mean = zeros.index_add(0, index, scores) / count
+    size = zeros.index_add(0, index, torch.ones_like(scores))
+    mean = zeros.index_add(0, index, scores) / size
     squares = zeros.index_add(0, index, (scores - mean[index]).square())
-    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    std = (squares / (size - 1).clamp(min=1)).sqrt()
     lowest = zeros.scatter_reduce(0, index, scores, "amin", include_self=False)
     highest = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
     tied = highest - lowest <= ROUNDING * torch.maximum(highest.abs(), lowest.abs())
-    return GroupStatistics(count[index], mean[index], std[index], tied[index])
+    return GroupStatistics(size[index], mean[index], std[index], tied[index])
 
 
 def informative_groups(scores: Tensor, group: Tensor) -> Tensor:

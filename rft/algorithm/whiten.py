@@ -15,7 +15,7 @@ def moments(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tens
     return mean, squares / (count - 1).clamp(min=1)
 
 
-def whiten(values: Tensor, mask: Tensor, all_sum: AllSum) -> Tensor:
+def whitened(values: Tensor, mask: Tensor, all_sum: AllSum) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) under the mask, statistics over all ranks; zero outside it.
 
     Args:

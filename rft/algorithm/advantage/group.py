@@ -54,9 +54,9 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
     That is n / (n - 1) * (R - mean_g). A group of one has no others: 0, and a warning once.
     """
     group = group_statistics(scores, batch["group"])
-    if (group.count == 1).any():
+    if (group.size == 1).any():
         _warn_of_single_rows()
-    return _spread(_centred(scores, group) * group.count / (group.count - 1).clamp(min=1), scores, batch)
+    return _spread(_centred(scores, group) * group.size / (group.size - 1).clamp(min=1), scores, batch)
 
 
 def _centred(scores: Tensor, group: GroupStatistics) -> Tensor:

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import whiten
+from rft.algorithm.whiten import whitened
 
 
 @ADVANTAGES.register("reinforce_pp")
@@ -20,7 +20,8 @@ def reinforce_pp(
         gamma: discount per trained token.
     """
     keep = batch["keep"]
-    return {"advantages": whiten(_discount(rewards, keep, gamma), keep, all_sum)}
+    following = estimate(rewards, torch.zeros_like(rewards), keep, gamma, lam=1.0)
+    return {"advantages": whitened(following, keep, all_sum)}
 
 
 @ADVANTAGES.register("gae", reads=("values",), writes=("advantages", "returns"))
@@ -36,12 +37,26 @@ def gae(
         lam: between 0 (one step) and 1 (the return less the value).
         whiten: whitens the advantages over the trained tokens of all ranks.
     """
-    keep = batch["keep"]
-    values = torch.where(keep, batch["values"], 0.0)  # (B, T)
-    # sum_k (gamma lam)^k delta_{t+k} = sum_k (gamma lam)^k [r + gamma (1 - lam) V_next]_{t+k} - V_t, of which one
-    # discounted sum is left to compute: that of the rewards with the bootstrapped part of the next value.
-    returns = _discount(rewards + gamma * (1 - lam) * _following(values, keep), keep, gamma * lam)
-    advantages = torch.where(keep, returns - values, 0.0)
-    if whiten:
-        advantages = whiten_tokens(advantages, keep, all_sum)
-    return {"advantages": advantages, "returns": returns}
+    keep, values = batch["keep"], batch["values"]
+    advantages = estimate(rewards, values, keep, gamma, lam)
+    returns = torch.where(keep, advantages + values, 0.0)
+    return {"advantages": whitened(advantages, keep, all_sum) if whiten else advantages, "returns": returns}
+
+
+def estimate(rewards: Tensor, values: Tensor, keep: Tensor, gamma: float, lam: float) -> Tensor:
+    """The recursion of `gae` over the trained tokens, (B, T), zero outside `keep`.
+
+    Trained tokens are moved together, so that the loop over time knows no gaps and is as long as the longest of them.
+    With values of 0 and lam of 1 it is the discounted sum of rewards.
+    """
+    longest = int(keep.sum(dim=1).max())
+    order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # (B, L)
+    reward = torch.where(keep, rewards.double(), 0.0).gather(1, order)  # (B, L)
+    value = torch.where(keep, values.double(), 0.0).gather(1, order)  # (B, L)
+    steps = torch.zeros_like(reward)
+    advantage = following = reward.new_zeros(len(reward))  # (B,)
+    for t in reversed(range(longest)):  # behind a row's last trained token everything is 0 and stays 0
+        advantage = reward[:, t] + gamma * following - value[:, t] + gamma * lam * advantage
+        following = value[:, t]
+        steps[:, t] = advantage
+    return torch.zeros_like(rewards).scatter(1, order, steps.to(rewards.dtype))

@@ -1,0 +1,68 @@
+"""The weight of a token in the loss. Weights are computed once over a whole mini-batch of all ranks, so the loss is the
+plain sum of weight * loss wherever its rows end up. Tokens outside `keep` weigh 0, and a row without a trained token
+counts in no denominator.
+
+Every function takes keep (B, T) bool and group (B,) int64, and returns (B, T) float32.
+"""
+
+import torch
+from torch import Tensor
+
+from rft.algorithm.registries import AGGREGATIONS, AllSum
+
+
+@AGGREGATIONS.register("token_mean")
+def token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
+    """1 / trained tokens. DAPO, arXiv 2503.14476, section 3.3."""
+    return keep / _at_least_one(all_sum(keep.sum()))
+
+
+@AGGREGATIONS.register("seq_mean_token_mean")
+def seq_mean_token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
+    """1 / (rows * trained tokens of the row). GRPO, arXiv 2402.03300, equation 3."""
+    return keep / _at_least_one(keep.sum(dim=1, keepdim=True)) * unit_weights(keep, all_sum=all_sum)[:, None]
+
+
+@AGGREGATIONS.register("seq_mean_token_sum")
+def seq_mean_token_sum(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
+    """1 / rows."""
+    return keep * unit_weights(keep, all_sum=all_sum)[:, None]
+
+
+@AGGREGATIONS.register("seq_mean_token_sum_norm")
+def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, constant: float) -> Tensor:
+    """1 / (rows * constant). Dr.GRPO, arXiv 2503.20783, section 3.1.
+
+    Args:
+        constant: the same number for every batch, such as the largest response length; not the width of this one.
+    """
+    return keep * unit_weights(keep, all_sum=all_sum)[:, None] / constant
+
+
+@AGGREGATIONS.register("group_mean")
+def group_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
+    """1 / (groups * trained tokens of the group): equal weight per prompt, token mean inside it.
+
+    A group is whole on one rank when its weights are computed.
+    """
+    ids, index = torch.unique(group, return_inverse=True)
+    tokens = keep.new_zeros(len(ids), dtype=torch.int64).index_add(0, index, keep.sum(dim=1))  # (groups,)
+    groups = all_sum((tokens > 0).sum())
+    return keep / (_at_least_one(tokens)[index] * _at_least_one(groups))[:, None]
+
+
+@AGGREGATIONS.register("token_sum")
+def token_sum(keep: Tensor, group: Tensor) -> Tensor:
+    """1: the plain sum over all tokens of the step."""
+    return keep.float()
+
+
+def unit_weights(keep: Tensor, *, all_sum: AllSum) -> Tensor:
+    """1 / rows that have a trained token, over all ranks: the weights of a loss with unit `sequence`, (B,) float32."""
+    trained = keep.any(dim=1)
+    return trained / _at_least_one(all_sum(trained.sum()))
+
+
+def _at_least_one(count: Tensor) -> Tensor:
+    """What divides: a count of 0 has nothing above it to divide."""
+    return count.clamp(min=1)

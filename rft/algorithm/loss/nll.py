@@ -1,0 +1,13 @@
+"""The loss of supervised training."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.registries import LOSSES, Unreduced
+
+
+@LOSSES.register("nll")
+def nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """-log p of every trained token (B, T)."""
+    return torch.where(batch["keep"], -logprobs, 0.0), {}

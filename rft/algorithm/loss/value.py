@@ -1,0 +1,27 @@
+"""The loss of a critic."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.registries import LOSSES, Unreduced
+
+
+@LOSSES.register("value", reads=("values", "returns"), outputs=("values",), head="value")
+def value(values: Tensor, batch: TensorDict, *, clip: float | None) -> Unreduced:
+    """0.5 max((V - G)^2, (V_old + clip(V - V_old, +-c) - G)^2) per token (B, T).
+
+    The value clipping of PPO as in OpenAI baselines, `ppo2`.
+
+    Statistics: `clip/value` (1 where the clipped error is the larger one), absent without clipping.
+
+    Args:
+        clip: c, how far a value may move within a step; null for the plain squared error.
+    """
+    keep = batch["keep"]
+    old, returns = batch["values"], batch["returns"]  # (B, T)
+    plain = torch.where(keep, values - returns, 0.0).square()
+    if clip is None:
+        return 0.5 * plain, {}
+    near = torch.where(keep, old + (values - old).clamp(-clip, clip) - returns, 0.0).square()
+    return 0.5 * torch.maximum(plain, near), {"clip/value": (near > plain).to(values.dtype)}

@@ -1,0 +1,110 @@
+"""Checkpoints: what a run writes so that it can go on, and so that its model can be used."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft.actor.actor import Diverged
+from rft.distributed import World
+
+
+@dataclass
+class CheckpointOptions:
+    """When to save and what to keep.
+
+    Attributes:
+        every: steps between checkpoints; 0 for the ends of stages alone.
+        keep_last: number of newest checkpoints that stay.
+        keep_best: number of best checkpoints, by the watched metric, that stay besides.
+    """
+
+    every: int
+    keep_last: int
+    keep_best: int
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run.
+
+    A checkpoint is a folder `step_00000010` with the policy as a Hugging Face model in `actor/`, everything needed to
+    go on in `state.pt`, and the watched metric in `metric.json`. `latest` links to the newest. A folder appears
+    under its name only when it is complete.
+
+    Args:
+        run: the run folder.
+        options: when to save and what to keep.
+        world: rank zero writes.
+    """
+
+    def __init__(self, run: Path, options: CheckpointOptions, world: World) -> None:
+        self.run = run
+        self.folder = run / "checkpoints"
+        self._options = options
+        self._world = world
+
+    def due(self, step: int) -> bool:
+        """True where a checkpoint is to be written after this step."""
+        return self._options.every > 0 and step % self._options.every == 0
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, or None."""
+        link = self.folder / "latest"
+        return link.resolve() if link.exists() else None
+
+    def read(self) -> dict[str, Any] | None:
+        """The newest state, or None where there is none."""
+        latest = self.latest()
+        return None if latest is None else torch.load(latest / "state.pt", map_location="cpu", weights_only=False)
+
+    def write(
+        self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None
+    ) -> None:
+        """Writes a checkpoint and removes those that are not kept. A collective (`save_model` gathers weights)."""
+        final = self.folder / f"step_{step:08d}"
+        partial = self.folder / f".{final.name}.partial"
+        if self._world.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        save_model(partial / "actor")
+        if self._world.rank != 0:
+            return
+        torch.save(state, partial / "state.pt")
+        (partial / "metric.json").write_text(json.dumps(metric))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        link = self.folder / ".latest.partial"
+        link.unlink(missing_ok=True)
+        link.symlink_to(final.name)
+        os.replace(link, self.folder / "latest")
+        self._prune()
+
+    def _prune(self) -> None:
+        steps = sorted(self.folder.glob("step_*"))
+        metrics = {path: json.loads((path / "metric.json").read_text()) for path in steps}
+        measured = sorted((p for p in steps if metrics[p] is not None), key=lambda p: (metrics[p], p.name))
+        best = measured[len(measured) - self._options.keep_best :] if self._options.keep_best else []
+        newest = steps[-max(1, self._options.keep_last) :]
+        for path in steps:
+            if path not in best and path not in newest:
+                shutil.rmtree(path)
+
+    def inquest(self, step: int, problem: Diverged) -> ValueError:
+        """Saves the rows of a step whose loss or gradient is not finite. Returns the error that says where they are."""
+        folder = self.run / "diverged"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"step_{step:08d}_rank_{self._world.rank}.pt"
+        torch.save(problem.batch, path)
+        found = "; ".join(f"column {name!r} in rows {rows[:16]}" for name, rows in problem.suspects.items())
+        return ValueError(
+            f"step {step}: the gradient of the {problem.actor} is not finite. Not finite on rank {self._world.rank}: "
+            f"{found or 'none of its columns (the backward pass itself overflowed, or another rank)'}. "
+            f"The rows are saved in {path}; the weights are as they were before the step. Look at the rows, lower "
+            f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: the run goes "
+            "on from its last checkpoint"
+        )

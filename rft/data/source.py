@@ -1,0 +1,55 @@
+"""Batches of given texts: supervised rows of a data set."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rft.batch import SOURCE_COLUMNS, collate
+from rft.data.encode import Encoder
+from rft.data.order import Cursor
+from rft.distributed import World
+from rft.metrics import Metrics
+
+
+class DatasetSource:
+    """Draws supervised rows: a prompt, and a response that trains.
+
+    Args:
+        world, encoder, rows, prompts, seed: supplied; `prompts` is the number of rows of a step over all ranks.
+    """
+
+    writes = SOURCE_COLUMNS
+    needs = ("prompt", "response")
+    temperature = 1.0
+
+    def __init__(self, world: World, encoder: Encoder, rows: list[dict[str, Any]], prompts: int, seed: int) -> None:
+        self._world = world
+        self._encoder = encoder
+        self._rows = rows
+        self._prompts = prompts
+        self._cursor = Cursor(len(rows), seed)
+
+    def next(self, metrics: Metrics) -> TensorDict:
+        """This rank's rows of the next step."""
+        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
+        return collate([self._row(position, self._rows[row]) for position, row in mine])
+
+    def _row(self, position: int, row: dict[str, Any]) -> dict[str, Any]:
+        ids, trains = self._encoder.example(row)
+        return {
+            "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
+            "response_mask": torch.tensor(trains),
+            "group": position,
+            "unit": position,
+            "truncated": False,
+            "fields": row,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the data this source is."""
+        return {"position": self._cursor.position}
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Takes up the states of all ranks of the run that wrote them."""
+        self._cursor.position = states[0]["position"]

@@ -1,0 +1,170 @@
+"""Curves as SVG text: axes with round ticks, shaded stages, a smoothed line over noisy values. No file is touched here."""
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rft.logger.history import Point, Stage, short
+
+COLORS = 8  # the page defines --c0 .. --c7
+MOST_POINTS = 500  # a curve with more is thinned to bucket means
+SMOOTH_FROM = 40  # curves of fewer points are drawn as they are
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 22
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart. `errors` are standard errors, one a point (drawn as bars); `dotted` marks every point."""
+
+    label: str
+    points: Sequence[Point]
+    dotted: bool = False
+    errors: Sequence[float | None] = field(default=())
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values to pixels, with round ticks."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+
+def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), width: int = 400, height: int = 210) -> str:
+    """A card of HTML: title, legend with last values, and the SVG with its numbers beside it for the page's script.
+
+    Args:
+        title: the heading; escaped, like every label.
+        curves: at least one finite point among them.
+        stages: shaded in turn and named at the top.
+    """
+    finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
+    assert finite, f"nothing to draw in {title!r}"
+    x = Scale(*_span([step for step, _ in finite] + [edge for s in stages for edge in (s.start, s.end)]), LEFT, width - RIGHT)
+    reach = [v + s * (e or 0.0) for c in curves for (_, v), e in zip(c.points, c.errors, strict=False) if v is not None for s in (-1, 1)]
+    y_ticks = ticks(*_span([value for _, value in finite] + reach), 5)
+    y = Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, TOP)
+    parts = _bands(stages, x, height)
+    for tick in y_ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5}" text-anchor="end">{short(tick)}</text>')
+    for tick in (t for t in ticks(x.low, x.high, 6) if x.low <= t <= x.high and t == int(t)):
+        parts.append(f'<text class="tick" x="{x(tick)}" y="{height - 6}" text-anchor="middle">{short(tick)}</text>')
+    for index, curve in enumerate(curves):
+        parts += _line(curve, index, x, y)
+    parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
+    data = {
+        "x": [x.low, x.high, LEFT, width - RIGHT],
+        "curves": [[[step, float(f"{value:.5g}")] for step, value in _thin(c.points) if value is not None] for c in curves],
+    }
+    legend = "".join(_legend(curve, index) for index, curve in enumerate(curves))
+    return (
+        f'<figure class="card chart" data-chart="{html.escape(json.dumps(data, separators=(",", ":")))}">'
+        f'<figcaption><b>{html.escape(title)}</b><i class="at"></i></figcaption><div class="legend">{legend}</div>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below `low` to at or above `high`."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    gap = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
+    return [float(f"{i * gap:.12g}") for i in range(first, last + 1)]
+
+
+def smooth(points: Sequence[Point], span: int) -> list[Point]:
+    """Exponential moving average that forgets over `span` points, unbiased at the start; gaps stay gaps."""
+    keep = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    result: list[Point] = []
+    for step, value in points:
+        if value is None:
+            result.append((step, None))
+            continue
+        total, weight = keep * total + value, keep * weight + 1
+        result.append((step, total / weight))
+    return result
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Smallest and largest value, apart even where all are the same."""
+    low, high = min(values), max(values)
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    margin = abs(low) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def _thin(points: Sequence[Point]) -> Sequence[Point]:
+    if len(points) <= MOST_POINTS:
+        return points
+    size = math.ceil(len(points) / MOST_POINTS)
+    buckets = [points[i : i + size] for i in range(0, len(points), size)]
+    result: list[Point] = []
+    for bucket in buckets:
+        values = [value for _, value in bucket if value is not None]
+        result.append((bucket[-1][0], sum(values) / len(values) if values else None))
+    return result
+
+
+def _bands(stages: Sequence[Stage], x: Scale, height: int) -> list[str]:
+    parts = []
+    for index, stage in enumerate(s for s in stages if s.end > s.start):
+        left, right = x(stage.start), x(stage.end)
+        shade = "odd" if index % 2 else "even"
+        parts.append(
+            f'<rect class="band {shade}" x="{left}" y="{TOP}" width="{right - left:.1f}" height="{height - TOP - BOTTOM}"/>'
+        )
+        if right - left > 6 * len(stage.name):
+            middle = (left + right) / 2
+            parts.append(f'<text class="stage" x="{middle:.1f}" y="11" text-anchor="middle">{html.escape(stage.name)}</text>')
+    return parts
+
+
+def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
+    commands, pen = [], "M"
+    for step, value in points:
+        if value is None:
+            pen = "M"
+            continue
+        commands.append(f"{pen}{x(step)} {y(value)}")
+        pen = "L"
+    return "".join(commands)
+
+
+def _line(curve: Curve, index: int, x: Scale, y: Scale) -> list[str]:
+    color = f"k{index % COLORS}" + (" dash" if index >= COLORS else "")
+    points = _thin(curve.points)
+    if curve.dotted or len(points) < SMOOTH_FROM:
+        parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
+    else:
+        smoothed = smooth(points, max(5, len(points) // 12))
+        parts = [
+            f'<path class="raw {color}" d="{_path(points, x, y)}"/>',
+            f'<path class="line {color}" d="{_path(smoothed, x, y)}"/>',
+        ]
+    for (step, value), error in zip(curve.points, curve.errors, strict=False):
+        if value is not None and error is not None:
+            parts.append(
+                f'<line class="error {color}" x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"/>'
+            )
+    if curve.dotted or len(points) == 1:
+        parts += [f'<circle class="{color}" cx="{x(s)}" cy="{y(v)}" r="3"/>' for s, v in points if v is not None]
+    return parts
+
+
+def _legend(curve: Curve, index: int) -> str:
+    last = next((value for _, value in reversed(curve.points) if value is not None), None)
+    return (
+        f'<span><em class="k{index % COLORS}"></em>{html.escape(curve.label)} '
+        f'<b class="now" data-last="{short(last)}">{short(last)}</b></span>'
+    )

@@ -1,0 +1,239 @@
+"""What a person sees while a run works: a bar per stage with an ETA and a live table; plain lines where no terminal is."""
+
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rft.logger.history import STDERR, History, Story, duration, short
+
+SHOWN = ("eval/", "reward/", "loss/", "kl/", "entropy", "grad_norm", "length/mean", "time/step_s", "throughput/")
+IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/", "entropy", "length/mean", "time/step_s")
+LINES_PER_STAGE = 20  # where no terminal is
+PATIENCE = 30.0  # seconds between two lines about the same long work, where no terminal is
+TREND = 24  # characters
+HISTORY = 2000  # values that a trend looks back on
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    name: str
+    start: int
+    steps: int
+    task: int  # the bar's number, unused where no terminal is
+    began: float
+    done: int  # steps that an earlier process took
+
+
+class RunConsole:
+    """Shows one run.
+
+    Args:
+        console: where to; stdout where none is given.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._values: dict[str, deque[float]] = {}
+        self._stage: _Stage | None = None
+        self._live: Live | None = None
+        self._diverted: list[tuple[logging.StreamHandler, object]] = []
+        self._bars = Progress(
+            TextColumn("[bold]{task.description:<12}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]eta"),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+            speed_estimate_period=1800.0,  # steps may take minutes
+        )
+
+    @property
+    def is_live(self) -> bool:
+        """Whether something can be drawn over: False in a pipe, a file, a CI log."""
+        return self.console.is_terminal and not self.console.is_dumb_terminal
+
+    @contextmanager
+    def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:
+        """A bar for the `steps` steps after step `start`, `done` of which an earlier process took."""
+        self._begin()
+        task = self._bars.add_task(name, total=steps, completed=done)
+        self._stage = _Stage(name, start, steps, task, time.monotonic(), done)
+        try:
+            yield
+        finally:
+            self._bars.stop_task(task)
+            self._stage = None
+
+    @contextmanager
+    def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar for long work inside a step, gone when the work is done."""
+        self._begin()
+        task = self._bars.add_task(f"  {name}", total=total)
+        told = time.monotonic()
+
+        def show(done: int) -> None:
+            nonlocal told
+            self._bars.update(task, completed=done)
+            if not self.is_live and time.monotonic() - told > PATIENCE:
+                told = time.monotonic()
+                self.message(f"  {name} {done}/{total}")
+
+        try:
+            yield show
+        finally:
+            self._bars.remove_task(task)
+
+    def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
+        """Moves the stage's bar to the step and renews the table, or prints a line."""
+        self._remember(numbers)
+        current = self._stage
+        if current is not None and current.name == stage:
+            self._bars.update(current.task, completed=step - current.start)
+        if self.is_live:
+            self._draw()
+        elif self._is_due(step, stage, numbers):
+            self.console.print(self._line(step, stage, numbers), soft_wrap=True, highlight=False)
+
+    def recall(self, history: History) -> None:
+        """Takes over what an earlier process logged, so that trends begin at the beginning."""
+        self._values.clear()
+        for name in history.names:
+            self._remember_all(name, [value for _, value in history.points(name) if value is not None])
+
+    def message(self, text: str) -> None:
+        """A line above the live display."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leaves the last state of the display on the screen and gives the terminal back."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        for handler, stream in self._diverted:
+            handler.setStream(stream)
+        self._diverted = []
+
+    def summary(self, stories: Sequence[Story], run: Path, report: Path, seconds: float, failure: str = "") -> None:
+        """The end: first, best and last of each metric, and where to look."""
+        table = Table(title=f"{run.name}, {duration(seconds)}", title_justify="left", title_style="bold", box=box.SIMPLE)
+        table.add_column("metric")
+        for column in ("first", "best", "last"):
+            table.add_column(column, justify="right")
+        for story in stories:
+            style = "bold" if story.name.startswith("eval/") else ""
+            table.add_row(story.name, short(story.first), short(story.best), short(story.last), style=style)
+        if stories:
+            self.console.print(table)
+        if failure:
+            self.console.print(Text(f"stopped by {failure}", style="bold red"), soft_wrap=True)
+        for title, path in (("run folder", run), ("report", report)):
+            line = Text.assemble((f"{title:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))
+            self.console.print(line, soft_wrap=True)
+
+    def _begin(self) -> None:
+        if not self.is_live or self._live is not None:
+            return
+        before = {sys.stdout, sys.stderr}
+        self._live = Live(self._bars, console=self.console, refresh_per_second=4)
+        self._live.start()
+        # log handlers hold the streams of before and would write into the display; Live's own streams write above it
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        for handler in (h for logger in loggers if isinstance(logger, logging.Logger) for h in logger.handlers):
+            if isinstance(handler, logging.StreamHandler) and handler.stream in before:
+                self._diverted.append((handler, handler.stream))
+                handler.setStream(sys.stderr)
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(Group(self._bars, self._table()))
+
+    def _remember(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._remember_all(name, [value])
+
+    def _remember_all(self, name: str, values: Sequence[float]) -> None:
+        if name.startswith(SHOWN) and not name.endswith(STDERR):
+            self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
+
+    def _table(self) -> Table:
+        """The numbers that matter, in two columns where the terminal is wide enough, as many as it is high enough for."""
+        sides = 2 if self.console.width >= 110 else 1
+        room = max(3, self.console.height - len(self._bars.tasks) - 4)
+        names = sorted(self._values, key=lambda name: [name.startswith(prefix) for prefix in SHOWN].index(True))
+        names = names[: room * sides]
+        rows = [
+            (
+                Text(name, style="bold green" if name.startswith("eval/") else ""),
+                short(self._values[name][-1]),
+                Text(trend(self._values[name]), style="cyan"),
+            )
+            for name in names
+        ]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for _ in range(sides):
+            table.add_column("metric", no_wrap=True)
+            table.add_column("last", justify="right", min_width=8)
+            table.add_column("trend", no_wrap=True, min_width=TREND)
+        height = math.ceil(len(rows) / sides)
+        halves = [rows[side * height : (side + 1) * height] for side in range(sides)]
+        for cells in zip_longest(*halves, fillvalue=("", "", "")):
+            table.add_row(*(cell for side in cells for cell in side))
+        return table
+
+    def _is_due(self, step: int, stage: str, numbers: Mapping[str, float]) -> bool:
+        current = self._stage
+        if current is None or current.name != stage or any(name.startswith("eval/") for name in numbers):
+            return True
+        done = step - current.start
+        return done == current.steps or done % max(1, math.ceil(current.steps / LINES_PER_STAGE)) == 0
+
+    def _line(self, step: int, stage: str, numbers: Mapping[str, float]) -> str:
+        """`train 40/200  reward/mean 0.41  loss/policy 0.02  0:01:12  eta 0:04:40`."""
+        parts = [f"{stage} step {step}"]
+        current = self._stage
+        if current is not None and current.name == stage:
+            done = step - current.start
+            parts = [f"{stage} {done}/{current.steps}"]
+        shown = [name for name in numbers if name.startswith(IN_A_LINE) and not name.endswith(STDERR)]
+        shown.sort(key=lambda name: [name.startswith(prefix) for prefix in IN_A_LINE].index(True))
+        parts += [f"{name} {short(numbers[name])}" for name in shown]
+        if current is not None and current.name == stage and done > current.done:
+            spent = time.monotonic() - current.began
+            left = spent / (done - current.done) * (current.steps - done)
+            parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")
+        return "  ".join(parts)
+
+
+def trend(values: Sequence[float] | deque[float]) -> str:
+    """A line of blocks, low to high, oldest left; each block is the mean of its share of the values.
+
+    NaN and infinity are left out. One value alone has no trend.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    width = min(TREND, len(finite))
+    edges = [round(i * len(finite) / width) for i in range(width + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, high = min(means), max(means)
+    if high == low:
+        return BLOCKS[0] * width
+    return "".join(BLOCKS[round((mean - low) / (high - low) * (len(BLOCKS) - 1))] for mean in means)

@@ -1,0 +1,175 @@
+"""What a run folder remembers: `metrics.jsonl` and `trajectories/` read back, with the questions that pages ask of them."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+TRAJECTORIES = "trajectories"
+ELAPSED = "time/elapsed_s"
+STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+Point = tuple[int, float | None]  # step, value; None where the run logged NaN or infinity
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of steps under one name: the steps after `start`, up to and including `end`."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Story:
+    """One metric in short: the value at the start, the best (None where no direction is better), the last."""
+
+    name: str
+    first: float
+    best: float | None
+    last: float
+
+
+class History:
+    """The rows of `metrics.jsonl`, oldest first."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    @classmethod
+    def of(cls, run: Path) -> "History":
+        """Reads a run folder; a folder without numbers gives an empty history."""
+        path = run / METRICS
+        return cls(read_lines(path) if path.exists() else [])
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric, in the order in which it first appeared."""
+        seen = dict.fromkeys(name for row in self.rows for name in row)
+        return [name for name in seen if name not in ("step", "stage")]
+
+    @property
+    def last_step(self) -> int:
+        return max((row["step"] for row in self.rows), default=0)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first to the last row, as the run counted them."""
+        return max((value for _, value in self.points(ELAPSED) if value is not None), default=0.0)
+
+    def points(self, name: str) -> list[Point]:
+        """(step, value) of one metric."""
+        return [(row["step"], row[name]) for row in self.rows if name in row]
+
+    def stages(self) -> list[Stage]:
+        """The stages one after another; each begins where the one before it ended."""
+        stages: list[Stage] = []
+        for row in self.rows:
+            if stages and stages[-1].name == row["stage"]:
+                stages[-1] = Stage(row["stage"], stages[-1].start, max(row["step"], stages[-1].end))
+            else:
+                stages.append(Stage(row["stage"], stages[-1].end if stages else row["step"], row["step"]))
+        return stages
+
+    def story(self, name: str) -> Story | None:
+        """First, best and last value, or None where no finite value was logged."""
+        values = [value for _, value in self.points(name) if value is not None]
+        if not values:
+            return None
+        sign = direction(name)
+        best = max(values, key=lambda value: sign * value) if sign else None
+        return Story(name, values[0], best, values[-1])
+
+    def milestones(self, name: str) -> list[tuple[str, float]]:
+        """The value before anything, then the last one of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
+        found = [(row["stage"], row[name]) for row in self.rows if row.get(name) is not None]
+        if not found:
+            return []
+        marks = [("start", found[0][1])]
+        for index, (stage, value) in enumerate(found):
+            last_of_stage = index + 1 == len(found) or found[index + 1][0] != stage
+            if index > 0 and last_of_stage:
+                marks.append((stage, value))
+        return marks
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a jsonl file; the unfinished last line of a killed run is left out.
+
+    Raises:
+        ValueError: names file and line of any other line that is no JSON.
+    """
+    rows = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}: not a JSON object ({error}); remove the line") from error
+    return rows
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Writes beside the target and renames, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+    return path
+
+
+def trajectory_files(run: Path) -> list[tuple[int, Path]]:
+    """(step, file) of every file of sampled texts, in the order of steps."""
+    found = (run / TRAJECTORIES).glob("step_*.jsonl")
+    return sorted((int(path.stem.removeprefix("step_")), path) for path in found)
+
+
+def direction(name: str) -> int:
+    """1 where more is better, -1 where less is, 0 where neither is."""
+    parts = name.split("/")
+    if name.endswith(STDERR) or parts[-1] == "std" or any(word in parts[-1] for word in ("length", "truncated")):
+        return 0
+    if parts[0] == "loss" or any(word in parts[-1] for word in LOWER_IS_BETTER):
+        return -1
+    return 1 if parts[0] in ("eval", "reward") else 0
+
+
+def headline_names(names: Iterable[str]) -> list[str]:
+    """What a run is judged by: one metric for each evaluation set (its accuracy, or what it logged first), the mean reward."""
+    names = list(names)
+    sets: dict[str, str] = {}
+    for name in names:
+        if name.startswith("eval/") and not name.endswith(STDERR):
+            held = name.rpartition("/")[0]
+            if held not in sets or (name.endswith("/accuracy") and not sets[held].endswith("/accuracy")):
+                sets[held] = name
+    return [*sets.values(), *(["reward/mean"] if "reward/mean" in names else [])]
+
+
+def short(value: float | None) -> str:
+    """A number in few characters: `0.9123`, `1.2e-05`, `31`, `48.2k`."""
+    if value is None:
+        return "–"  # noqa: RUF001
+    if abs(value) >= 1e4:
+        for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= size:
+                return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,94 @@
+"""The protocol of a rollout engine: prompts and seeds in, sampled tokens with their log-probabilities out.
+
+An engine knows nothing of rows, rewards or text templates. Whoever implements `Engine` can be named in a yaml.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Temperature comes first, then top-k, top-p and min-p, each on what the one before left.
+
+    Attributes:
+        max_new_tokens: cap on sampled tokens, the end token included.
+        temperature: divides the logits; 0 takes the most likely token, whatever the truncations say.
+        top_p: keeps the most likely tokens until their mass reaches it; 1 is off.
+        top_k: keeps that many of the most likely tokens; 0 is off.
+        min_p: keeps tokens of at least this share of the largest probability; 0 is off.
+        stop: strings that end a text.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: list[str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and the samples wanted of it.
+
+    Attributes:
+        prompt: token ids, at least one.
+        seeds: one 64-bit seed a sample; a sample is a function of prompt, seed, sampling and weights alone.
+        limits: caps on new tokens, one a sample, below `Sampling.max_new_tokens`; null for none.
+    """
+
+    prompt: list[int]
+    seeds: list[int]
+    limits: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled continuation.
+
+    Attributes:
+        tokens: sampled ids, with the end token or the tokens of the stop string where one was sampled; none is added.
+        logprobs: log-probability of each token under the distribution that it was drawn from, after temperature and
+            truncation; for greedy tokens under the plain softmax of the logits.
+        finish_reason: `stop` at an end token or a stop string, `length` at the cap.
+        text: the tokens decoded without special tokens, cut before the stop string.
+        version: of the weights that sampled it.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+    text: str
+    version: int
+
+
+class Engine(Protocol):
+    """What the rollout source asks of an engine."""
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+    ) -> list[list[Completion]]:
+        """Samples every request.
+
+        Args:
+            requests: prompts; each may want another number of samples.
+            sampling: the same for all of them.
+            progress: called with the number of completions finished so far, whenever it has grown.
+
+        Returns:
+            Completions per request, in the order of its seeds.
+        """
+        ...
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes new weights, named as in the state dict of the HF model; every weight must come.
+
+        Args:
+            version: what completions sampled from now on are stamped with.
+            tensors: may be a generator; a tensor may be kept without a copy and then follows its owner's changes.
+        """
+        ...

@@ -1,0 +1,184 @@
+"""Batches of new text: draws prompts, samples groups of responses, scores them, redraws groups without signal."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.groups import informative_groups
+from rft.batch import SOURCE_COLUMNS, collate
+from rft.data.encode import Encoder
+from rft.data.order import Cursor
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.rollout.engine import Completion, Engine, Request, Sampling
+
+Score = Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass
+class Redraw:
+    """Dynamic sampling (DAPO, 2503.14476): groups whose raw scores are all equal are drawn again.
+
+    Attributes:
+        term: the reward term that is looked at, before any shaping.
+        max_rounds: rounds of a step after which groups without signal fill the batch.
+    """
+
+    term: str
+    max_rounds: int
+
+
+class RolloutSource:
+    """Samples a group of responses for each prompt and scores them.
+
+    Args:
+        world, engine, encoder, score, rows, prompts, group_size, sampling, seed: supplied; `prompts` is the number of
+            groups of a step over all ranks.
+        redraw: dynamic sampling, or null.
+    """
+
+    writes = (*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms")
+    needs = ("prompt",)
+
+    def __init__(
+        self,
+        world: World,
+        engine: Engine,
+        encoder: Encoder,
+        score: Score,
+        rows: list[dict[str, Any]],
+        prompts: int,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        redraw: Redraw | None,
+    ) -> None:
+        self.temperature = sampling.temperature
+        self._world = world
+        self._engine = engine
+        self._encoder = encoder
+        self._score = score
+        self._rows = rows
+        self._prompts = prompts
+        self._group_size = group_size
+        self._sampling = sampling
+        self._seed = seed
+        self._redraw = redraw
+        self._cursor = Cursor(len(rows), seed)
+        self._surplus: list[list[dict[str, Any]]] = []
+
+    def next(self, metrics: Metrics) -> TensorDict:
+        """This rank's rows of the next step: whole groups, all of one prompt on one rank."""
+        if self._redraw is None:
+            groups = self._draw(metrics)
+        else:
+            groups = self._draw_until_full(self._redraw, metrics)
+        return collate([row for group in groups for row in group])
+
+    def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
+        """One round: this rank's share of the next prompts, as scored groups."""
+        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
+        prompts = self._encoder.prompts([self._rows[row] for _, row in mine])
+        requests = [
+            Request(prompt, [row_seed(self._seed, position, sample) for sample in range(self._group_size)])
+            for prompt, (position, _) in zip(prompts, mine, strict=True)
+        ]
+        with metrics.timer("rollout"):
+            completions = self._engine.generate(requests, self._sampling, None)
+        texts = [completion.text for group in completions for completion in group]
+        fields = [self._rows[row] for _, row in mine for _ in range(self._group_size)]
+        with metrics.timer("reward"):
+            scores, terms = self._score(texts, fields)
+        groups = []
+        for number, ((position, row), request) in enumerate(zip(mine, requests, strict=True)):
+            group = []
+            for sample, completion in enumerate(completions[number]):
+                place = number * self._group_size + sample
+                group.append(
+                    rollout_row(request.prompt, completion, self._rows[row])
+                    | {
+                        "group": position,
+                        "unit": position * self._group_size + sample,
+                        "scores": scores[place],
+                        "terms": {name: values[place] for name, values in terms.items()},
+                    }
+                )
+            groups.append(group)
+        return groups
+
+    def _draw_until_full(self, redraw: Redraw, metrics: Metrics) -> list[list[dict[str, Any]]]:
+        """Rounds until all ranks together hold enough groups with signal; what is left over waits for the next step."""
+        good, spare = self._surplus, []
+        for round_number in range(1, redraw.max_rounds + 1):
+            if self._total(len(good)) >= self._prompts:
+                break
+            for group in self._draw(metrics):
+                raw = torch.stack([row["terms"][redraw.term] for row in group])
+                informative = bool(informative_groups(raw, torch.zeros(len(group), dtype=torch.int64)).all())
+                (good if informative else spare).append(group)
+            metrics.largest("rollout/rounds", round_number)
+        found = self._total(len(good))
+        metrics.add("rollout/informative", min(found, self._prompts) / self._prompts, 1.0)
+        if found < self._prompts:
+            logging.getLogger(__name__).warning(
+                "dynamic sampling found %d of %d groups with unequal %r in algorithm.source.redraw.max_rounds=%d "
+                "rounds; groups without signal fill the batch",
+                found, self._prompts, redraw.term, redraw.max_rounds,
+            )  # fmt: skip
+            good = good + self._share(spare, self._prompts - found)
+            found = self._prompts
+        chosen = self._share(good, min(found, self._prompts))
+        taken = {group[0]["group"] for group in chosen}
+        self._surplus = [group for group in good if group[0]["group"] not in taken]
+        return chosen
+
+    def _share(self, groups: list[list[dict[str, Any]]], number: int) -> list[list[dict[str, Any]]]:
+        """This rank's part of the first groups, in the order in which they were drawn over all ranks."""
+        ids = sorted(i for theirs in self._world.gather([group[0]["group"] for group in groups]) for i in theirs)
+        first = set(ids[:number])
+        return [group for group in groups if group[0]["group"] in first]
+
+    def _total(self, number: int) -> int:
+        return sum(self._world.gather(number))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the data this source is, and the groups that wait for the next step."""
+        return {"position": self._cursor.position, "surplus": self._surplus}
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
+        self._cursor.position = states[0]["position"]
+        surplus = sorted((group for state in states for group in state["surplus"]), key=lambda g: g[0]["group"])
+        self._surplus = surplus[self._world.rank :: self._world.size]
+
+
+def row_seed(seed: int, position: int, sample: int) -> int:
+    """A seed for one row that depends on nothing but its place in the run."""
+    mixed = seed
+    for number in (position, sample):
+        mixed = (mixed * 6364136223846793005 + number * 2 + 1442695040888963407) % 2**63
+        mixed ^= mixed >> 29
+    return mixed
+
+
+def rollout_row(prompt: list[int], completion: Completion, row: dict[str, Any]) -> dict[str, Any]:
+    """The batch row of one sampled response."""
+    ids = torch.tensor(prompt + completion.tokens)
+    start = len(prompt)
+    trains = torch.zeros(len(ids), dtype=torch.bool)
+    trains[start:] = True
+    logprobs = torch.zeros(len(ids))
+    logprobs[start:] = torch.tensor(completion.logprobs)
+    return {
+        "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        "response_mask": trains,
+        "truncated": completion.finish_reason == "length",
+        "rollout_logprobs": logprobs,
+        "version": completion.version,
+        "fields": row | {"text": completion.text, "finish_reason": completion.finish_reason},
+    }

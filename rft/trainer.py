@@ -1,0 +1,292 @@
+"""The one loop: next batch, annotate, update, refresh, finish. It knows no algorithm, no engine and no modality."""
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from rft.actor.actor import Actor, Diverged
+from rft.actor.optimizer import Optimizer
+from rft.algorithm.method import Method, idle_row
+from rft.batch import fields, lengths, mini_batches
+from rft.checkpoint import Checkpoints
+from rft.distributed import World
+from rft.logger.log import RunLog
+from rft.metrics import Metrics
+from rft.rollout.engine import Engine
+from rft.rollout.evaluate import Evaluator
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    temperature: float
+    writes: tuple[str, ...]
+
+    def next(self, metrics: Metrics) -> TensorDict:
+        """This rank's rows of the next step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of this rank."""
+        ...
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Takes up the states of all ranks that wrote the checkpoint."""
+        ...
+
+
+@dataclass
+class Stage:
+    """A part of the run: a source, a method, and for how long.
+
+    Attributes:
+        name: "warmup" or "train".
+        steps: at most this many.
+        minibatches, epochs: optimizer steps per batch are their product.
+        optimizer: the policy's, for this stage.
+        eval_every: steps between evaluations; 0 for the ends of the stage alone.
+        stop_at: ends the stage when the watched metric has reached this, or null.
+    """
+
+    name: str
+    source: Source
+    method: Method
+    steps: int
+    minibatches: int
+    epochs: int
+    optimizer: Optimizer
+    eval_every: int
+    stop_at: float | None
+
+
+@dataclass
+class Trajectories:
+    """Sampled texts that are kept: of every n-th step, this many rows of each set."""
+
+    every: int
+    rows: int
+
+
+class Trainer:
+    """Runs stages one after another on the same actors.
+
+    Args:
+        world: the processes.
+        policy, reference, critic: the actors; the latter two where the method reads what they compute.
+        copies: which of them begin a stage of reinforcement as a copy of the policy.
+        engine: what samples text; it is given the policy's weights after every step.
+        evaluator: held-out sets.
+        watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
+        log: where numbers go.
+        checkpoints: where states go.
+        trajectories: which steps and how many rows of sampled text are kept for people.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        policy: Actor,
+        reference: Actor | None,
+        critic: Actor | None,
+        copies: list[Actor],
+        engine: Engine,
+        evaluator: Evaluator,
+        watched: str,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        trajectories: Trajectories,
+        seed: int,
+    ) -> None:
+        self.world = world
+        self.policy = policy
+        self.reference = reference
+        self.critic = critic
+        self.copies = copies
+        self.engine = engine
+        self.evaluator = evaluator
+        self.watched = watched
+        self.log = log
+        self.checkpoints = checkpoints
+        self.trajectories = trajectories
+        self.seed = seed
+        self.step = 0
+        self.numbers: dict[str, float] = {}
+
+    def fit(self, stages: list[Stage]) -> dict[str, float]:
+        """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
+        saved = self.checkpoints.read()
+        if saved is None:
+            self.engine.update_weights(0, self.policy.weights())
+            texts: list[dict[str, Any]] = []
+            self.record(stages[0].name, self.evaluate(texts), texts)
+        for number, stage in enumerate(stages):
+            if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
+                continue
+            done = self.begin(number, stage, saved)
+            saved = None
+            with self.log.stage(stage.name, self.step - done, stage.steps, done):
+                for stage_step in range(done + 1, stage.steps + 1):
+                    self.step += 1
+                    metrics, started = Metrics(), time.perf_counter()
+                    batch = stage.source.next(metrics)
+                    self.annotate(stage, batch, metrics)
+                    self.update(stage, batch, metrics)
+                    self.refresh(metrics)
+                    self.describe(batch, metrics, time.perf_counter() - started)
+                    if self.finish(number, stage, stage_step, batch, metrics):
+                        break
+        return self.numbers
+
+    def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
+        """Prepares the actors for a stage and returns how many of its steps are done already."""
+        updates = stage.steps * stage.minibatches * stage.epochs
+        self.policy.begin_training(stage.optimizer, updates)
+        if self.critic is not None and self.critic.optimizer_options is not None:
+            self.critic.begin_training(self.critic.optimizer_options, updates)
+        within = saved is not None and saved["stage"] == number
+        if saved is not None:
+            self.step = saved["step"]
+            self.log.rewind(self.step)
+            for key, state in saved["actors"].items():
+                self.actors()[key].load_state_dict(state, with_optimizer=within)
+            self.log.message(f"continued from {self.checkpoints.latest()} after step {self.step}")
+            self.engine.update_weights(self.step, self.policy.weights())
+        if not within:
+            for actor in self.copies:
+                actor.start_like(self.policy)
+            return 0
+        assert saved is not None
+        stage.source.load_state_dict(saved["sources"])
+        stage.method.load_state_dict(saved["method"])
+        return int(saved["stage_step"])
+
+    def actors(self) -> dict[str, Actor]:
+        """The actors that exist, by their key."""
+        return {actor.key: actor for actor in (self.policy, self.reference, self.critic) if actor is not None}
+
+    def annotate(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
+        """Adds the columns that the method reads, then its advantages."""
+        method, reads = stage.method, stage.method.reads()
+        with metrics.timer("annotate"):
+            method.filter(batch)
+            if method.options.old_logprobs == "rollout" and "old_logprobs" in reads:
+                batch["old_logprobs"] = batch["rollout_logprobs"]
+            elif "old_logprobs" in reads and (stage.minibatches * stage.epochs > 1 or method.reward_kl is not None):
+                batch["old_logprobs"] = self.policy.compute(batch, "logprobs", stage.source.temperature)
+            if "ref_logprobs" in reads:
+                assert self.reference is not None
+                batch["ref_logprobs"] = self.reference.compute(batch, "logprobs", stage.source.temperature)
+            if "values" in reads:
+                assert self.critic is not None
+                batch["values"] = self.critic.compute(batch, "values", stage.source.temperature)
+            method.advantages(batch, self.world.all_sum, metrics)
+
+    def update(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
+        """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
+        idle = idle_row(batch)
+        units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
+        with metrics.timer("update"):
+            for epoch in range(stage.epochs):
+                seed = self.seed + self.step * stage.epochs + epoch
+                for chosen in mini_batches(units, stage.minibatches, seed):
+                    rows = batch[torch.isin(batch["unit"], chosen)]
+                    stage.method.weigh(rows, self.world.all_sum)
+                    try:
+                        watch = ("entropy",) if "rollout_logprobs" in batch.keys() else ()
+                        self.policy.update(
+                            rows, idle, stage.method.policy, stage.source.temperature, metrics, watch
+                        )
+                        if stage.method.critic is not None:
+                            assert self.critic is not None
+                            self.critic.update(rows, idle, stage.method.critic, stage.source.temperature, metrics)
+                    except Diverged as problem:
+                        raise self.checkpoints.inquest(self.step, problem) from problem
+
+    def refresh(self, metrics: Metrics) -> None:
+        """Gives the engine the new weights."""
+        with metrics.timer("refresh"):
+            self.engine.update_weights(self.step, self.policy.weights())
+
+    def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
+        """Adds what is known of the batch as a whole."""
+        trained = batch["keep"].sum(-1)
+        metrics.mean("length/mean", batch["response_mask"].sum(-1))
+        metrics.largest("length/max", batch["response_mask"].sum(-1).max())
+        metrics.add("tokens", lengths(batch).sum() / seconds, 1.0 / self.world.size)
+        metrics.mean("length/trained", trained)
+        metrics.largest("time/step_s", seconds)
+        if "scores" in batch.keys():
+            metrics.mean("reward/mean", batch["scores"])
+            metrics.deviation("reward/std", batch["scores"])
+            metrics.mean("length/truncated", batch["truncated"])
+            metrics.mean("staleness/mean", self.step - 1 - batch["version"])
+            for name, values in batch["terms"].items():
+                metrics.mean(f"reward/{name}", values)
+        metrics.largest("memory/peak_gib", peak_gib(self.world.device))
+
+    def finish(self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> bool:
+        """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
+        last = stage_step == stage.steps
+        numbers = metrics.reduce(self.world.gather)
+        stage.method.steer(numbers, int(self.world.all_sum(torch.tensor(len(batch)))))
+        texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
+        if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
+            numbers |= self.evaluate(texts)
+        done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
+        self.record(stage.name, numbers, texts)
+        if done or self.checkpoints.due(self.step):
+            self.save(number, stage, stage_step, done, numbers)
+        return done
+
+    def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
+        """Numbers of all held-out sets; their answers are added to the texts."""
+        started = time.perf_counter()
+        numbers, answers = self.evaluator.run(self.log.progress)
+        for name, rows in answers.items():
+            texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
+        return numbers | {"time/eval_s": time.perf_counter() - started}
+
+    def record(self, stage: str, numbers: dict[str, float], texts: list[dict[str, Any]]) -> None:
+        """Logs the numbers and texts of a step and remembers the numbers as the last ones."""
+        self.log.log(self.step, stage, numbers)
+        if texts:
+            self.log.samples(self.step, texts)
+        self.numbers |= numbers
+
+    def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
+        """Writes a checkpoint: everything that another process needs to go on from here."""
+        state = {
+            "step": self.step,
+            "stage": number,
+            "stage_step": stage_step,
+            "stage_done": done,
+            "method": stage.method.state_dict(),
+            "sources": self.world.gather(stage.source.state_dict()),
+            "actors": {key: actor.state_dict() for key, actor in self.actors().items()},
+        }
+        self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))
+
+
+def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
+    """The first rows of a sampled batch as people read them; nothing where the texts were given."""
+    if "scores" not in batch.keys():
+        return []
+    return [
+        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
+        for row, score in zip(fields(batch[:rows]), batch["scores"][:rows], strict=True)
+    ]
+
+
+def peak_gib(device: torch.device) -> float:
+    """The most memory this process has held, in GiB: on the GPU where it computes there, resident otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
