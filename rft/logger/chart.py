@@ -1,4 +1,4 @@
-"""Curves as SVG text: axes with round ticks, shaded stages, a smoothed line over noisy values. No file is touched here."""
+"""Curves as SVG text: axes with round ticks, shaded stages, a smoothed line over noisy values. Touches no file."""
 
 import html
 import json
@@ -47,9 +47,9 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
     """
     finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
     assert finite, f"nothing to draw in {title!r}"
-    x = Scale(*_span([step for step, _ in finite] + [edge for s in stages for edge in (s.start, s.end)]), LEFT, width - RIGHT)
-    reach = [v + s * (e or 0.0) for c in curves for (_, v), e in zip(c.points, c.errors, strict=False) if v is not None for s in (-1, 1)]
-    y_ticks = ticks(*_span([value for _, value in finite] + reach), 5)
+    edges = [edge for stage in stages for edge in (stage.start, stage.end)]
+    x = Scale(*_span([step for step, _ in finite] + edges), LEFT, width - RIGHT)
+    y_ticks = ticks(*_span([end for curve in curves for end in _reach(curve)]), 5)
     y = Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, TOP)
     parts = _bands(stages, x, height)
     for tick in y_ticks:
@@ -60,15 +60,14 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
     for index, curve in enumerate(curves):
         parts += _line(curve, index, x, y)
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    data = {
-        "x": [x.low, x.high, LEFT, width - RIGHT],
-        "curves": [[[step, float(f"{value:.5g}")] for step, value in _thin(c.points) if value is not None] for c in curves],
-    }
+    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve.points) if v is not None] for curve in curves]
+    data = json.dumps({"x": [x.low, x.high, LEFT, width - RIGHT], "curves": shown}, separators=(",", ":"))
     legend = "".join(_legend(curve, index) for index, curve in enumerate(curves))
+    name = html.escape(title)
     return (
-        f'<figure class="card chart" data-chart="{html.escape(json.dumps(data, separators=(",", ":")))}">'
-        f'<figcaption><b>{html.escape(title)}</b><i class="at"></i></figcaption><div class="legend">{legend}</div>'
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg></figure>'
+        f'<figure class="card chart" data-chart="{html.escape(data)}">'
+        f'<figcaption><b>{name}</b><i class="at"></i></figcaption><div class="legend">{legend}</div>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{"".join(parts)}</svg></figure>'
     )
 
 
@@ -93,6 +92,15 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
         total, weight = keep * total + value, keep * weight + 1
         result.append((step, total / weight))
     return result
+
+
+def _reach(curve: Curve) -> list[float]:
+    """The values of a curve, and the ends of its error bars."""
+    values = [value for _, value in curve.points if value is not None]
+    for (_, value), error in zip(curve.points, curve.errors, strict=False):
+        if value is not None and error is not None:
+            values += [value - error, value + error]
+    return values
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -120,13 +128,12 @@ def _bands(stages: Sequence[Stage], x: Scale, height: int) -> list[str]:
     parts = []
     for index, stage in enumerate(s for s in stages if s.end > s.start):
         left, right = x(stage.start), x(stage.end)
-        shade = "odd" if index % 2 else "even"
-        parts.append(
-            f'<rect class="band {shade}" x="{left}" y="{TOP}" width="{right - left:.1f}" height="{height - TOP - BOTTOM}"/>'
-        )
+        if index % 2 == 0:
+            size = f'width="{right - left:.1f}" height="{height - TOP - BOTTOM}"'
+            parts.append(f'<rect class="band" x="{left}" y="{TOP}" {size}/>')
         if right - left > 6 * len(stage.name):
-            middle = (left + right) / 2
-            parts.append(f'<text class="stage" x="{middle:.1f}" y="11" text-anchor="middle">{html.escape(stage.name)}</text>')
+            middle = f'x="{(left + right) / 2:.1f}" y="11" text-anchor="middle"'
+            parts.append(f'<text class="stage" {middle}>{html.escape(stage.name)}</text>')
     return parts
 
 
@@ -154,9 +161,8 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale) -> list[str]:
         ]
     for (step, value), error in zip(curve.points, curve.errors, strict=False):
         if value is not None and error is not None:
-            parts.append(
-                f'<line class="error {color}" x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"/>'
-            )
+            ends = f'x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"'
+            parts.append(f'<line class="error {color}" {ends}/>')
     if curve.dotted or len(points) == 1:
         parts += [f'<circle class="{color}" cx="{x(s)}" cy="{y(v)}" r="3"/>' for s, v in points if v is not None]
     return parts

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar per stage with an ETA and a live table; plain lines where no terminal is."""
+"""What a person sees while a run works: a bar per stage with an ETA and a live table, or plain lines in a pipe."""
 
 import logging
 import math
@@ -8,13 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -34,7 +42,7 @@ class _Stage:
     name: str
     start: int
     steps: int
-    task: int  # the bar's number, unused where no terminal is
+    task: TaskID
     began: float
     done: int  # steps that an earlier process took
 
@@ -133,7 +141,8 @@ class RunConsole:
 
     def summary(self, stories: Sequence[Story], run: Path, report: Path, seconds: float, failure: str = "") -> None:
         """The end: first, best and last of each metric, and where to look."""
-        table = Table(title=f"{run.name}, {duration(seconds)}", title_justify="left", title_style="bold", box=box.SIMPLE)
+        title = Text(f"{run.name}, {duration(seconds)}", style="bold")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE)
         table.add_column("metric")
         for column in ("first", "best", "last"):
             table.add_column(column, justify="right")
@@ -144,8 +153,8 @@ class RunConsole:
             self.console.print(table)
         if failure:
             self.console.print(Text(f"stopped by {failure}", style="bold red"), soft_wrap=True)
-        for title, path in (("run folder", run), ("report", report)):
-            line = Text.assemble((f"{title:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))
+        for place, path in (("run folder", run), ("report", report)):
+            line = Text.assemble((f"{place:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))
             self.console.print(line, soft_wrap=True)
 
     def _begin(self) -> None:
@@ -174,12 +183,12 @@ class RunConsole:
             self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
 
     def _table(self) -> Table:
-        """The numbers that matter, in two columns where the terminal is wide enough, as many as it is high enough for."""
+        """The numbers that matter, as many as the height allows, in two columns where the width allows it."""
         sides = 2 if self.console.width >= 110 else 1
         room = max(3, self.console.height - len(self._bars.tasks) - 4)
         names = sorted(self._values, key=lambda name: [name.startswith(prefix) for prefix in SHOWN].index(True))
         names = names[: room * sides]
-        rows = [
+        rows: list[tuple[Text | str, ...]] = [
             (
                 Text(name, style="bold green" if name.startswith("eval/") else ""),
                 short(self._values[name][-1]),
@@ -232,7 +241,7 @@ def trend(values: Sequence[float] | deque[float]) -> str:
         return ""
     width = min(TREND, len(finite))
     edges = [round(i * len(finite) / width) for i in range(width + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     if high == low:
         return BLOCKS[0] * width

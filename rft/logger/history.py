@@ -1,4 +1,4 @@
-"""What a run folder remembers: `metrics.jsonl` and `trajectories/` read back, with the questions that pages ask of them."""
+"""What a run folder remembers: `metrics.jsonl` and `trajectories/` read back, and the questions that pages ask."""
 
 import json
 import os
@@ -86,7 +86,7 @@ class History:
         return Story(name, values[0], best, values[-1])
 
     def milestones(self, name: str) -> list[tuple[str, float]]:
-        """The value before anything, then the last one of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
+        """The first value, then the last one of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
         found = [(row["stage"], row[name]) for row in self.rows if row.get(name) is not None]
         if not found:
             return []
@@ -143,7 +143,7 @@ def direction(name: str) -> int:
 
 
 def headline_names(names: Iterable[str]) -> list[str]:
-    """What a run is judged by: one metric for each evaluation set (its accuracy, or what it logged first), the mean reward."""
+    """What a run is judged by: one metric of each evaluation set (accuracy, or what came first) and the mean reward."""
     names = list(names)
     sets: dict[str, str] = {}
     for name in names:

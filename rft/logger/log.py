@@ -106,9 +106,10 @@ class RunLog:
         self.console.message(text)
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
-        """Hands the numbers of a step to everything that listens; adds `time/elapsed_s`, the seconds since the run began.
+        """Hands the numbers of a step to all who listen; adds `time/elapsed_s`, the seconds since the run began.
 
-        JSON has no NaN and no infinity: `metrics.jsonl` holds null in their place; console and sinks get them as they are.
+        JSON has no NaN and no infinity: `metrics.jsonl` holds null in their place. Console and sinks get them as they
+        are.
         """
         plain = {name: float(value) for name, value in numbers.items()}
         plain[ELAPSED] = round(time.perf_counter() - self._began, 3)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 STYLE = """
 :root { color-scheme: light dark; --page: #f6f6f3; --card: #fff; --ink: #1d2026; --soft: #667085; --rule: #e4e4de;
-  --grid: #ececе7; --band: #64748b12; --good: #15803d; --bad: #c2410c;
-  --c0: #2563eb; --c1: #ea6a0a; --c2: #15935a; --c3: #8b3fd9; --c4: #d62f6e; --c5: #0e93ad; --c6: #a3790b; --c7: #6b7280; }
-@media screen and (prefers-color-scheme: dark) { :root { --page: #101216; --card: #181b21; --ink: #e7e9ee; --soft: #98a1b0;
-  --rule: #2a2f38; --grid: #242932; --band: #94a3b814; --good: #4ade80; --bad: #fb923c;
-  --c0: #6ea0ff; --c1: #ff9f4a; --c2: #45cf8d; --c3: #bd8bff; --c4: #ff7aa8; --c5: #42cbe2; --c6: #e2b640; --c7: #a3acba; } }
+  --grid: #ecece7; --band: #64748b12; --good: #15803d; --bad: #c2410c;
+  --c0: #2563eb; --c1: #ea6a0a; --c2: #15935a; --c3: #8b3fd9; --c4: #d62f6e; --c5: #0e93ad;
+  --c6: #a3790b; --c7: #6b7280; }
+@media screen and (prefers-color-scheme: dark) { :root { --page: #101216; --card: #181b21; --ink: #e7e9ee;
+  --soft: #98a1b0; --rule: #2a2f38; --grid: #242932; --band: #94a3b814; --good: #4ade80; --bad: #fb923c;
+  --c0: #6ea0ff; --c1: #ff9f4a; --c2: #45cf8d; --c3: #bd8bff; --c4: #ff7aa8; --c5: #42cbe2;
+  --c6: #e2b640; --c7: #a3acba; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1280px; margin: auto; padding: 28px 24px 60px; }
@@ -29,11 +31,12 @@ p.sub, .note { color: var(--soft); margin: 2px 0 0; } .note { font-size: 13px; }
 figcaption { display: flex; justify-content: space-between; overflow-wrap: anywhere; }
 figcaption .at { font-style: normal; color: var(--soft); white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 14px; font-size: 12.5px; color: var(--soft); min-height: 20px; }
-.legend em { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px; background: var(--k); }
+.legend em { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px;
+  background: var(--k); }
 .legend b { color: var(--ink); font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { display: block; width: 100%; height: auto; touch-action: pan-y; }
 svg .grid { stroke: var(--grid); } svg .tick, svg .stage { font-size: 10.5px; fill: var(--soft); }
-svg .band { fill: none; } svg .band.even { fill: var(--band); }
+svg .band { fill: var(--band); }
 svg .line { fill: none; stroke: var(--k); stroke-width: 1.9; stroke-linejoin: round; }
 svg .raw { fill: none; stroke: var(--k); stroke-width: 1; opacity: .28; } svg .error { stroke: var(--k); opacity: .6; }
 svg circle { fill: var(--k); stroke: var(--card); } svg .dash { stroke-dasharray: 5 3; }
@@ -42,7 +45,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; color: var(--soft); font-weight: 500; } td, th { padding: 5px 12px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right; } .scroll { overflow-x: auto; }
 .failed { color: var(--bad); font-weight: 600; }
-details { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; } summary span { font-weight: 400; color: var(--soft); }
+details { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
+summary span { font-weight: 400; color: var(--soft); }
 .sample { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) 74px; gap: 4px 18px; padding: 10px 0;
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }
 .sample small { display: block; color: var(--soft); } .sample .facts { grid-column: 1 / -1; }

@@ -1,4 +1,4 @@
-"""A key-value cache that grows by doubling: transformers' own copies all of it at every token."""
+"""A key-value cache with room to grow: transformers' own copies all of it at every token."""
 
 import torch
 from torch import Tensor
@@ -7,43 +7,99 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """The keys and values (R, heads, T, width) of one full-attention layer, as views of storage with room to spare."""
+    """Keys and values (R, heads, T, width) of a full-attention layer, as views of storage for more tokens."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Appends (R, heads, t, width) and returns all keys and values."""
+        """Appends the states (R, heads, t, width) of new tokens and returns all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
-            self._room = (key_states, value_states)
-            return key_states, value_states
+            self._store(key_states, value_states, key_states.shape[2])
+            return self.keys, self.values
         past = self.keys.shape[2]
         total = past + key_states.shape[2]
-        if total > self._room[0].shape[2]:
-            self._room = (_copy(self.keys, 2 * total), _copy(self.values, 2 * total))
-        keys, values = self._room
-        keys[:, :, past:total] = key_states
-        values[:, :, past:total] = value_states
-        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
+        if total > self._storage[0].shape[2]:
+            self._store(_grown(self.keys, total), _grown(self.values, total), past)
+        for storage, states in zip(self._storage, (key_states, value_states), strict=True):
+            storage[:, :, past:total] = states
+        self._store(*self._storage, total)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps these rows, in this order; a row may come several times."""
-        total = self.keys.shape[2]
-        self._room = (self._room[0].index_select(0, beam_idx), self._room[1].index_select(0, beam_idx))
-        self.keys, self.values = self._room[0][:, :, :total], self._room[1][:, :, :total]
+        keys, values = self._storage
+        self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
+
+    def _store(self, keys: Tensor, values: Tensor, total: int) -> None:
+        self._storage = (keys, values)
+        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
+
+    @staticmethod
+    def join(parts: list["GrowingLayer"], copies: list[Tensor]) -> "GrowingLayer":
+        """One layer of the rows of several, each row repeated; what is shorter is padded on the left with zeros.
+
+        Args:
+            parts: layers of R_i rows.
+            copies: (R_i,) how often each row comes, per part.
+        """
+        longest = max(part.keys.shape[2] for part in parts)
+        joined = GrowingLayer()
+        joined.lazy_initialization(parts[0].keys, parts[0].values)
+        joined._store(
+            _gather([part.keys for part in parts], copies, longest),
+            _gather([part.values for part in parts], copies, longest),
+            longest,
+        )
+        return joined
 
 
-def _copy(states: Tensor, capacity: int) -> Tensor:
-    """Storage (R, heads, capacity, width) that begins with the given states."""
-    rows, heads, total, width = states.shape
-    room = states.new_empty(rows, heads, capacity, width)
-    room[:, :, :total] = states
+def _room(like: Tensor, rows: int, total: int) -> Tensor:
+    """Storage (rows, heads, T, width) for half as many tokens again, so that copies stay in proportion to tokens."""
+    return like.new_empty(rows, like.shape[1], total + max(total // 2, 32), like.shape[3])
+
+
+def _grown(states: Tensor, total: int) -> Tensor:
+    room = _room(states, states.shape[0], total)
+    room[:, :, : states.shape[2]] = states
     return room
 
 
-def make(config: PreTrainedConfig) -> Cache:
-    """An empty cache: growing where every layer is of full attention, else the model's own."""
-    own = DynamicCache(config=config)
-    if all(type(layer) is DynamicLayer for layer in own.layers):
-        return Cache(layers=[GrowingLayer() for _ in own.layers])
-    return own
+def _gather(parts: list[Tensor], copies: list[Tensor], longest: int) -> Tensor:
+    room = _room(parts[0], sum(int(count.sum()) for count in copies), longest)
+    start = 0
+    for states, count in zip(parts, copies, strict=True):
+        repeated = states.repeat_interleave(count, dim=0)
+        rows, padding = slice(start, start + len(repeated)), longest - states.shape[2]
+        room[rows, :, :padding] = 0.0  # masked, but what is masked must still be finite
+        room[rows, :, padding:longest] = repeated
+        start = rows.stop
+    return room
+
+
+def make_cache(config: PreTrainedConfig) -> Cache:
+    """An empty cache: growing where all layers are of full attention, else (sliding, linear, ...) the model's own."""
+    cache = DynamicCache(config=config)
+    if can_join(config):
+        cache.layers = [GrowingLayer() for _ in cache.layers]
+    return cache
+
+
+def can_join(config: PreTrainedConfig) -> bool:
+    """Whether `expand` takes several caches of this model."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+def expand(parts: list[Cache], copies: list[Tensor]) -> Cache:
+    """One cache of all prompts, each repeated for its samples.
+
+    Args:
+        parts: caches of P_i prompts; several only where `can_join`.
+        copies: (P_i,) samples of each prompt, per part.
+    """
+    cache = parts[0]
+    if isinstance(cache.layers[0], GrowingLayer):
+        cache.layers = [GrowingLayer.join(list(layers), copies) for layers in zip(*(p.layers for p in parts), strict=True)]
+    else:
+        assert len(parts) == 1, "a cache with sliding or linear layers cannot be joined"
+        rows = torch.arange(len(copies[0]), device=copies[0].device)
+        cache.reorder_cache(rows.repeat_interleave(copies[0]))
+    return cache

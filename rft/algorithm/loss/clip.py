@@ -31,8 +31,8 @@ def ppo_clip(
 def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """ppo_clip on the ratio of the sequence, s = exp(mean over trained tokens of the log-ratio).
 
-    GSPO, arXiv 2507.18071, in the token form of section 4.3: every token carries the value s, and the gradient of its own log-probability.
-    Statistics as `ppo_clip`.
+    GSPO, arXiv 2507.18071, in the token form of section 4.3: every token carries the value s, and the gradient of its
+    own log-probability. Statistics as `ppo_clip`.
 
     Args:
         clip_low, clip_high: s is clipped to [1 - low, 1 + high].
@@ -45,15 +45,18 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
 
 
 def clipped(
-    ratio: Tensor, log_ratio: Tensor, batch: TensorDict, clip_low: float, clip_high: float, dual_clip: float | None
+    r: Tensor, log_ratios: Tensor, batch: TensorDict, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Unreduced:
-    """The clipped surrogate of a ratio, with its statistics; every tensor is (B, T) and zero outside `keep`."""
+    """The clipped surrogate of the ratios r, and its statistics; every tensor is (B, T) and zero outside `keep`.
+
+    Where nothing is clipped both arms of the maximum are equal, and each passes half the gradient.
+    """
     advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
     better, worse = advantages > 0, advantages < 0
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    low, high = worse & (ratio < 1 - clip_low), better & (ratio > 1 + clip_high)
+    loss = torch.maximum(-advantages * r, -advantages * r.clamp(1 - clip_low, 1 + clip_high))
+    low, high = worse & (r < 1 - clip_low), better & (r > 1 + clip_high)
     if dual_clip is not None:
         loss = torch.where(worse, torch.minimum(loss, -advantages * dual_clip), loss)
-        high = high | (worse & (ratio > dual_clip))
-    statistics = {"clip/low": low.to(loss.dtype), "clip/high": high.to(loss.dtype), "kl/old": k3(-log_ratio.detach())}
+        high = high | (worse & (r > dual_clip))
+    statistics = {"clip/low": low.to(loss.dtype), "clip/high": high.to(loss.dtype), "kl/old": k3(-log_ratios.detach())}
     return loss, statistics

@@ -19,13 +19,13 @@ def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register("kl", reads=("ref_logprobs",))
 def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3"]) -> Unreduced:
-    """An estimate of the KL divergence from the reference, d = lp - lp_ref, per token (B, T).
+    """An estimate of KL(policy, reference), of d = lp - lp_ref, per token (B, T).
 
-    The estimators differ in their gradients, which is what a term is for (on-policy, against the gradient of the KL
-    divergence of whole sequences):
+    A term is there for its gradient, and in that the estimators differ (on-policy, measured against the gradient of
+    the KL of whole sequences):
     - `k2_row`: half the square of the row's sum of d, each token with its share. Exact: that of k1 in the reward.
     - `k2`: d^2 / 2. Leaves out what a token does to the KL of the tokens after it.
-    - `k3`: exp(-d) - 1 + d (GRPO). Its value is unbiased, its gradient is not: it is that of the reversed KL.
+    - `k3`: exp(-d) - 1 + d (GRPO). Its value is unbiased, its gradient that of KL(reference, policy) at each token.
     - k1, d itself, is refused: its gradient is 0 on average, so as a term it does nothing but add noise.
 
     Statistics: `kl/ref` (k3), whatever the estimator.

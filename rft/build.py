@@ -1,0 +1,210 @@
+"""From the resolved config to objects: cheap checks first, models last."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rft.actor.actor import Actor
+from rft.actor.load import read_config
+from rft.algorithm.method import Method
+from rft.checkpoint import Checkpoints
+from rft.checks import Rows, check_flow, check_lengths, check_numbers
+from rft.data.encode import Encoder
+from rft.distributed import World, start
+from rft.logger.log import RunLog, SilentLog
+from rft.options import Run
+from rft.registry import Target, consume
+from rft.reward.compose import WeightedSum
+from rft.rollout.engine import Engine
+from rft.rollout.evaluate import Evaluator
+from rft.run_folder import choose_folder, finish_folder
+from rft.trainer import Source, Stage, Trainer
+
+FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
+FROM_ROLLOUT = ("world", "engine", "encoder", "score", "rows", "prompts", "group_size", "sampling", "seed")
+
+
+class Job:
+    """A checked config, ready to run.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Raises:
+        ValueError: names the yaml key and the cure; nothing slow has been done then.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        for name in config.get("plugins") or ():
+            import_plugin(name)
+        self.run = run = Run(**consume(config, Run, "", "the root of the config"))
+        self.tokenizer = Target(run.actor.pop("tokenizer", None), "actor.tokenizer")
+        self.actor = Target(run.actor, "actor", FROM_RUN)
+        self.reference = Target(run.reference, "reference", FROM_RUN)
+        self.critic = Target(run.critic, "critic", FROM_RUN)
+        self.strategy = Target(run.strategy, "strategy", ("world",))
+        self.engine = Target(run.rollout.engine, "rollout.engine", ("model", "tokenizer"))
+        self.source = Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT)
+        self.train = Target(run.data.train, "data.train", ("key",))
+        self.held_out = {name: Target(node, f"data.eval.{name}", ("key",)) for name, node in run.data.eval.items()}
+        self.reward: WeightedSum = Target(run.reward, "reward").build()
+        self.sinks = [Target(node, f"logger.{name}").build() for name, node in run.logger.items()]
+        self.method = Method(run.algorithm, "algorithm")
+        check_numbers(run, self.method)
+        check_flow(run, self.method, self.source.factory.writes)
+        self.needs = {*self.source.factory.needs, *self.reward.fields}
+        if run.warmup is not None:
+            self.warmup_method = Method(run.warmup.method(), "warmup")
+            self.warmup_source = Target(run.warmup.source, "warmup.source", FROM_ROLLOUT)
+            check_flow(run, self.warmup_method, self.warmup_source.factory.writes)
+            self.needs |= set(self.warmup_source.factory.needs)
+        for sink in self.sinks:
+            sink.check()
+
+    def fit(self, suffix: str) -> float:
+        """Loads data and models, trains, and returns the value of the metric that the config names.
+
+        Args:
+            suffix: what tells this job of a sweep from the others, in the folder's name; empty outside a sweep.
+        """
+        run = self.run
+        world = start(run.strategy["device"])
+        if run.batch.prompts % world.size:
+            raise ValueError(f"batch.prompts={run.batch.prompts} does not divide over the {world.size} processes")
+        tokenizer = self.tokenizer.build()
+        encoder = Encoder(tokenizer, run.data.template, run.data.system)
+        train: Rows = self.train.build(key="data.train").load(sorted(self.needs))
+        fields = sorted({"prompt", *self.reward.fields})
+        held_out: dict[str, Rows] = {
+            name: target.build(key=target.key).load(fields) for name, target in self.held_out.items()
+        }
+        shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+        sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
+        check_lengths(encoder, sets, "response" in self.needs, shape, run.rollout.max_new_tokens)
+        wanted = Path(run.output_dir + suffix)
+        folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+        with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
+            if said:
+                log.message(said)
+            trainer, stages = self._assemble(world, tokenizer, encoder, train, held_out, folder, log)
+            numbers = trainer.fit(stages)
+            if world.rank == 0:
+                finish_folder(folder, numbers)
+        if run.metric not in numbers:
+            known = ", ".join(sorted(name for name in numbers if name.startswith("eval/")))
+            raise ValueError(f"metric={run.metric}: the run has no such number; it has {known}")
+        return numbers[run.metric]
+
+    def _assemble(
+        self,
+        world: World,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+        train: Rows,
+        held_out: dict[str, Rows],
+        folder: Path,
+        log: RunLog,
+    ) -> tuple[Trainer, list[Stage]]:
+        run, reads = self.run, self.method.reads()
+        strategy = self.strategy.build(world=world)
+
+        def actor(target: Target) -> Actor:
+            return target.build(key=target.key, world=world, strategy=strategy, tokenizer=tokenizer, seed=run.seed)
+
+        policy = actor(self.actor)
+        reference = actor(self.reference) if "ref_logprobs" in reads else None
+        critic = actor(self.critic) if "values" in reads else None
+        engine: Engine = self.engine.build(model=policy.plain_model().to_empty(device=world.device), tokenizer=tokenizer)
+
+        def source(target: Target, prompts: int) -> Source:
+            return target.build(
+                world=world,
+                engine=engine,
+                encoder=encoder,
+                score=self.reward.score,
+                rows=train,
+                prompts=prompts,
+                group_size=run.algorithm.group_size,
+                sampling=run.rollout.sampling(),
+                seed=run.seed,
+            )
+
+        stages = []
+        if run.warmup is not None:
+            stages.append(
+                Stage(
+                    name="warmup",
+                    source=source(self.warmup_source, run.warmup.rows),
+                    method=self.warmup_method,
+                    steps=run.warmup.steps,
+                    minibatches=1,
+                    epochs=1,
+                    optimizer=run.warmup.optimizer,
+                    eval_every=run.warmup.eval_every,
+                    stop_at=run.warmup.stop_at,
+                )
+            )
+        assert policy.optimizer_options is not None
+        stages.append(
+            Stage(
+                name="train",
+                source=source(self.source, run.batch.prompts),
+                method=self.method,
+                steps=run.steps,
+                minibatches=run.batch.minibatches,
+                epochs=run.batch.epochs,
+                optimizer=policy.optimizer_options,
+                eval_every=run.eval.every,
+                stop_at=None,
+            )
+        )
+        trainer = Trainer(
+            world=world,
+            policy=policy,
+            reference=reference,
+            critic=critic,
+            copies=[a for a in (reference, critic) if a is not None and self._starts_as_policy(a.key)],
+            engine=engine,
+            evaluator=Evaluator(
+                world=world,
+                engine=engine,
+                encoder=encoder,
+                score=self.reward.score,
+                sets=held_out,
+                accuracy=self.reward.accuracy,
+                greedy=run.rollout.untruncated(0.0),
+                sampling=run.rollout.untruncated(run.eval.temperature),
+                samples=run.eval.samples,
+                pass_k=run.eval.pass_k,
+                seed=run.seed,
+            ),
+            watched=run.metric,
+            log=log,
+            checkpoints=Checkpoints(folder, run.checkpoint, world),
+            trajectories=run.trajectories,
+            seed=run.seed,
+        )
+        return trainer, stages
+
+    def _starts_as_policy(self, key: str) -> bool:
+        """True where an actor names the same model as the policy."""
+        return all(self.config[key][name] == self.config["actor"][name] for name in ("path", "model_config"))
+
+
+def import_plugin(name: str) -> None:
+    """Imports a module of the user's, so that what it registers can be named in the yaml.
+
+    Raises:
+        ValueError: no such module on the path.
+    """
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(
+            f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH"
+        ) from error

@@ -1,0 +1,95 @@
+"""What can be said against a config before any model is loaded. Every function raises a ValueError with key and cure."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from rft.algorithm.method import Method
+from rft.batch import check_columns
+from rft.data.encode import Encoder
+from rft.options import Run
+
+Rows = list[dict[str, Any]]
+
+
+def check_numbers(run: Run, method: Method) -> None:
+    """Numbers that no signature can check alone."""
+    for key, number in {
+        "steps": run.steps,
+        "batch.prompts": run.batch.prompts,
+        "batch.minibatches": run.batch.minibatches,
+        "batch.epochs": run.batch.epochs,
+        "algorithm.group_size": run.algorithm.group_size,
+        "rollout.max_new_tokens": run.rollout.max_new_tokens,
+        "trajectories.every": run.trajectories.every,
+    }.items():
+        if number < 1:
+            raise ValueError(f"{key}={number}: set it to 1 or more")
+    rows = run.batch.prompts * run.algorithm.group_size
+    if rows % run.batch.minibatches:
+        raise ValueError(
+            f"batch.minibatches={run.batch.minibatches} does not divide the {rows} rows of a step (batch.prompts="
+            f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
+        )
+    if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size < 2:
+        raise ValueError(
+            f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares the rows "
+            "of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose another "
+            "algorithm/advantage"
+        )
+    if run.eval.samples and max(run.eval.pass_k, default=1) > run.eval.samples:
+        raise ValueError(
+            f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
+            f"eval.samples to at least {max(run.eval.pass_k)}"
+        )
+    sets = [f"eval/{name}/" for name in run.data.eval]
+    if not any(run.metric.startswith(prefix) for prefix in sets):
+        raise ValueError(f"metric={run.metric}: no number of data.eval; it begins with one of {', '.join(sets)}")
+
+
+def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None:
+    """Every column that a step reads has one writer before it."""
+    reads = method.reads()
+    copied = run.algorithm.old_logprobs == "rollout"
+    stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        ("algorithm.source", (), source_writes),
+        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
+    ]
+    if "old_logprobs" in reads:
+        stages.append(
+            ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
+        )
+    if "ref_logprobs" in reads:
+        stages.append(("reference", ("tokens",), ("ref_logprobs",)))
+    if "values" in reads:
+        if method.critic is None:
+            raise ValueError(
+                "something reads values, but algorithm.critic_loss is null, so nothing would train the critic; add "
+                "algorithm/critic_loss=value"
+            )
+        stages.append(("critic", ("tokens",), ("values",)))
+    check_columns([*stages, *method.stages()])
+
+
+def check_lengths(
+    encoder: Encoder, sets: dict[str, Rows], supervised: bool, shape: PretrainedConfig, new_tokens: int
+) -> None:
+    """No prompt (nor supervised row) is longer than the model's context allows."""
+    context = shape.get_text_config().max_position_embeddings
+    for key, rows in sets.items():
+        prompts = encoder.prompts(rows)
+        longest = max(range(len(rows)), key=lambda number: len(prompts[number]))
+        if len(prompts[longest]) + new_tokens > context:
+            raise ValueError(
+                f"{key}: the prompt of row {longest} has {len(prompts[longest])} tokens; with rollout.max_new_tokens="
+                f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
+                "out or choose a model with a longer context"
+            )
+        if supervised and key == "data.train":
+            for number, row in enumerate(rows):
+                length = len(encoder.example(row)[0])
+                if length > context:
+                    raise ValueError(
+                        f"{key}: row {number} with its response has {length} tokens, over the model's context of "
+                        f"{context}; take the row out or choose a model with a longer context"
+                    )

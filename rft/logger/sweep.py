@@ -1,0 +1,188 @@
+"""Several runs side by side: a table, a page with their curves over each other, and the Hydra callback that makes both.
+
+Hydra imports this file when it composes, so nothing slow may be imported here.
+"""
+
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rft.logger.chart import Curve, draw
+from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
+from rft.logger.log import STARTED
+from rft.logger.page import page
+from rft.logger.report import REPORT
+
+COMPARED = ("eval/", "reward/", "loss/", "entropy", "kl/", "length/mean", "grad_norm", "time/step_s")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison.
+
+    Args:
+        folder: None where the run failed before it had one.
+        label: what tells it from the others (its overrides).
+        result: the metric that it returned.
+        failure: why it failed, empty where it did not.
+    """
+
+    folder: Path | None
+    label: str
+    result: float | None = None
+    failure: str = ""
+
+    @property
+    def history(self) -> History:
+        return History.of(self.folder) if self.folder is not None else History([])
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """A row for each run: its result, and `first → last (best)` of what runs are judged by."""
+    histories = [run.history for run in runs]
+    names = _headlines(histories)
+    table = Table(title="comparison", title_justify="left", title_style="bold", box=box.SIMPLE)
+    table.add_column("run", overflow="fold")
+    for column in ("result", *names, "steps", "time"):
+        table.add_column(column, justify="right")
+    for run, history in zip(runs, histories, strict=True):
+        if run.failure:
+            cells: list[Text | str] = [Text("failed", style="bold red")]
+        else:
+            cells = [Text(short(run.result), style="bold")]
+        cells += [_in_short(history, name) for name in names]
+        table.add_row(Text(run.label), *cells, short(history.last_step), duration(history.elapsed))
+    return table
+
+
+def write_comparison(runs: Sequence[Run], target: Path) -> Path:
+    """Writes a page with the curves of the runs over each other, of failed ones as far as they got."""
+    histories = [run.history for run in runs]
+    body = [_html_table(runs, histories, target.parent)]
+    seen = dict.fromkeys(name for history in histories for name in history.names)
+    names = [name for prefix in COMPARED for name in seen if name.startswith(prefix) and not name.endswith(STDERR)]
+    cards = []
+    for name in names:
+        curves = [
+            Curve(run.label, history.points(name) if history.story(name) else [], name.startswith("eval/"))
+            for run, history in zip(runs, histories, strict=True)
+        ]
+        if any(curve.points for curve in curves):
+            cards.append(draw(name, curves))
+    body.append(f'<h2>Curves</h2><div class="charts large">{"".join(cards)}</div>' if cards else "")
+    failed = sum(bool(run.failure) for run in runs)
+    subtitle = f"{len(runs)} runs" + (f", {failed} of them failed" if failed else "")
+    return write_atomically(target, page("Comparison", subtitle, body))
+
+
+class CompareRuns(Callback):
+    """Compares the jobs of a multirun. The page is renewed after every job, so a sweep that is stopped leaves one too.
+
+    The table comes at the end; once a job has failed it comes after every job, because Hydra then ends the multirun
+    with the error of that job and tells no callback. A single run is left alone. Under torchrun rank zero speaks.
+    """
+
+    def __init__(self) -> None:
+        self._target: Path | None = None
+        self._runs: list[Run] = []
+        self._known = 0
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            self._target = _free(Path(config.hydra.sweep.dir), "comparison", ".html")
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._known = len(STARTED)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        if self._target is None:
+            return
+        folder = STARTED[-1] if len(STARTED) > self._known else None
+        label = " ".join(job_return.overrides or []) or (folder.name if folder else "defaults")
+        if job_return.status is JobStatus.COMPLETED:
+            result = job_return.return_value
+            self._runs.append(Run(folder, label, float(result) if isinstance(result, int | float) else None))
+        else:
+            self._runs.append(Run(folder, label, failure=_why(job_return)))
+        write_comparison(self._runs, self._target)
+        if any(run.failure for run in self._runs):
+            self._show()
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        if self._target is None or not self._runs:
+            return
+        console = Console()
+        console.print(comparison_table(self._runs))
+        for run in self._runs:
+            if run.failure:
+                console.print(Text(f"failed: {run.label}: {run.failure}", style="red"), soft_wrap=True)
+        line = Text.assemble(("comparison ", "dim"), (str(self._target), f"link {self._target.resolve().as_uri()}"))
+        console.print(line, soft_wrap=True)
+
+
+def _why(job_return: JobReturn) -> str:
+    """The error of a failed job; reading `return_value` raises it."""
+    try:
+        _ = job_return.return_value
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "unknown"
+
+
+def _headlines(histories: Sequence[History]) -> list[str]:
+    return list(dict.fromkeys(name for history in histories for name in headline_names(history.names)))
+
+
+def _in_short(history: History, name: str) -> str:
+    story = history.story(name)
+    if story is None:
+        return short(None)
+    return f"{short(story.first)} → {short(story.last)} ({short(story.best)})"
+
+
+def _html_table(runs: Sequence[Run], histories: Sequence[History], beside: Path) -> str:
+    names = _headlines(histories)
+    wide = "".join(f'<th class="n" colspan="3">{html.escape(name)}</th>' for name in names)
+    narrow = '<th class="n">first</th><th class="n">best</th><th class="n">last</th>' * len(names)
+    rows = []
+    for index, (run, history) in enumerate(zip(runs, histories, strict=True)):
+        color = f'<em class="k{index % 8}"></em>'
+        label = html.escape(run.label)
+        if run.folder is not None and (run.folder / REPORT).exists():
+            link = html.escape(os.path.relpath(run.folder / REPORT, beside))
+            label = f'<a href="{link}">{label}</a>'
+        result = f'<span class="failed">failed: {html.escape(run.failure)}</span>' if run.failure else short(run.result)
+        cells = [f'<td class="legend">{color}{label}</td><td class="n">{result}</td>']
+        for name in names:
+            story = history.story(name)
+            values = (story.first, story.best, story.last) if story else (None, None, None)
+            cells += [f'<td class="n">{short(value)}</td>' for value in values]
+        time = duration(history.elapsed) if ELAPSED in history.names else short(None)
+        cells.append(f'<td class="n">{history.last_step}</td><td class="n">{time}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = f'<tr><th></th><th class="n">result</th>{wide}<th class="n">steps</th><th class="n">time</th></tr>'
+    second = f"<tr><th></th><th></th>{narrow}<th></th><th></th></tr>"
+    return f'<h2>Runs</h2><div class="card scroll"><table>{head}{second}{"".join(rows)}</table></div>'
+
+
+def _free(folder: Path, stem: str, ending: str) -> Path:
+    """The first of `stem`, `stem-2`, `stem-3`, ... that is not taken."""
+    path, number = folder / f"{stem}{ending}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}{ending}"
+    return path

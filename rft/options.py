@@ -1,0 +1,120 @@
+"""The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rft.actor.optimizer import Optimizer
+from rft.algorithm.method import MethodOptions
+from rft.checkpoint import CheckpointOptions
+from rft.rollout.engine import Sampling
+from rft.trainer import Trajectories
+
+
+@dataclass
+class Batch:
+    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
+
+    prompts: int
+    minibatches: int
+    epochs: int
+
+
+@dataclass
+class Eval:
+    """When and how held-out sets are evaluated; see `rft.rollout.evaluate`."""
+
+    every: int
+    samples: int
+    temperature: float
+    pass_k: list[int]
+
+
+@dataclass
+class Rollout:
+    """The engine, and how it samples in training; see `rft.rollout.engine.Sampling`."""
+
+    engine: Any
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: list[str]
+
+    def sampling(self) -> Sampling:
+        """How training samples."""
+        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
+
+    def untruncated(self, temperature: float) -> Sampling:
+        """How evaluations sample."""
+        return Sampling(self.max_new_tokens, temperature, 1.0, 0, 0.0, self.stop)
+
+
+@dataclass
+class Data:
+    """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode`."""
+
+    name: str
+    template: Literal["none", "chat"]
+    system: str | None
+    train: Any
+    eval: dict[str, Any]
+
+
+@dataclass
+class Warmup:
+    """The supervised stage before the reinforcement: at most `steps`, until the watched metric reaches `stop_at`."""
+
+    steps: int
+    rows: int
+    stop_at: float | None
+    eval_every: int
+    source: Any
+    loss: Any
+    aggregation: Any
+    optimizer: Optimizer
+
+    def method(self) -> MethodOptions:
+        """The stage as an algorithm."""
+        return MethodOptions(
+            name="warmup",
+            group_size=1,
+            source=self.source,
+            advantage=None,
+            loss=self.loss,
+            terms={},
+            aggregation=self.aggregation,
+            shaping={},
+            reward_kl=None,
+            critic_loss=None,
+            old_logprobs="actor",
+            mask_truncated=False,
+        )
+
+
+@dataclass
+class Run:
+    """The root."""
+
+    name: str
+    seed: int
+    steps: int
+    mode: Literal["train"]
+    output_dir: str
+    plugins: list[str]
+    resume: bool
+    metric: str
+    batch: Batch
+    eval: Eval
+    checkpoint: CheckpointOptions
+    trajectories: Trajectories
+    warmup: Warmup | None
+    algorithm: MethodOptions
+    actor: dict[str, Any]
+    reference: dict[str, Any]
+    critic: dict[str, Any]
+    rollout: Rollout
+    reward: Any
+    strategy: dict[str, Any]
+    data: Data
+    logger: dict[str, Any]

@@ -1,0 +1,94 @@
+"""The score of a response: a weighted sum of reward terms."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft.registry import Plugin, convert, did_you_mean
+from rft.reward import REWARDS
+
+
+class WeightedSum:
+    """Adds up reward terms, and keeps the raw value of each.
+
+    Attributes:
+        accuracy: the term that tells right from wrong.
+        names: the terms.
+        fields: what the terms read of a row of the data set.
+
+    Args:
+        terms: {term: {name, weight, options}}; a weight of 0 only logs the term.
+        accuracy: the term whose raw value is the accuracy in evaluations.
+
+    Raises:
+        ValueError: names the key of a term that does not fit, or of an `accuracy` that is no term.
+    """
+
+    def __init__(self, terms: dict[str, dict[str, Any]], accuracy: str) -> None:
+        if not terms:
+            raise ValueError("reward.terms is empty: nothing says what is good; choose reward/terms=[exact_match]")
+        if accuracy not in terms:
+            known = f"{', '.join(terms)}{did_you_mean(accuracy, terms)}"
+            raise ValueError(f"reward.accuracy={accuracy} is none of reward.terms; choose one of: {known}")
+        self.accuracy = accuracy
+        self.names = tuple(terms)
+        self._terms = {name: _term(node, f"reward.terms.{name}") for name, node in terms.items()}
+        self.fields = tuple(sorted({field for _, rule in self._terms.values() for field in rule.facts.reads}))
+
+    def score(
+        self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scores responses.
+
+        Args:
+            responses: N texts, without their prompts.
+            rows: the N rows of the data set that they answer.
+
+        Returns:
+            The weighted sum (N,) float32, and the raw value (N,) float32 of every term.
+
+        Raises:
+            ValueError: a term failed, or gave no finite number; names the term, the rows and their responses.
+        """
+        raw = {name: _values(name, rule, responses, rows) for name, (_, rule) in self._terms.items()}  # (N,) each
+        total = torch.zeros(len(responses))
+        for name, (weight, _) in self._terms.items():
+            total += weight * raw[name]
+        return total, raw
+
+
+def _term(node: Mapping[str, Any], key: str) -> tuple[float, Plugin]:
+    rule = REWARDS.build({option: value for option, value in node.items() if option != "weight"}, key)
+    if rule.facts.fault is not None:
+        raise ValueError(f"{key}.{rule.facts.fault}")
+    if "weight" not in node:
+        raise ValueError(f"{key}.weight is missing: how much the term counts; add `weight: 1.0`")
+    weight = convert(node["weight"], float, f"{key}.weight")
+    if not math.isfinite(weight):
+        raise ValueError(f"{key}.weight={weight} is not finite")
+    return weight, rule
+
+
+def _values(name: str, rule: Plugin, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    values = []
+    for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
+        try:
+            values.append(float(rule(response, row)))
+        except Exception as error:  # whatever a rule of the user's own raises: it must say which row it was
+            raise ValueError(
+                f"the reward term {name!r} failed on row {number}, response {_head(response)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    scores = torch.tensor(values, dtype=torch.float32)  # (N,)
+    wrong = (~scores.isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        shown = "; ".join(f"row {n}: {values[n]}, response {_head(responses[n])}" for n in wrong[:3])
+        raise ValueError(f"the reward term {name!r} gave {len(wrong)} scores that are not finite: {shown}")
+    return scores
+
+
+def _head(response: str) -> str:
+    return repr(response[:60] + "..." if len(response) > 60 else response)

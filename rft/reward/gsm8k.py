@@ -1,0 +1,78 @@
+"""Does a response reach the number of a math word problem? GSM8K, arXiv 2110.14168."""
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal
+
+from rft.reward.registry import REWARDS
+
+GOLD_MARKER = "####"
+# A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Commas must cut thousands, and
+# what goes on as a fraction or a power is not the number before it: "1/2" is not 1.
+NUMBER = re.compile(
+    r"(?<![0-9])(?:\$-|(?:(?<![\w)])-)?\$?)"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"
+    r"(?!,[0-9]|[/^][0-9]|[eE][-+]?[0-9])"
+)
+
+
+def _no_marker(options: Mapping[str, Any]) -> str | None:
+    if all(options["markers"]) and (options["markers"] or options["method"] == "flexible"):
+        return None
+    return f"markers: {options['markers']!r} gives no text to look for; write [{GOLD_MARKER!r}]"
+
+
+@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker)
+def gsm8k(
+    response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]
+) -> float:
+    """1 where the response's number equals that of the row's `answer`, else 0.
+
+    Numbers are compared by value: "$1,000", "1000." and "1000.0" are the same. The gold number is what follows #### in
+    `answer`, or `answer` itself where it is a plain number.
+
+    Args:
+        method: "strict": the number right behind the last marker; "flexible": that, or else the last number anywhere.
+        markers: what stands before the final number.
+
+    Raises:
+        ValueError: the row's `answer` holds no number.
+    """
+    found = marked_number(response, markers)
+    if found is None and method == "flexible":
+        numbers = NUMBER.findall(response)
+        found = value(numbers[-1]) if numbers else None
+    return float(found == gold_number(str(row["answer"])))
+
+
+def gold_number(answer: str) -> Decimal:
+    """The number of an `answer` of the data set.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = marked_number(answer, [GOLD_MARKER])
+    if found is None:
+        plain = NUMBER.fullmatch(answer.strip())
+        if plain is None:
+            raise ValueError(f"the field 'answer' holds no number behind {GOLD_MARKER}: {answer[-80:]!r}")
+        found = value(plain.group())
+    return found
+
+
+def marked_number(text: str, markers: Sequence[str]) -> Decimal | None:
+    """The number right behind the last marker, or None where that is no number or there is no marker."""
+    ends = [found.end() for marker in markers for found in re.finditer(_marker(marker), text)]
+    found = NUMBER.match(text, max(ends)) if ends else None
+    return value(found.group()) if found else None
+
+
+def _marker(marker: str) -> str:
+    """A pattern for the marker and the blanks behind it; "A:" is not found in "USA:"."""
+    return (r"\b" if marker[0].isalnum() else "") + re.escape(marker) + r"[ \t]*+"
+
+
+def value(number: str) -> Decimal:
+    """The value of a text that `NUMBER` matched."""
+    return Decimal(number.replace("$", "").replace(",", ""))

@@ -1,0 +1,171 @@
+"""Losses: numbers and gradients by hand, degenerate ratios, equal gradients where the old policy is the current one."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.algorithm import LOSSES
+from rft.algorithm.loss.clip import gspo, ppo_clip
+from rft.algorithm.loss.nll import nll
+from rft.algorithm.loss.terms import entropy, kl
+from rft.algorithm.loss.value import value
+
+F64 = torch.float64
+
+
+def batch_of(keep, **columns):
+    columns = {name: torch.as_tensor(column, dtype=F64) for name, column in columns.items()}
+    return TensorDict({"keep": torch.tensor(keep, dtype=torch.bool), **columns}, batch_size=[len(keep)])
+
+
+def value_and_gradient(loss, output, batch, **options):
+    output = torch.as_tensor(output, dtype=F64).clone().requires_grad_()
+    losses, statistics = loss(output, batch, **options)
+    (gradient,) = torch.autograd.grad(losses.sum(), output)
+    return losses.detach(), gradient, statistics
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=1e-12)
+
+
+RATIOS = [1.0, 1.5, 0.5, 1.5, 0.5, 1.1, 1.5]
+ADVANTAGES = [9.0, 1.0, 1.0, -1.0, -1.0, -2.0, 0.0]
+KEEP = [False, True, True, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("dual_clip", "third", "slope", "high"), [(None, 1.5, 1.5, 0.0), (1.4, 1.4, 0.0, 1.0), (1.6, 1.5, 1.5, 0.0)]
+)
+def test_ppo_clip_by_hand(dual_clip, third, slope, high):
+    old = [-1.0] * 7
+    now = [-1.0 + math.log(r) for r in RATIOS]
+    batch = batch_of([KEEP], old_logprobs=[old], advantages=[ADVANTAGES])
+    losses, gradient, statistics = value_and_gradient(
+        ppo_clip, [now], batch, clip_low=0.2, clip_high=0.3, dual_clip=dual_clip
+    )
+    close(losses, [[0, -1.3, -0.5, third, 0.8, 2.2, 0]])
+    close(gradient, [[0, 0, -0.5, slope, 0, 2.2, 0]])
+    close(statistics["clip/high"], [[0, 1, 0, high, 0, 0, 0]])
+    close(statistics["clip/low"], [[0, 0, 0, 0, 1, 0, 0]])
+    close(statistics["kl/old"], [[r - 1 - math.log(r) for r in RATIOS]])  # 0 outside keep: its ratio is 1
+
+
+@pytest.mark.parametrize(
+    ("clip_high", "expected", "slope", "active"), [(0.3, math.exp(0.2), math.exp(0.2), 0), (0.1, 1.1, 0, 1)]
+)
+def test_gspo_by_hand(clip_high, expected, slope, active):
+    batch = batch_of([[False, True, False, True]], old_logprobs=[[-1.0] * 4], advantages=[[2.0] * 4])
+    losses, gradient, statistics = value_and_gradient(
+        gspo, [[-1.0, -0.9, 5.0, -0.7]], batch, clip_low=0.2, clip_high=clip_high
+    )  # log-ratios 0.1 and 0.3: mean 0.2
+    close(losses, [[0, -2 * expected, 0, -2 * expected]])
+    close(gradient, [[0, -2 * slope, 0, -2 * slope]])
+    close(statistics["clip/high"], [[0, active, 0, active]])
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
+@pytest.mark.parametrize("log_ratio", [44.0, -44.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_float_stays_finite(name, log_ratio, advantage):
+    options = {"clip_low": 0.2, "clip_high": 0.2} | ({"dual_clip": None} if name == "ppo_clip" else {})
+    batch = batch_of([[True]], old_logprobs=[[0.0]], advantages=[[advantage]])
+    losses, gradient, _ = value_and_gradient(LOSSES.function(name), [[log_ratio]], batch, **options)
+    clamped = math.exp(math.copysign(20, log_ratio))
+    close(losses, [[max(-advantage * clamped, -advantage * min(max(clamped, 0.8), 1.2))]])
+    assert gradient.isfinite().all()
+
+
+def test_bfloat16_is_computed_in_float32():
+    batch = batch_of([[True]], old_logprobs=[[-1.0]], advantages=[[1.0]]).apply(lambda x: x.to(torch.bfloat16))
+    batch["keep"] = torch.tensor([[True]])
+    losses, _ = ppo_clip(
+        torch.tensor([[-1.0]], dtype=torch.bfloat16), batch, clip_low=0.2, clip_high=0.2, dual_clip=None
+    )
+    assert losses.dtype == torch.float32
+
+
+def test_nll_by_hand():
+    losses, gradient, _ = value_and_gradient(nll, [[-3.0, -1.0, -2.0]], batch_of([[False, True, True]]))
+    close(losses, [[0, 1, 2]])
+    close(gradient, [[0, -1, -1]])
+
+
+def test_entropy_by_hand():
+    losses, gradient, _ = value_and_gradient(entropy, [[3.0, 1.0, 2.0]], batch_of([[False, True, True]]))
+    close(losses, [[0, -1, -2]])
+    close(gradient, [[0, -1, -1]])
+
+
+def test_value_by_hand():
+    batch = batch_of([[False, True, True, True]], values=[[0, 1, 1, 1]], returns=[[9, 2, 2, 1.4]])
+    now = [[5.0, 1.5, 1.1, 1.5]]
+    losses, gradient, statistics = value_and_gradient(value, now, batch, clip=0.2)
+    # (1.5, 1.2) to 2: 0.64 > 0.25; (1.1, 1.1) to 2: equal; (1.5, 1.2) to 1.4: 0.04 > 0.01
+    close(losses, [[0, 0.32, 0.405, 0.02]])
+    close(gradient, [[0, 0, -0.9, 0]])
+    close(statistics["clip/value"], [[0, 1, 0, 1]])
+    losses, gradient, statistics = value_and_gradient(value, now, batch, clip=None)
+    close(losses, [[0, 0.125, 0.405, 0.005]])
+    close(gradient, [[0, -0.5, -0.9, 0.1]])
+    assert statistics == {}
+
+
+def test_kl_term_by_hand():
+    batch = batch_of([[True, False, True]], ref_logprobs=[[-1.0, -1.0, -1.0]])
+    now = [[-0.5, 7.0, -1.1]]  # d = 0.5 and -0.1
+    k3 = [[math.exp(-0.5) - 0.5, 0, math.exp(0.1) - 1.1]]
+    losses, gradient, statistics = value_and_gradient(kl, now, batch, estimator="k3")
+    close(losses, k3)
+    close(gradient, [[1 - math.exp(-0.5), 0, 1 - math.exp(0.1)]])
+    close(statistics["kl/ref"], k3)
+    losses, gradient, statistics = value_and_gradient(kl, now, batch, estimator="k2")
+    close(losses, [[0.125, 0, 0.005]])
+    close(gradient, [[0.5, 0, -0.1]])
+    close(statistics["kl/ref"], k3)
+    losses, gradient, _ = value_and_gradient(kl, now, batch, estimator="k2_row")
+    close(losses, [[0.1, 0, -0.02]])  # sums to 0.4^2 / 2
+    close(gradient, [[0.4, 0, 0.4]])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k4"])
+def test_kl_term_refuses_other_estimators(estimator):
+    with pytest.raises(ValueError, match=r"terms\.kl\.estimator: expected one of k2, k2_row, k3"):
+        LOSSES.build({"name": "kl", "estimator": estimator}, "terms.kl")
+
+
+@pytest.mark.parametrize(("estimator", "exact"), [("k2_row", True), ("k2", False), ("k3", False)])
+def test_gradient_of_the_kl_term_over_all_sequences(estimator, exact):
+    """Three symbols, two positions, every sequence weighted with its probability: no sampling noise."""
+    generator = torch.Generator().manual_seed(3)
+    logits = [torch.randn(*shape, dtype=F64, generator=generator) for shape in ((3,), (3, 3), (3,), (3, 3))]
+    theta = [logit.requires_grad_() for logit in logits[:2]]
+
+    def sequences(first, second):
+        first, second = first.log_softmax(-1), second.log_softmax(-1)
+        return torch.stack([first[:, None].expand(3, 3), second], dim=-1).reshape(9, 2)
+
+    now, reference = sequences(*theta), sequences(*logits[2:])
+    probability = now.sum(dim=1).exp()
+    truth = torch.autograd.grad((probability * (now - reference).sum(dim=1)).sum(), theta, retain_graph=True)
+    batch = batch_of([[True, True]] * 9, ref_logprobs=reference)
+    losses, _ = kl(now, batch, estimator=estimator)
+    found = torch.autograd.grad((probability.detach()[:, None] * losses).sum(), theta)
+    error = max((f - t).abs().max().item() for f, t in zip(found, truth, strict=True))
+    assert (error < 1e-12) is exact
+    assert exact or error > 1e-3
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
+def test_where_old_is_current_the_gradient_is_that_of_reinforce(name):
+    generator = torch.Generator().manual_seed(0)
+    now, advantages = torch.randn(2, 4, 6, dtype=F64, generator=generator)
+    keep = torch.ones(4, 6, dtype=torch.bool)
+    keep[:, 0] = False
+    batch = batch_of(keep.tolist(), old_logprobs=now, advantages=advantages)
+    options = {"clip_low": 0.2, "clip_high": 0.2} | ({"dual_clip": 3.0} if name == "ppo_clip" else {})
+    _, gradient, statistics = value_and_gradient(LOSSES.function(name), now, batch, **options)
+    torch.testing.assert_close(gradient, torch.where(keep, -advantages, 0.0), rtol=1e-12, atol=1e-12)
+    assert statistics["clip/low"].sum() == statistics["clip/high"].sum() == 0

@@ -1,0 +1,143 @@
+"""The weighted sum, its errors, and its yaml."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import rft
+from rft.registry import Registry, Target
+from rft.reward import REWARDS
+from rft.reward.compose import WeightedSum
+
+EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
+FORMAT = {"name": "format", "weight": 0.25, "pattern": "[a-z]+", "match": "whole"}
+CONFIG = str(Path(rft.__file__).parent / "config")
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """The registry, which forgets afterwards what a test adds."""
+    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))
+    yield REWARDS
+
+
+def test_weighted_sum_and_raw_terms() -> None:
+    reward = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="right")
+    rows = [{"answer": "abc"}, {"answer": "abc"}, {"answer": "ABC"}, {"answer": "x"}]
+    total, terms = reward.score(["abc", "abd", "ABC", "1"], rows)
+    assert terms.keys() == {"right", "shape"}
+    torch.testing.assert_close(terms["right"], torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    torch.testing.assert_close(terms["shape"], torch.tensor([1.0, 1.0, 0.0, 0.0]))  # raw, not times its weight
+    torch.testing.assert_close(total, torch.tensor([1.25, 0.25, 1.0, 0.0]))
+    assert total.dtype == torch.float32
+    assert (reward.accuracy, reward.names, reward.fields) == ("right", ("right", "shape"), ("answer",))
+
+
+def test_a_weight_may_be_zero_or_negative() -> None:
+    reward = WeightedSum({"right": EXACT | {"weight": 0}, "shape": FORMAT | {"weight": -1}}, accuracy="right")
+    total, terms = reward.score(["abc"], [{"answer": "abc"}])
+    assert (total.item(), terms["right"].item()) == (-1.0, 1.0)
+
+
+def test_no_rows() -> None:
+    total, terms = WeightedSum({"right": EXACT}, accuracy="right").score([], [])
+    assert total.shape == terms["right"].shape == (0,)
+
+
+def test_fields_are_the_union_of_what_terms_read(own: Registry) -> None:
+    @own.register("hinted", reads=("hint", "answer"))
+    def hinted(response: str, row: Mapping[str, Any]) -> float:
+        return 0.5
+
+    reward = WeightedSum({"a": EXACT, "b": {"name": "hinted", "weight": 1.0}}, accuracy="a")
+    assert reward.fields == ("answer", "hint")
+
+
+@pytest.mark.parametrize(
+    ("terms", "accuracy", "message"),
+    [
+        ({}, "right", r"reward\.terms is empty"),
+        ({"right": EXACT}, "rigth", r"reward\.accuracy=rigth is none of reward\.terms.*did you mean right"),
+        ({"right": {"name": "exact_match", "strip": True}}, "right", r"reward\.terms\.right\.weight is missing"),
+        ({"right": EXACT | {"weight": "1"}}, "right", r"reward\.terms\.right\.weight: expected number"),
+        ({"right": EXACT | {"weight": math.inf}}, "right", r"reward\.terms\.right\.weight=inf is not finite"),
+        ({"right": EXACT | {"name": "exactmatch"}}, "right", r"reward\.terms\.right\.name.*did you mean exact_match"),
+        ({"right": EXACT | {"stripp": True}}, "right", r"reward\.terms\.right\.stripp.*did you mean strip"),
+        ({"right": {"name": "exact_match", "weight": 1.0}}, "right", r"reward\.terms\.right\.strip is missing"),
+        ({"shape": FORMAT | {"pattern": "(a"}}, "shape", r"reward\.terms\.shape\.pattern: '\(a' is not a regular"),
+        (
+            {"n": {"name": "gsm8k", "weight": 1.0, "method": "strict", "markers": []}},
+            "n",
+            r"reward\.terms\.n\.markers: \[\] gives no text",
+        ),
+        (
+            {"n": {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": [""]}},
+            "n",
+            r"reward\.terms\.n\.markers: \[''\] gives no text",
+        ),
+    ],
+)
+def test_bad_terms_name_the_key(terms: dict[str, Any], accuracy: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedSum(terms, accuracy)
+
+
+def test_a_failing_reward_names_its_term_and_row(own: Registry) -> None:
+    @own.register("broken", reads=())
+    def broken(response: str, row: Mapping[str, Any]) -> float:
+        return 1.0 / len(response)
+
+    reward = WeightedSum({"mine": {"name": "broken", "weight": 1.0}}, accuracy="mine")
+    with pytest.raises(ValueError, match=r"reward term 'mine' failed on row 1, response ''.*ZeroDivisionError") as info:
+        reward.score(["a", ""], [{}, {}])
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39])
+def test_a_score_that_is_not_finite_names_its_term_and_rows(own: Registry, bad: float) -> None:
+    @own.register("wild", reads=())
+    def wild(response: str, row: Mapping[str, Any]) -> float:
+        return bad if response == "bad" else 1.0
+
+    reward = WeightedSum({"mine": {"name": "wild", "weight": 0.0}}, accuracy="mine")
+    with pytest.raises(ValueError, match=r"reward term 'mine' gave 1 scores.*row 2: .*, response 'bad'"):
+        reward.score(["a", "b", "bad"], [{}, {}, {}])
+
+
+def reward_node(*overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(CONFIG, version_base="1.3"):
+        node = OmegaConf.to_container(compose(overrides=list(overrides)).reward)
+    assert isinstance(node, dict)
+    return node
+
+
+def test_yaml_exact() -> None:
+    node = reward_node("+reward=exact")
+    assert node["terms"] == {"exact_match": {"name": "exact_match", "weight": 1.0, "strip": True}}
+    reward = Target(node, "reward").build()
+    total, _ = reward.score(["12 "], [{"answer": "12"}])
+    assert total.tolist() == [1.0]
+
+
+def test_yaml_gsm8k() -> None:
+    node = reward_node("+reward=gsm8k")
+    assert list(node["terms"]) == ["gsm8k", "format"]
+    reward = Target(node, "reward").build()
+    row = {"answer": "2+2 = <<2+2=4>>4\n#### 4"}
+    responses = ["2+2 = <<2+2=4>>4\n#### 4", "#### 4\n#### 4", "#### 5", "it is 4"]
+    total, terms = reward.score(responses, [row] * 4)
+    assert terms["gsm8k"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert terms["format"].tolist() == [1.0, 0.0, 1.0, 0.0]
+    torch.testing.assert_close(total, torch.tensor([1.1, 1.0, 0.1, 0.0]))
+
+
+def test_terms_compose_on_the_command_line() -> None:
+    node = reward_node("+reward=exact", "reward/terms=[exact_match,format]", "reward.terms.format.weight=0.5")
+    assert node["terms"]["format"]["weight"] == 0.5
+    assert Target(node, "reward").build().names == ("exact_match", "format")
