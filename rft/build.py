@@ -117,7 +117,7 @@ class Job:
         policy = actor(self.actor)
         reference = actor(self.reference) if "ref_logprobs" in reads else None
         critic = actor(self.critic) if "values" in reads else None
-        engine: Engine = self.engine.build(model=policy.plain_model().to_empty(device=world.device), tokenizer=tokenizer)
+        engine: Engine = self.engine.build(model=policy.plain_model(), tokenizer=tokenizer)
 
         def source(target: Target, prompts: int) -> Source:
             return target.build(

@@ -62,17 +62,17 @@ class Actor:
         parts = blocks(model)
         if head == "lm":
             check_head(model, f"{key}.path")
-            self._plain = without_weights(model)
+            self._plain = without_weights(model, world.device)
             self.network: LanguageNetwork | ValueNetwork = LanguageNetwork(model)
         else:
-            self._plain = without_weights(model.base_model)
+            self._plain = without_weights(model.base_model, world.device)
             self.network = ValueNetwork(model.base_model)
         self.network.requires_grad_(optimizer is not None)
         strategy.shard(self.network, parts)
 
     def plain_model(self) -> PreTrainedModel:
-        """The unsharded model without its weights (on the meta device), for engines of this process and for export."""
-        return without_weights(self._plain)
+        """The unsharded model with no weights yet, for engines of this process and for export."""
+        return without_weights(self._plain, self.world.device)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies."""
@@ -230,9 +230,11 @@ class Diverged(Exception):
         self.batch = batch
 
 
-def without_weights(model: nn.Module) -> PreTrainedModel:
-    """A copy of a model's structure and buffers whose parameters take no memory (meta device). Ties stay tied."""
-    memo = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in model.parameters()
-    }
-    return copy.deepcopy(model, memo)
+def without_weights(model: nn.Module, device: torch.device) -> PreTrainedModel:
+    """A copy of a model's structure and buffers. Its parameters are zeros that share one number each, so they take no
+    memory until weights are put in their place; ties stay tied."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        zeros = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+        memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
+    return copy.deepcopy(model, memo).to(device)

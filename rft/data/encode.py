@@ -30,7 +30,9 @@ class Encoder:
         if template == "chat" and tokenizer.chat_template is None:
             raise ValueError("data.template=chat: the tokenizer has no chat template; set data.template=none")
         if template == "none" and system is not None:
-            raise ValueError("data.system has no place in data.template=none; set data.template=chat or data.system=null")
+            raise ValueError(
+                "data.system has no place in data.template=none; set data.template=chat or data.system=null"
+            )
         self._tokenizer = tokenizer
         self._template = template
         self._system = system
@@ -64,9 +66,17 @@ class Encoder:
 
         Returns:
             T ids, and T flags that are True on the response and the end token.
+
+        Raises:
+            ValueError: the response is not a text, or as in `prompts`.
         """
+        text = row["response"]
+        if not isinstance(text, str):
+            raise ValueError(
+                f"a response is {type(text).__name__}, not text; name another field in columns.response of the data set"
+            )
         prompt = self.prompt(row)
-        response = [*self._encode([row["response"]])[0], self._tokenizer.eos_token_id]
+        response = [*self._encode([text])[0], self._tokenizer.eos_token_id]
         return prompt + response, [False] * len(prompt) + [True] * len(response)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
@@ -85,4 +95,4 @@ class Encoder:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._system is not None and messages[:1] and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self._system}, *messages]
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

@@ -41,7 +41,9 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + 2:
-        raise ValueError(f"actor.tokenizer.vocab_size={vocab_size} cannot hold the bytes; give at least {len(alphabet) + 2}")
+        raise ValueError(
+            f"actor.tokenizer.vocab_size={vocab_size} cannot hold the bytes; give at least {len(alphabet) + 2}"
+        )
     texts = []
     for number, file in enumerate(files):
         for where, row in json_lines(file, f"actor.tokenizer.files[{number}]"):

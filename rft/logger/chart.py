@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rft.logger.history import Point, Stage, short
 
@@ -42,7 +43,7 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
 
     Args:
         title: the heading; escaped, like every label.
-        curves: at least one finite point among them.
+        curves: at least one finite point among them; the place in the list decides the colour.
         stages: shaded in turn and named at the top.
     """
     finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
@@ -57,12 +58,13 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5}" text-anchor="end">{short(tick)}</text>')
     for tick in (t for t in ticks(x.low, x.high, 6) if x.low <= t <= x.high and t == int(t)):
         parts.append(f'<text class="tick" x="{x(tick)}" y="{height - 6}" text-anchor="middle">{short(tick)}</text>')
-    for index, curve in enumerate(curves):
-        parts += _line(curve, index, x, y)
+    drawn = [(index, curve) for index, curve in enumerate(curves) if _reach(curve)]
+    for index, curve in drawn:
+        parts += _line(curve, index, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve.points) if v is not None] for curve in curves]
+    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve.points) if v is not None] for _, curve in drawn]
     data = json.dumps({"x": [x.low, x.high, LEFT, width - RIGHT], "curves": shown}, separators=(",", ":"))
-    legend = "".join(_legend(curve, index) for index, curve in enumerate(curves))
+    legend = "".join(_legend(curve, index) for index, curve in drawn)
     name = html.escape(title)
     return (
         f'<figure class="card chart" data-chart="{html.escape(data)}">'
@@ -81,16 +83,12 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def smooth(points: Sequence[Point], span: int) -> list[Point]:
-    """Exponential moving average that forgets over `span` points, unbiased at the start; gaps stay gaps."""
-    keep = 1 - 2 / (span + 1)
-    total = weight = 0.0
+    """Mean over `span` points to either side; towards the ends half as many, less lopsided there. Gaps stay gaps."""
     result: list[Point] = []
-    for step, value in points:
-        if value is None:
-            result.append((step, None))
-            continue
-        total, weight = keep * total + value, keep * weight + 1
-        result.append((step, total / weight))
+    for i, (step, value) in enumerate(points):
+        reach = max(min(span, i, len(points) - 1 - i), span // 2)
+        near = [v for _, v in points[max(0, i - reach) : i + reach + 1] if v is not None]
+        result.append((step, None if value is None else sum(near) / len(near)))
     return result
 
 
@@ -108,8 +106,9 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
-    margin = abs(low) * 0.1 or 1.0
-    return low - margin, high + margin
+    if low == 0:
+        return 0.0, 1.0
+    return low - abs(low) * 0.1, high + abs(high) * 0.1
 
 
 def _thin(points: Sequence[Point]) -> Sequence[Point]:
@@ -122,6 +121,13 @@ def _thin(points: Sequence[Point]) -> Sequence[Point]:
         values = [value for _, value in bucket if value is not None]
         result.append((bucket[-1][0], sum(values) / len(values) if values else None))
     return result
+
+
+def _is_noisy(points: Sequence[Point]) -> bool:
+    """Many points that go up and down far more than they get anywhere."""
+    values = [value for _, value in points if value is not None]
+    way = sum(abs(b - a) for a, b in pairwise(values))
+    return len(values) >= SMOOTH_FROM and way > 4 * (max(values) - min(values))
 
 
 def _bands(stages: Sequence[Stage], x: Scale, height: int) -> list[str]:
@@ -148,17 +154,20 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
     return "".join(commands)
 
 
-def _line(curve: Curve, index: int, x: Scale, y: Scale) -> list[str]:
+def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
     color = f"k{index % COLORS}" + (" dash" if index >= COLORS else "")
     points = _thin(curve.points)
-    if curve.dotted or len(points) < SMOOTH_FROM:
+    if curve.dotted:
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
     else:
-        smoothed = smooth(points, max(5, len(points) // 12))
-        parts = [
-            f'<path class="raw {color}" d="{_path(points, x, y)}"/>',
-            f'<path class="line {color}" d="{_path(smoothed, x, y)}"/>',
-        ]
+        # a line ends with its stage: what the next stage changed must not look gradual
+        pieces = [[p for p in points if a < p[0] <= b] for a, b in pairwise([-math.inf, *cuts, math.inf])]
+        path = "".join(_path(piece, x, y) for piece in pieces)
+        noisy = _is_noisy(points)
+        parts = [f'<path class="{"raw" if noisy else "line"} {color}" d="{path}"/>']
+        if noisy:
+            path = "".join(_path(smooth(piece, max(3, len(piece) // 20)), x, y) for piece in pieces)
+            parts.append(f'<path class="line {color}" d="{path}"/>')
     for (step, value), error in zip(curve.points, curve.errors, strict=False):
         if value is not None and error is not None:
             ends = f'x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"'

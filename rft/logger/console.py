@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -29,7 +29,7 @@ from rich.text import Text
 from rft.logger.history import STDERR, History, Story, duration, short
 
 SHOWN = ("eval/", "reward/", "loss/", "kl/", "entropy", "grad_norm", "length/mean", "time/step_s", "throughput/")
-IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/", "entropy", "length/mean", "time/step_s")
+IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/ref", "entropy", "length/mean", "time/step_s")
 LINES_PER_STAGE = 20  # where no terminal is
 PATIENCE = 30.0  # seconds between two lines about the same long work, where no terminal is
 TREND = 24  # characters
@@ -179,15 +179,14 @@ class RunConsole:
             self._remember_all(name, [value])
 
     def _remember_all(self, name: str, values: Sequence[float]) -> None:
-        if name.startswith(SHOWN) and not name.endswith(STDERR):
+        if telling([name]):
             self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
 
     def _table(self) -> Table:
         """The numbers that matter, as many as the height allows, in two columns where the width allows it."""
         sides = 2 if self.console.width >= 110 else 1
         room = max(3, self.console.height - len(self._bars.tasks) - 4)
-        names = sorted(self._values, key=lambda name: [name.startswith(prefix) for prefix in SHOWN].index(True))
-        names = names[: room * sides]
+        names = telling(self._values)[: room * sides]
         rows: list[tuple[Text | str, ...]] = [
             (
                 Text(name, style="bold green" if name.startswith("eval/") else ""),
@@ -221,14 +220,17 @@ class RunConsole:
         if current is not None and current.name == stage:
             done = step - current.start
             parts = [f"{stage} {done}/{current.steps}"]
-        shown = [name for name in numbers if name.startswith(IN_A_LINE) and not name.endswith(STDERR)]
-        shown.sort(key=lambda name: [name.startswith(prefix) for prefix in IN_A_LINE].index(True))
-        parts += [f"{name} {short(numbers[name])}" for name in shown]
+        parts += [f"{name} {short(numbers[name], 3)}" for name in telling(numbers, IN_A_LINE)]
         if current is not None and current.name == stage and done > current.done:
             spent = time.monotonic() - current.began
             left = spent / (done - current.done) * (current.steps - done)
             parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")
         return "  ".join(parts)
+
+
+def telling(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:
+    """Those names that begin with one of the prefixes, in the order of the prefixes; standard errors are left out."""
+    return [n for prefix in prefixes for n in names if n.startswith(prefix) and not n.endswith(STDERR)]
 
 
 def trend(values: Sequence[float] | deque[float]) -> str:

@@ -137,9 +137,9 @@ def direction(name: str) -> int:
     parts = name.split("/")
     if name.endswith(STDERR) or parts[-1] == "std" or any(word in parts[-1] for word in ("length", "truncated")):
         return 0
-    if parts[0] == "loss" or any(word in parts[-1] for word in LOWER_IS_BETTER):
-        return -1
-    return 1 if parts[0] in ("eval", "reward") else 0
+    if parts[0] not in ("eval", "reward"):
+        return 0
+    return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) else 1
 
 
 def headline_names(names: Iterable[str]) -> list[str]:
@@ -154,15 +154,15 @@ def headline_names(names: Iterable[str]) -> list[str]:
     return [*sets.values(), *(["reward/mean"] if "reward/mean" in names else [])]
 
 
-def short(value: float | None) -> str:
+def short(value: float | None, digits: int = 4) -> str:
     """A number in few characters: `0.9123`, `1.2e-05`, `31`, `48.2k`."""
     if value is None:
         return "–"  # noqa: RUF001
     if abs(value) >= 1e4:
         for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if abs(value) >= size:
-                return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+                return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def duration(seconds: float) -> str:

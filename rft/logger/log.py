@@ -13,14 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rft.logger.console import RunConsole
+from rft.logger.console import RunConsole, telling
 from rft.logger.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
     History,
-    direction,
-    headline_names,
     trajectory_files,
     write_atomically,
 )
@@ -142,9 +140,7 @@ class RunLog:
             sink.close(bool(failure))
         report = write_report(self.run)
         history = History.of(self.run)
-        main = headline_names(history.names)
-        others = [name for name in history.names if direction(name) and name not in main]
-        stories = [story for name in main + others if (story := history.story(name)) is not None]
+        stories = [story for name in telling(history.names) if (story := history.story(name)) is not None]
         self.console.stop()
         self.console.summary(stories, self.run, report, history.elapsed, failure)
 

@@ -27,11 +27,12 @@ p.sub, .note { color: var(--soft); margin: 2px 0 0; } .note { font-size: 13px; }
 .tile strong { font-size: 25px; font-variant-numeric: tabular-nums; font-weight: 640; }
 .tile .up { color: var(--good); } .tile .down { color: var(--bad); } .tile i { font-style: normal; color: var(--soft); }
 .charts { grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); }
-.charts.large { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
+.charts.large { grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); }
+.charts.wide { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
 figcaption { display: flex; justify-content: space-between; overflow-wrap: anywhere; }
 figcaption .at { font-style: normal; color: var(--soft); white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 14px; font-size: 12.5px; color: var(--soft); min-height: 20px; }
-.legend em { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px;
+.legend em, td em { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px;
   background: var(--k); }
 .legend b { color: var(--ink); font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { display: block; width: 100%; height: auto; touch-action: pan-y; }
@@ -44,8 +45,8 @@ svg .cursor { stroke: var(--soft); visibility: hidden; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; } td, th { padding: 5px 12px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right; } .scroll { overflow-x: auto; }
-.failed { color: var(--bad); font-weight: 600; }
-details { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
+td small { display: block; } a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
+details + details { margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
 summary span { font-weight: 400; color: var(--soft); }
 .sample { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) 74px; gap: 4px 18px; padding: 10px 0;
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }

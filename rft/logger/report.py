@@ -23,22 +23,22 @@ from rft.logger.history import (
 from rft.logger.page import page
 
 REPORT = "report.html"
-SECTIONS = {  # title: prefixes
-    "Reward": ("reward",),
-    "Loss": ("loss",),
-    "Distance, entropy, clipping": ("kl", "entropy", "clip"),
-    "Length": ("length",),
-    "Optimiser": ("grad_norm", "lr"),
-    "Rollout": ("rollout", "staleness"),
-    "Time and throughput": ("time", "throughput", "padding", "memory"),
+FIRST = "Evaluation and reward"
+SECTIONS = {  # title: which charts; the first that fits
+    "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
+    "Learning": r"reward/std|loss/.*|kl/.*|entropy|clipped share|grad_norm|lr",
+    FIRST: r"eval/.*|reward.*",
+    "Time and memory": r"seconds a step|time/.*|throughput/.*|padding/.*|memory/.*",
+    "More": r".*",
 }
-TOGETHER = {  # names that share a chart: how their chart is called
-    r"reward/(?!std$).*": "reward",
-    r"clip/.*": "clipped share",
-    r"length/(mean|max|min)": "length in tokens",
-    r"time/.*_s": "seconds a step",
-    r"kl/.*": "KL",
-}
+TOGETHER = (  # names that share a chart, and what their chart is called
+    (r"(eval/.*)/[^/]*length[^/]*", r"\1, tokens"),
+    (r"(eval/.*)/[^/]*", r"\1"),
+    (r"reward/(?!std$).*", "reward"),
+    (r"clip/.*", "clipped share"),
+    (r"length/(mean|max|min)", "length in tokens"),
+    (r"time/.*_s", "seconds a step"),
+)
 FILES_SHOWN = 6
 ROWS_SHOWN = 6
 LONGEST = 1600  # characters of a text
@@ -48,26 +48,28 @@ def write_report(run: Path) -> Path:
     """Writes `<run>/report.html` from what the folder holds by now, also that of a killed run. Returns the path."""
     history = History.of(run)
     body = [_tiles(history), *_charts(history), _table(history), *_samples(run), _config(run)]
-    steps = f"{history.last_step} steps in {duration(history.elapsed)}" if history.rows else "no numbers logged yet"
-    stages = ", ".join(f"{stage.name} to step {stage.end}" for stage in history.stages() if stage.end > stage.start)
-    return write_atomically(run / REPORT, page(run.resolve().name, steps + (f": {stages}" if stages else ""), body))
+    return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
 
 
 def chart_groups(names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Which chart shows what: {section: {chart title: metric names}}. Every name has exactly one place."""
-    groups: dict[str, dict[str, list[str]]] = {title: {} for title in ("Evaluation", *SECTIONS, "More")}
+    groups: dict[str, dict[str, list[str]]] = {title: {} for title in (FIRST, "Learning", *SECTIONS)}
     for name in names:
         if name == ELAPSED or name.endswith(STDERR):
             continue
-        prefix = name.split("/")[0]
-        if prefix == "eval":
-            chart = name.rpartition("/")[0] + (", tokens" if "length" in name.rpartition("/")[2] else "")
-            groups["Evaluation"].setdefault(chart, []).append(name)
-            continue
-        section = next((title for title, prefixes in SECTIONS.items() if prefix in prefixes), "More")
-        chart = next((title for pattern, title in TOGETHER.items() if re.fullmatch(pattern, name)), name)
+        chart = next((re.sub(pattern, title, name) for pattern, title in TOGETHER if re.fullmatch(pattern, name)), name)
+        section = next(title for title, charts in SECTIONS.items() if re.fullmatch(charts, chart))
         groups[section].setdefault(chart, []).append(name)
     return {section: charts for section, charts in groups.items() if charts}
+
+
+def _subtitle(history: History) -> str:
+    if not history.rows:
+        return "no numbers logged yet"
+    parts = [f"{history.last_step} steps in {duration(history.elapsed)}"]
+    parts += [f"{stage.name} to step {stage.end}" for stage in history.stages() if stage.end > stage.start]
+    rate = history.story("throughput/tokens_per_s")
+    return " · ".join([*parts, *([f"{short(rate.last)} tokens/s"] if rate else [])])
 
 
 def _tiles(history: History) -> str:
@@ -83,30 +85,29 @@ def _tiles(history: History) -> str:
         arrow = f'<i>{short(before)} →</i> <strong>{short(last)}</strong> <b class="{style}">{change:+.3g}</b>'
         path = " · ".join(f"{html.escape(label)} {short(value)}" for label, value in marks)
         tiles.append(f'<div class="card tile"><small>{html.escape(name)}</small>{arrow}<small>{path}</small></div>')
-    rate = history.story("throughput/tokens_per_s")
-    facts = [("steps", short(history.last_step)), ("time", duration(history.elapsed))]
-    facts += [("tokens per second", short(rate.last))] if rate else []
-    tiles += [f'<div class="card tile"><small>{title}</small><strong>{text}</strong></div>' for title, text in facts]
-    return f'<div class="tiles">{"".join(tiles)}</div>' if history.rows else ""
+    return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
 
 
 def _charts(history: History) -> Iterator[str]:
     stages = history.stages()
     for section, charts in chart_groups([name for name in history.names if history.story(name)]).items():
-        curves = {title: [_curve(history, title, name) for name in names] for title, names in charts.items()}
-        cards = [draw(title, curves[title], stages) for title in charts]
-        large = " large" if section == "Evaluation" else ""
+        large = " large" if section == FIRST else ""
+        cards = [draw(title, [_curve(history, n) for n in names], stages) for title, names in charts.items()]
         yield f'<h2>{section}</h2><div class="charts{large}">{"".join(cards)}</div>'
     if history.rows:
         lines = "Thin lines are single steps, bold lines a moving average. Vertical bars are one standard error."
         yield f'<p class="note">{lines}</p>'
 
 
-def _curve(history: History, chart: str, name: str) -> Curve:
-    label = name if chart == name else name.rpartition("/")[2]
+def _curve(history: History, name: str) -> Curve:
     errors = dict(history.points(name + STDERR))
     points = history.points(name)
-    return Curve(label, points, name.startswith("eval/"), [errors.get(step) for step, _ in points] if errors else ())
+    return Curve(
+        name.rpartition("/")[2],
+        points,
+        name.startswith("eval/"),
+        [errors.get(step) for step, _ in points] if errors else (),
+    )
 
 
 def _table(history: History) -> str:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rft.logger.chart import Curve, draw
+from rft.logger.chart import COLORS, Curve, draw
 from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
 from rft.logger.log import STARTED
 from rft.logger.page import page
@@ -33,19 +33,26 @@ class Run:
 
     Args:
         folder: None where the run failed before it had one.
-        label: what tells it from the others (its overrides).
+        overrides: what it was started with.
         result: the metric that it returned.
         failure: why it failed, empty where it did not.
     """
 
     folder: Path | None
-    label: str
+    overrides: Sequence[str]
     result: float | None = None
     failure: str = ""
 
     @property
     def history(self) -> History:
         return History.of(self.folder) if self.folder is not None else History([])
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What tells the runs apart: their overrides without those that all of them share."""
+    shared = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
+    own = [" ".join(o for o in run.overrides if o not in shared) for run in runs]
+    return [label or (run.folder.name if run.folder else "defaults") for label, run in zip(own, runs, strict=True)]
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
@@ -56,13 +63,13 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     table.add_column("run", overflow="fold")
     for column in ("result", *names, "steps", "time"):
         table.add_column(column, justify="right")
-    for run, history in zip(runs, histories, strict=True):
+    for run, label, history in zip(runs, labels(runs), histories, strict=True):
         if run.failure:
             cells: list[Text | str] = [Text("failed", style="bold red")]
         else:
             cells = [Text(short(run.result), style="bold")]
         cells += [_in_short(history, name) for name in names]
-        table.add_row(Text(run.label), *cells, short(history.last_step), duration(history.elapsed))
+        table.add_row(Text(label), *cells, short(history.last_step), duration(history.elapsed))
     return table
 
 
@@ -75,12 +82,12 @@ def write_comparison(runs: Sequence[Run], target: Path) -> Path:
     cards = []
     for name in names:
         curves = [
-            Curve(run.label, history.points(name) if history.story(name) else [], name.startswith("eval/"))
-            for run, history in zip(runs, histories, strict=True)
+            Curve(label, history.points(name), name.startswith("eval/"))
+            for label, history in zip(labels(runs), histories, strict=True)
         ]
-        if any(curve.points for curve in curves):
+        if any(history.story(name) for history in histories):
             cards.append(draw(name, curves))
-    body.append(f'<h2>Curves</h2><div class="charts large">{"".join(cards)}</div>' if cards else "")
+    body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>' if cards else "")
     failed = sum(bool(run.failure) for run in runs)
     subtitle = f"{len(runs)} runs" + (f", {failed} of them failed" if failed else "")
     return write_atomically(target, page("Comparison", subtitle, body))
@@ -109,12 +116,12 @@ class CompareRuns(Callback):
         if self._target is None:
             return
         folder = STARTED[-1] if len(STARTED) > self._known else None
-        label = " ".join(job_return.overrides or []) or (folder.name if folder else "defaults")
+        overrides = job_return.overrides or []
         if job_return.status is JobStatus.COMPLETED:
             result = job_return.return_value
-            self._runs.append(Run(folder, label, float(result) if isinstance(result, int | float) else None))
+            self._runs.append(Run(folder, overrides, float(result) if isinstance(result, int | float) else None))
         else:
-            self._runs.append(Run(folder, label, failure=_why(job_return)))
+            self._runs.append(Run(folder, overrides, failure=_why(job_return)))
         write_comparison(self._runs, self._target)
         if any(run.failure for run in self._runs):
             self._show()
@@ -127,9 +134,9 @@ class CompareRuns(Callback):
             return
         console = Console()
         console.print(comparison_table(self._runs))
-        for run in self._runs:
+        for run, label in zip(self._runs, labels(self._runs), strict=True):
             if run.failure:
-                console.print(Text(f"failed: {run.label}: {run.failure}", style="red"), soft_wrap=True)
+                console.print(Text(f"failed: {label}: {run.failure}", style="red"), soft_wrap=True)
         line = Text.assemble(("comparison ", "dim"), (str(self._target), f"link {self._target.resolve().as_uri()}"))
         console.print(line, soft_wrap=True)
 
@@ -159,14 +166,14 @@ def _html_table(runs: Sequence[Run], histories: Sequence[History], beside: Path)
     wide = "".join(f'<th class="n" colspan="3">{html.escape(name)}</th>' for name in names)
     narrow = '<th class="n">first</th><th class="n">best</th><th class="n">last</th>' * len(names)
     rows = []
-    for index, (run, history) in enumerate(zip(runs, histories, strict=True)):
-        color = f'<em class="k{index % 8}"></em>'
-        label = html.escape(run.label)
+    for index, (run, label, history) in enumerate(zip(runs, labels(runs), histories, strict=True)):
+        text = html.escape(label)
         if run.folder is not None and (run.folder / REPORT).exists():
-            link = html.escape(os.path.relpath(run.folder / REPORT, beside))
-            label = f'<a href="{link}">{label}</a>'
-        result = f'<span class="failed">failed: {html.escape(run.failure)}</span>' if run.failure else short(run.result)
-        cells = [f'<td class="legend">{color}{label}</td><td class="n">{result}</td>']
+            text = f'<a href="{html.escape(os.path.relpath(run.folder / REPORT, beside))}">{text}</a>'
+        if run.failure:
+            text += f'<small class="failed">{html.escape(run.failure)}</small>'
+        result = '<span class="failed">failed</span>' if run.failure else short(run.result)
+        cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{result}</td>']
         for name in names:
             story = history.story(name)
             values = (story.first, story.best, story.last) if story else (None, None, None)

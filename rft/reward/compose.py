@@ -38,9 +38,7 @@ class WeightedSum:
         self._terms = {name: _term(node, f"reward.terms.{name}") for name, node in terms.items()}
         self.fields = tuple(sorted({field for _, rule in self._terms.values() for field in rule.facts.reads}))
 
-    def score(
-        self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Scores responses.
 
         Args:

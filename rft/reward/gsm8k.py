@@ -24,9 +24,7 @@ def _no_marker(options: Mapping[str, Any]) -> str | None:
 
 
 @REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker)
-def gsm8k(
-    response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]
-) -> float:
+def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]) -> float:
     """1 where the response's number equals that of the row's `answer`, else 0.
 
     Numbers are compared by value: "$1,000", "1000." and "1000.0" are the same. The gold number is what follows #### in

@@ -69,7 +69,13 @@ def test_wrong(response: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     ("response", "number"),
-    [("so she has 72 clips.", "72"), ("10-5", "5"), ("x=-5", "-5"), ("it costs $1,200.50!", "1200.5"), ("A: 8\nB: 9", "9")],
+    [
+        ("so she has 72 clips.", "72"),
+        ("10-5", "5"),
+        ("x=-5", "-5"),
+        ("it costs $1,200.50!", "1200.5"),
+        ("A: 8\nB: 9", "9"),
+    ],
 )
 def test_flexible_takes_the_last_number_where_there_is_no_marker(response: str, number: str) -> None:
     assert rule("flexible")(response, {"answer": number}) == 1.0

@@ -27,7 +27,12 @@ def test_exact_match(response: str, answer: object, strip: bool, score: float) -
 
 @pytest.mark.parametrize(
     ("match", "response", "score"),
-    [("whole", "<a>1</a>", 1.0), ("whole", "x <a>1</a>", 0.0), ("anywhere", "x <a>1</a> y", 1.0), ("anywhere", "x", 0.0)],
+    [
+        ("whole", "<a>1</a>", 1.0),
+        ("whole", "x <a>1</a>", 0.0),
+        ("anywhere", "x <a>1</a> y", 1.0),
+        ("anywhere", "x", 0.0),
+    ],
 )
 def test_format(match: str, response: str, score: float) -> None:
     rule = REWARDS.build({"name": "format", "pattern": r"<a>\d</a>", "match": match}, "reward.terms.a")

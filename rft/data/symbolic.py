@@ -1,0 +1,69 @@
+"""The built-in tasks: short texts with one right answer, made on the spot. Train and held-out sets share no prompt."""
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+TASKS: dict[str, Callable[[str], str]] = {
+    "sort": lambda digits: "".join(sorted(digits)),
+    "reverse": lambda digits: digits[::-1],
+    "double": lambda digits: "".join(digit * 2 for digit in digits),
+    "add": lambda digits: str(sum(int(digit) for digit in digits)),
+}
+HELD_OUT = 10  # one prompt in so many, by its checksum
+
+
+class Symbolic:
+    """Rows `{prompt: "sort 4130=", answer: "0134", response: "0134"}` over strings of digits.
+
+    Args:
+        key: supplied; its place in the yaml.
+        task: what is asked of the digits.
+        split: which prompts: those that train, or those held out (one in ten, by checksum).
+        count: rows, all different.
+        length: shortest and longest string of digits.
+        seed: of the draw.
+
+    Raises:
+        ValueError: there are not so many different prompts.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        task: Literal["sort", "reverse", "double", "add"],
+        split: Literal["train", "heldout"],
+        count: int,
+        length: list[int],
+        seed: int,
+    ) -> None:
+        self._key = key
+        self._task = task
+        self._split = split
+        self._count = count
+        self._length = length
+        self._seed = seed
+
+    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+        """Draws the rows; they have the fields prompt, answer and response."""
+        shortest, longest = self._length
+        rng = random.Random(self._seed)
+        rows: dict[str, dict[str, Any]] = {}
+        for _ in range(100 * self._count):
+            if len(rows) == self._count:
+                break
+            digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(shortest, longest)))
+            if (zlib.crc32(digits.encode()) % HELD_OUT == 0) == (self._split == "heldout"):
+                answer = TASKS[self._task](digits)
+                prompt = f"{self._task} {digits}="
+                rows[prompt] = {"prompt": prompt, "answer": answer, "response": answer}
+        if len(rows) < self._count:
+            raise ValueError(
+                f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or widen "
+                f"{self._key}.length"
+            )
+        for field in required:
+            if field not in ("prompt", "answer", "response"):
+                raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; choose another reward")
+        return list(rows.values())

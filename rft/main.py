@@ -1,0 +1,116 @@
+"""The entry point: composes the config, checks it, and runs the job that it describes.
+
+    python -m rft.main
+    python -m rft.main algorithm=gspo algorithm.loss.clip_high=4e-4
+    python -m rft.main -m algorithm=grpo,gspo,dapo seed=0,1
+    torchrun --nproc-per-node 8 -m rft.main -cd recipes/gsm8k -cn run
+
+Nothing slow is imported before the config is composed, so `--help` and `--cfg job` answer at once.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from rft.registry import did_you_mean
+
+CONFIG_FOLDER = Path(__file__).parent / "config"
+
+
+@hydra.main(version_base="1.3", config_path="config", config_name="main")
+def run(config: DictConfig) -> float:
+    """Runs one job and returns the metric that its config names."""
+    job = HydraConfig.get()
+    for source in job.runtime.config_sources:
+        if source.provider == "command-line":
+            check_recipe(Path(source.path) / f"{job.job.config_name}.yaml")
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+
+    from rft.build import Job
+
+    suffix = ""
+    if job.mode is RunMode.MULTIRUN and job.job.override_dirname:
+        suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", job.job.override_dirname)
+    return Job({str(key): value for key, value in plain.items()}).fit(suffix)
+
+
+def main() -> None:
+    """Runs `run`; what the user did wrong is printed as one message, what we did wrong as a traceback."""
+    for flag, folder in zip(sys.argv, sys.argv[1:], strict=False):
+        if flag in ("-cd", "--config-dir"):
+            sys.path.insert(0, str(Path(folder).resolve()))  # where the recipe's plugins are
+    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on to us
+    try:
+        run()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if full_error:
+            raise
+        rank = os.environ.get("RANK")
+        where = f"rank {rank}: " if rank is not None else ""
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]{where}error:[/]", explain(error), highlight=False)
+        sys.exit(1)
+
+
+def explain(error: Exception) -> str:
+    """One message for the user: our own as it is, Hydra's with the key that was probably meant."""
+    text = str(error).strip()
+    if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
+        return text
+    if found := re.search(r"Could not override '([^']+)'", text):
+        key = found[1].split("@")[0]
+        return f"{key}: no such key{did_you_mean(key, known_keys())}"
+    if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
+        name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
+        return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
+    if found := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{found[1]} is missing: set {found[1]}=<value>"
+    return text
+
+
+def known_keys() -> list[str]:
+    """Every key and every group that the command line may name."""
+    keys = [str(path.parent.relative_to(CONFIG_FOLDER)) for path in CONFIG_FOLDER.rglob("*/*.yaml")]
+    for path in CONFIG_FOLDER.rglob("*.yaml"):
+        folder = path.parent.relative_to(CONFIG_FOLDER).parts
+        keys += _leaves(OmegaConf.load(path), ".".join(folder))
+    return sorted(set(keys))
+
+
+def _leaves(node: object, prefix: str) -> list[str]:
+    if not isinstance(node, DictConfig):
+        return [prefix]
+    names = [str(name) for name in node if name != "defaults"]
+    below = [leaf for name in names for leaf in _leaves(node._get_node(name), f"{prefix}.{name}".lstrip("."))]
+    return [prefix, *below] if prefix else below
+
+
+def check_recipe(path: Path) -> None:
+    """Refuses numbers of a loss or an advantage in a recipe's body: they would leak into whichever is selected instead.
+
+    Raises:
+        ValueError: names the file and the key.
+    """
+    body = OmegaConf.load(path)
+    algorithm = body.get("algorithm") if isinstance(body, DictConfig) else None
+    for part in ("loss", "advantage"):
+        if isinstance(algorithm, DictConfig) and part in algorithm:
+            raise ValueError(
+                f"{path}: the body sets algorithm.{part}; a number of one {part} would leak into another that is selected "
+                f"instead. Put it into an option file {path.parent}/algorithm/{part}/<name>.yaml and select that in the "
+                "defaults"
+            )
+
+
+if __name__ == "__main__":
+    main()
