@@ -62,9 +62,7 @@ class Checkpoints:
         latest = self.latest()
         return None if latest is None else torch.load(latest / "state.pt", map_location="cpu", weights_only=False)
 
-    def write(
-        self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None
-    ) -> None:
+    def write(self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None) -> None:
         """Writes a checkpoint and removes those that are not kept. A collective (`save_model` gathers weights)."""
         final = self.folder / f"step_{step:08d}"
         partial = self.folder / f".{final.name}.partial"

@@ -200,9 +200,7 @@ class Trainer:
                     stage.method.weigh(rows, self.world.all_sum)
                     try:
                         watch = ("entropy",) if "rollout_logprobs" in batch.keys() else ()
-                        self.policy.update(
-                            rows, idle, stage.method.policy, stage.source.temperature, metrics, watch
-                        )
+                        self.policy.update(rows, idle, stage.method.policy, stage.source.temperature, metrics, watch)
                         if stage.method.critic is not None:
                             assert self.critic is not None
                             self.critic.update(rows, idle, stage.method.critic, stage.source.temperature, metrics)

@@ -7,7 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 
-def read_config(path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str) -> PretrainedConfig:
+def read_config(
+    path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str
+) -> PretrainedConfig:
     """The architecture, without any weights.
 
     Args:

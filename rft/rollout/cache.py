@@ -9,7 +9,9 @@ from transformers.cache_utils import DynamicLayer
 class GrowingLayer(DynamicLayer):
     """Keys and values (R, heads, T, width) of a full-attention layer, as views of storage for more tokens."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Appends the states (R, heads, t, width) of new tokens and returns all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -97,7 +99,9 @@ def expand(parts: list[Cache], copies: list[Tensor]) -> Cache:
     """
     cache = parts[0]
     if isinstance(cache.layers[0], GrowingLayer):
-        cache.layers = [GrowingLayer.join(list(layers), copies) for layers in zip(*(p.layers for p in parts), strict=True)]
+        cache.layers = [
+            GrowingLayer.join(list(layers), copies) for layers in zip(*(p.layers for p in parts), strict=True)
+        ]
     else:
         assert len(parts) == 1, "a cache with sliding or linear layers cannot be joined"
         rows = torch.arange(len(copies[0]), device=copies[0].device)

@@ -48,9 +48,7 @@ class FSDP2:
         losses are divided by global counts already."""
         network.to(self.world.device)
         for module in (*blocks, network):
-            fully_shard(
-                module, mesh=self.world.mesh, reshard_after_forward=self._reshard, mp_policy=self._policy
-            )
+            fully_shard(module, mesh=self.world.mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -80,8 +78,6 @@ class FSDP2:
         """The whole optimizer state on the CPU of rank zero. A collective."""
         return get_optimizer_state_dict(network, optimizer, options=FULL)
 
-    def load_optimizer_state(
-        self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-    ) -> None:
+    def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Loads a whole optimizer state that every rank has read."""
         set_optimizer_state_dict(network, optimizer, state, options=StateDictOptions(full_state_dict=True))

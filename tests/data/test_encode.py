@@ -26,7 +26,7 @@ def tokenizer(template: str | None = None, begin: bool = False) -> PreTrainedTok
 
 
 def text(encoder: Encoder, row: dict[str, Any]) -> str:
-    return encoder._tokenizer.decode(encoder.prompt(row))
+    return str(encoder._tokenizer.decode(encoder.prompt(row)))
 
 
 def test_without_a_template_the_text_stands_as_it_is() -> None:

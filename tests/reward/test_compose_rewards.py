@@ -114,7 +114,7 @@ def reward_node(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(CONFIG, version_base="1.3"):
         node = OmegaConf.to_container(compose(overrides=list(overrides)).reward)
     assert isinstance(node, dict)
-    return node
+    return {str(name): value for name, value in node.items()}
 
 
 def test_yaml_exact() -> None:

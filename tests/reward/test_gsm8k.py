@@ -72,6 +72,7 @@ def test_wrong(response: str, answer: str) -> None:
     [
         ("so she has 72 clips.", "72"),
         ("10-5", "5"),
+        ("(3)-5", "5"),
         ("x=-5", "-5"),
         ("it costs $1,200.50!", "1200.5"),
         ("A: 8\nB: 9", "9"),
