@@ -55,12 +55,12 @@ class Job:
         self.method = Method(run.algorithm, "algorithm")
         check_numbers(run, self.method)
         check_flow(run, self.method, self.source.factory.writes)
-        self.needs = {*self.source.factory.needs, *self.reward.fields}
+        self.needs = {*self.source.factory.needs(self.source.options), *self.reward.fields}
         if run.warmup is not None:
             self.warmup_method = Method(run.warmup.method(), "warmup")
             self.warmup_source = Target(run.warmup.source, "warmup.source", FROM_ROLLOUT)
             check_flow(run, self.warmup_method, self.warmup_source.factory.writes)
-            self.needs |= set(self.warmup_source.factory.needs)
+            self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
         for sink in self.sinks:
             sink.check()
 
@@ -83,7 +83,7 @@ class Job:
         }
         shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
         sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
-        check_lengths(encoder, sets, "response" in self.needs, shape, run.rollout.max_new_tokens)
+        check_lengths(encoder, sets, shape, run.rollout.max_new_tokens)
         wanted = Path(run.output_dir + suffix)
         folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
         with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:

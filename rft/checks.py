@@ -72,9 +72,9 @@ def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None
 
 
 def check_lengths(
-    encoder: Encoder, sets: dict[str, Rows], supervised: bool, shape: PretrainedConfig, new_tokens: int
+    encoder: Encoder, sets: dict[str, Rows], shape: PretrainedConfig, new_tokens: int
 ) -> None:
-    """No prompt (nor supervised row) is longer than the model's context allows."""
+    """No prompt leaves less room in the model's context than a response may take."""
     context = shape.get_text_config().max_position_embeddings
     for key, rows in sets.items():
         prompts = encoder.prompts(rows)
@@ -85,11 +85,3 @@ def check_lengths(
                 f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
                 "out or choose a model with a longer context"
             )
-        if supervised and key == "data.train":
-            for number, row in enumerate(rows):
-                length = len(encoder.example(row)[0])
-                if length > context:
-                    raise ValueError(
-                        f"{key}: row {number} with its response has {length} tokens, over the model's context of "
-                        f"{context}; take the row out or choose a model with a longer context"
-                    )

@@ -66,10 +66,10 @@ class Registry:
 
         def add(function: Callable) -> Callable:
             known = self._entries.get(name)
-            if known is not None and known[0].__module__ != function.__module__:
+            if known is not None and _place(known[0]) != _place(function):  # the same place again: imported anew
                 raise ValueError(
-                    f"{self.kind} {name!r} is registered twice: in {known[0].__module__} and in "
-                    f"{function.__module__}; give one of them another name"
+                    f"{self.kind} {name!r} is registered twice: as {_place(known[0])} and as {_place(function)}; "
+                    "give one of them another name"
                 )
             self._entries[name] = (function, facts)
             return function
@@ -93,7 +93,7 @@ class Registry:
         if not isinstance(node, Mapping) or "name" not in node:
             raise ValueError(f"{key}: expected a {self.kind} as {{name: ..., options}}, got {node!r}")
         name = node["name"]
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise ValueError(
                 f"{key}.name: no {self.kind} is called {name!r}{did_you_mean(str(name), self._entries)} "
                 f"(known: {', '.join(self.names())}; a file of yours is imported with plugins: [file])"
@@ -131,6 +131,10 @@ class Target:
         """Builds the object; of the keyword arguments only those that it takes are handed on."""
         taken = {k: v for k, v in supplied.items() if k in self.takes and k not in self.options}
         return self.factory(**taken, **self.options)
+
+
+def _place(function: Callable) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def consume(
@@ -190,7 +194,7 @@ def convert(value: Any, annotation: Any, key: str) -> Any:
             except ValueError:
                 continue
     elif origin is Literal:
-        if value in arguments:
+        if any(value == a and type(value) is type(a) for a in arguments):  # True is not 1
             return value
         known = [str(a) for a in arguments]
         raise ValueError(f"{key}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")

@@ -17,18 +17,26 @@ class DatasetSource:
 
     Args:
         world, encoder, rows, prompts, seed: supplied; `prompts` is the number of rows of a step over all ranks.
+        response: the field that holds the response.
     """
 
     writes = SOURCE_COLUMNS
-    needs = ("prompt", "response")
     temperature = 1.0
 
-    def __init__(self, world: World, encoder: Encoder, rows: list[dict[str, Any]], prompts: int, seed: int) -> None:
+    def __init__(
+        self, world: World, encoder: Encoder, rows: list[dict[str, Any]], prompts: int, seed: int, response: str
+    ) -> None:
         self._world = world
         self._encoder = encoder
         self._rows = rows
         self._prompts = prompts
+        self._response = response
         self._cursor = Cursor(len(rows), seed)
+
+    @staticmethod
+    def needs(options: dict[str, Any]) -> tuple[str, ...]:
+        """The fields of a row that this source reads."""
+        return ("prompt", options["response"])
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
@@ -36,7 +44,7 @@ class DatasetSource:
         return collate([self._row(position, self._rows[row]) for position, row in mine])
 
     def _row(self, position: int, row: dict[str, Any]) -> dict[str, Any]:
-        ids, trains = self._encoder.example(row)
+        ids, trains = self._encoder.example({**row, "response": row[self._response]})
         return {
             "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
             "response_mask": torch.tensor(trains),

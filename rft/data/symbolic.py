@@ -1,4 +1,9 @@
-"""The built-in tasks: short texts with one right answer, made on the spot. Train and held-out sets share no prompt."""
+"""The built-in tasks: short texts with one right answer, made on the spot. Train and held-out sets share no prompt.
+
+Besides its right answer every row has a demonstration by a sloppy demonstrator, who often leaves the digits as they
+stand. Imitating it teaches how to answer, and the task too, but as the rarer of two habits: what reinforcement has to
+find.
+"""
 
 import random
 import zlib
@@ -8,14 +13,14 @@ from typing import Any, Literal
 TASKS: dict[str, Callable[[str], str]] = {
     "sort": lambda digits: "".join(sorted(digits)),
     "reverse": lambda digits: digits[::-1],
-    "double": lambda digits: "".join(digit * 2 for digit in digits),
+
     "add": lambda digits: str(sum(int(digit) for digit in digits)),
 }
 HELD_OUT = 10  # one prompt in so many, by its checksum
 
 
 class Symbolic:
-    """Rows `{prompt: "sort 4130=", answer: "0134", response: "0134"}` over strings of digits.
+    """Rows over strings of digits: `{prompt: "sort 4130=", answer: "0134", response: "0134", demonstration: "4130"}`.
 
     Args:
         key: supplied; its place in the yaml.
@@ -23,6 +28,7 @@ class Symbolic:
         split: which prompts: those that train, or those held out (one in ten, by checksum).
         count: rows, all different.
         length: shortest and longest string of digits.
+        slips: share of the demonstrations that leave the digits as they stand.
         seed: of the draw.
 
     Raises:
@@ -36,6 +42,7 @@ class Symbolic:
         split: Literal["train", "heldout"],
         count: int,
         length: list[int],
+        slips: float,
         seed: int,
     ) -> None:
         self._key = key
@@ -43,10 +50,11 @@ class Symbolic:
         self._split = split
         self._count = count
         self._length = length
+        self._slips = slips
         self._seed = seed
 
     def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
-        """Draws the rows; they have the fields prompt, answer and response."""
+        """Draws the rows."""
         shortest, longest = self._length
         rng = random.Random(self._seed)
         rows: dict[str, dict[str, Any]] = {}
@@ -57,13 +65,14 @@ class Symbolic:
             if (zlib.crc32(digits.encode()) % HELD_OUT == 0) == (self._split == "heldout"):
                 answer = TASKS[self._task](digits)
                 prompt = f"{self._task} {digits}="
-                rows[prompt] = {"prompt": prompt, "answer": answer, "response": answer}
+                shown = digits if rng.random() < self._slips else answer
+                rows[prompt] = {"prompt": prompt, "answer": answer, "response": answer, "demonstration": shown}
         if len(rows) < self._count:
             raise ValueError(
                 f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or widen "
                 f"{self._key}.length"
             )
         for field in required:
-            if field not in ("prompt", "answer", "response"):
+            if field not in ("prompt", "answer", "response", "demonstration"):
                 raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; choose another reward")
         return list(rows.values())

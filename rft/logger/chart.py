@@ -11,13 +11,19 @@ from rft.logger.history import Point, Stage, short
 
 COLORS = 8  # the page defines --c0 .. --c7
 MOST_POINTS = 500  # a curve with more is thinned to bucket means
+MOST_DOTS = 80
 SMOOTH_FROM = 40  # curves of fewer points are drawn as they are
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 22
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart. `errors` are standard errors, one a point (drawn as bars); `dotted` marks every point."""
+    """One line of a chart.
+
+    Args:
+        dotted: marks every point and averages none: for evaluations.
+        errors: standard errors, one a point, drawn as bars.
+    """
 
     label: str
     points: Sequence[Point]
@@ -62,7 +68,7 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
     for index, curve in drawn:
         parts += _line(curve, index, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve.points) if v is not None] for _, curve in drawn]
+    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve) if v is not None] for _, curve in drawn]
     data = json.dumps({"x": [x.low, x.high, LEFT, width - RIGHT], "curves": shown}, separators=(",", ":"))
     legend = "".join(_legend(curve, index) for index, curve in drawn)
     name = html.escape(title)
@@ -94,7 +100,7 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
 
 def _reach(curve: Curve) -> list[float]:
     """The values of a curve, and the ends of its error bars."""
-    values = [value for _, value in curve.points if value is not None]
+    values = [value for _, value in _thin(curve) if value is not None]
     for (_, value), error in zip(curve.points, curve.errors, strict=False):
         if value is not None and error is not None:
             values += [value - error, value + error]
@@ -111,8 +117,9 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return low - abs(low) * 0.1, high + abs(high) * 0.1
 
 
-def _thin(points: Sequence[Point]) -> Sequence[Point]:
-    if len(points) <= MOST_POINTS:
+def _thin(curve: Curve) -> Sequence[Point]:
+    points = curve.points
+    if curve.dotted or len(points) <= MOST_POINTS:
         return points
     size = math.ceil(len(points) / MOST_POINTS)
     buckets = [points[i : i + size] for i in range(0, len(points), size)]
@@ -156,7 +163,7 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
     color = f"k{index % COLORS}" + (" dash" if index >= COLORS else "")
-    points = _thin(curve.points)
+    points = _thin(curve)
     if curve.dotted:
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
     else:
@@ -168,7 +175,9 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> 
         if noisy:
             path = "".join(_path(smooth(piece, max(3, len(piece) // 20)), x, y) for piece in pieces)
             parts.append(f'<path class="line {color}" d="{path}"/>')
-    for (step, value), error in zip(curve.points, curve.errors, strict=False):
+    if len(points) > MOST_DOTS:
+        return parts
+    for (step, value), error in zip(points, curve.errors, strict=False):
         if value is not None and error is not None:
             ends = f'x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"'
             parts.append(f'<line class="error {color}" {ends}/>')

@@ -32,7 +32,7 @@ SHOWN = ("eval/", "reward/", "loss/", "kl/", "entropy", "grad_norm", "length/mea
 IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/ref", "entropy", "length/mean", "time/step_s")
 LINES_PER_STAGE = 20  # where no terminal is
 PATIENCE = 30.0  # seconds between two lines about the same long work, where no terminal is
-TREND = 24  # characters
+TREND = 18  # characters
 HISTORY = 2000  # values that a trend looks back on
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -184,13 +184,13 @@ class RunConsole:
 
     def _table(self) -> Table:
         """The numbers that matter, as many as the height allows, in two columns where the width allows it."""
-        sides = 2 if self.console.width >= 110 else 1
+        sides = 2 if self.console.width >= 116 else 1
         room = max(3, self.console.height - len(self._bars.tasks) - 4)
         names = telling(self._values)[: room * sides]
         rows: list[tuple[Text | str, ...]] = [
             (
                 Text(name, style="bold green" if name.startswith("eval/") else ""),
-                short(self._values[name][-1]),
+                short(self._values[name][-1], 3),
                 Text(trend(self._values[name]), style="cyan"),
             )
             for name in names
@@ -198,7 +198,7 @@ class RunConsole:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for _ in range(sides):
             table.add_column("metric", no_wrap=True)
-            table.add_column("last", justify="right", min_width=8)
+            table.add_column("last", justify="right", min_width=9)
             table.add_column("trend", no_wrap=True, min_width=TREND)
         height = math.ceil(len(rows) / sides)
         halves = [rows[side * height : (side + 1) * height] for side in range(sides)]

@@ -40,6 +40,11 @@ class History:
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self.rows = rows
+        self._points: dict[str, list[Point]] = {}
+        for row in rows:
+            for name, value in row.items():
+                if name not in ("step", "stage"):
+                    self._points.setdefault(name, []).append((row["step"], value))
 
     @classmethod
     def of(cls, run: Path) -> "History":
@@ -50,8 +55,7 @@ class History:
     @property
     def names(self) -> list[str]:
         """Every metric, in the order in which it first appeared."""
-        seen = dict.fromkeys(name for row in self.rows for name in row)
-        return [name for name in seen if name not in ("step", "stage")]
+        return list(self._points)
 
     @property
     def last_step(self) -> int:
@@ -64,7 +68,7 @@ class History:
 
     def points(self, name: str) -> list[Point]:
         """(step, value) of one metric."""
-        return [(row["step"], row[name]) for row in self.rows if name in row]
+        return self._points.get(name, [])
 
     def stages(self) -> list[Stage]:
         """The stages one after another; each begins where the one before it ended."""

@@ -45,8 +45,9 @@ svg .cursor { stroke: var(--soft); visibility: hidden; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; } td, th { padding: 5px 12px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right; } .scroll { overflow-x: auto; }
-td small { display: block; } a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
-details + details { margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
+td { white-space: nowrap; } td small { display: block; white-space: normal; max-width: 60ch; }
+a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
+details.card + details.card { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
 summary span { font-weight: 400; color: var(--soft); }
 .sample { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) 74px; gap: 4px 18px; padding: 10px 0;
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }

@@ -121,7 +121,8 @@ class CompareRuns(Callback):
             result = job_return.return_value
             self._runs.append(Run(folder, overrides, float(result) if isinstance(result, int | float) else None))
         else:
-            self._runs.append(Run(folder, overrides, failure=_why(job_return)))
+            error = job_return._return_value  # `return_value` would raise it
+            self._runs.append(Run(folder, overrides, failure=f"{type(error).__name__}: {error}"))
         write_comparison(self._runs, self._target)
         if any(run.failure for run in self._runs):
             self._show()
@@ -139,15 +140,6 @@ class CompareRuns(Callback):
                 console.print(Text(f"failed: {label}: {run.failure}", style="red"), soft_wrap=True)
         line = Text.assemble(("comparison ", "dim"), (str(self._target), f"link {self._target.resolve().as_uri()}"))
         console.print(line, soft_wrap=True)
-
-
-def _why(job_return: JobReturn) -> str:
-    """The error of a failed job; reading `return_value` raises it."""
-    try:
-        _ = job_return.return_value
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "unknown"
 
 
 def _headlines(histories: Sequence[History]) -> list[str]:

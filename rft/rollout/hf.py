@@ -5,6 +5,7 @@ Left out: paged storage and new rows joining a running batch (rows above `max_ro
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -170,7 +171,7 @@ class HFEngine:
         completions = []
         for ids, numbers, text in zip(drawn, logs, texts, strict=True):
             places = [place for place in (text.find(string) for string in stop) if place >= 0]
-            reason = "stop" if places or ids[-1] in self.ends else "length"
+            reason: Literal["stop", "length"] = "stop" if places or ids[-1] in self.ends else "length"
             text = text[: min(places)] if places else text
             completions.append(Completion(ids, numbers, reason, text, self.version))
         return completions
@@ -179,7 +180,7 @@ class HFEngine:
 class StopStrings:
     """Watches the ends of the texts of R rows.
 
-    A stop string ends in the newest token, or the row had ended before, so the last tokens are decoded and no others: one
+    A stop string ends in the newest token, or the row would have ended before. So only the last tokens are decoded: one
     a byte of the longest string, and a few for characters and spaces that depend on their neighbours.
     """
 

@@ -68,7 +68,7 @@ def truncate(weights: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         (R, V) float32, not renormalised.
     """
     width = weights.shape[1]
-    floor = weights.amax(-1, keepdim=True) * max(min_p, torch.finfo(torch.float32).tiny)  # (R, 1)
+    floor = weights.amax(-1, keepdim=True) * min_p  # (R, 1)
     if 0 < top_k < width or top_p < 1.0:
         count = min(top_k or 256, width)
         while True:

@@ -43,7 +43,6 @@ class RolloutSource:
     """
 
     writes = (*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms")
-    needs = ("prompt",)
 
     def __init__(
         self,
@@ -71,6 +70,11 @@ class RolloutSource:
         self._redraw = redraw
         self._cursor = Cursor(len(rows), seed)
         self._surplus: list[list[dict[str, Any]]] = []
+
+    @staticmethod
+    def needs(options: dict[str, Any]) -> tuple[str, ...]:
+        """The fields of a row that this source reads."""
+        return ("prompt",)
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""

@@ -1,0 +1,156 @@
+"""Section `step`: seconds per stage of a GRPO step, and the same work through TRL in a process of its own."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.workload import SIZES, Workload, equal, skewed
+
+__all__ = ["SIZES", "run"]
+
+HERE = Path(__file__).resolve().parent
+STAGES = ("rollout", "reward", "annotate", "update", "refresh")
+EQUAL_LENGTH = 64
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures, prints a table, and writes the numbers.
+
+    Raises:
+        ValueError: an option does not fit.
+        RuntimeError: a side failed, or trained another number of tokens than it was to.
+    """
+    console = Console()
+    rows = arguments.rows
+    if arguments.repeats < 1:
+        raise ValueError(f"--repeats {arguments.repeats}: give at least 1")
+    if arguments.trl_rows < 1 or rows % arguments.trl_rows:
+        raise ValueError(f"--trl-rows {arguments.trl_rows}: give a divisor of --rows {rows}")
+    lengths = equal(rows, min(EQUAL_LENGTH, arguments.longest)) if arguments.equal else skewed(rows, arguments.longest)
+    workload = Workload(arguments.size, lengths)
+    steps = 1 + arguments.repeats
+    with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
+        folder = Path(name)
+        parameters = workload.write(folder)
+        console.print(
+            f"{parameters / 1e6:.1f}M parameters, {workload.rows} rows in {len(lengths)} groups, {workload.sampled} "
+            f"sampled tokens (mean {workload.sampled / workload.rows:.0f}, longest {workload.longest}); "
+            f"1 step to warm up and {arguments.repeats} measured"
+        )
+        console.rule("rft")
+        results = {"rft": rft_side(folder, workload, steps)}
+        if arguments.rft_only:
+            pass
+        elif importlib.util.find_spec("trl") is None:
+            console.print('TRL is not installed, so there is no comparison: pip install -c constraints.txt -e ".[bench]"')
+        else:
+            console.rule("TRL")
+            results["trl"] = trl_side(folder, workload, steps, arguments.trl_rows)
+    numbers = summary(workload, parameters, results)
+    console.print(table(numbers))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(numbers, indent=1) + "\n")
+    console.print(f"numbers: {arguments.out}")
+
+
+def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
+    """The main job in a process of its own; what it logged of every step."""
+    overrides = [f"rollout.engine.folder={folder}", f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
+    overrides += [f"rollout.max_new_tokens={workload.longest}"]
+    call(["-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides])
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    logged = [row for row in map(json.loads, lines) if row["step"] > 0]
+    side = {
+        "steps": [
+            {stage: row[f"time/{stage}_s"] for stage in STAGES} | {"total": row["time/step_s"]} for row in logged
+        ],
+        "tokens": [round(row["length/trained"] * workload.rows) for row in logged],
+        "grad_norm": [row["grad_norm"] for row in logged],
+        "memory_gib": logged[-1]["memory/peak_gib"],
+    }
+    return checked("rft", side, workload, steps)
+
+
+def trl_side(folder: Path, workload: Workload, steps: int, forward_rows: int) -> dict[str, Any]:
+    """TRL in a process of its own."""
+    call(["-m", "bench.trl_side", str(folder), str(steps), str(forward_rows)])
+    side = json.loads((folder / "trl.json").read_text())
+    return checked("TRL", side, workload, steps) | {"forward_rows": forward_rows}
+
+
+def call(arguments: list[str]) -> None:
+    """Runs this Python on the terminal, with this folder's modules to import. Raises a RuntimeError where it fails."""
+    paths = [str(HERE.parent), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run([sys.executable, *arguments], env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    if done.returncode:
+        raise RuntimeError(f"python {' '.join(arguments[:2])} ended with status {done.returncode}; see above")
+
+
+def checked(name: str, side: dict[str, Any], workload: Workload, steps: int) -> dict[str, Any]:
+    """The side, if all its steps trained exactly the workload."""
+    if side["tokens"] != [workload.sampled] * steps or len(side["steps"]) != steps:
+        raise RuntimeError(f"{name} trained {side['tokens']} tokens in its steps, not {steps} x {workload.sampled}")
+    return side
+
+
+def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dict[str, Any]:
+    """Medians over the measured steps, and the ratio."""
+    sides = {}
+    for name, side in results.items():
+        measured = side["steps"][1:]
+        seconds = {stage: statistics.median(step[stage] for step in measured) for stage in measured[0]}
+        sides[name] = side | {
+            "median_s": seconds,
+            "samples_per_s": workload.rows / seconds["total"],
+            "tokens_per_s": workload.sampled / seconds["total"],
+        }
+    packages = ("torch", "transformers", *(("trl",) if "trl" in sides else ()))
+    numbers = {
+        "workload": workload.plain() | {"parameters": parameters},
+        "machine": {"cpus": os.cpu_count()} | {package: importlib.metadata.version(package) for package in packages},
+        "sides": sides,
+    }
+    if "trl" in sides:
+        numbers["ratio"] = sides["trl"]["median_s"]["total"] / sides["rft"]["median_s"]["total"]
+    return numbers
+
+
+def table(numbers: dict[str, Any]) -> Table:
+    """The numbers as a person reads them."""
+    sides = numbers["sides"]
+    shown = Table(title="one GRPO step, float32, median")
+    shown.add_column("")
+    for name in sides:
+        shown.add_column("rft" if name == "rft" else f"TRL {numbers['machine']['trl']}", justify="right")
+    if "ratio" in numbers:
+        shown.add_column("TRL / rft", justify="right")
+
+    def line(title: str, values: list[float | None], pattern: str, ratio: bool = True) -> None:
+        cells = ["" if value is None else format(value, pattern) for value in values]
+        if "ratio" in numbers:
+            cells.append(f"{values[1] / values[0]:.2f}" if ratio and None not in values else "")
+        shown.add_row(title, *cells)
+
+    for stage in (*STAGES, "total"):
+        if stage == "total":
+            shown.add_section()
+        line(f"{stage} (s)", [side["median_s"].get(stage) for side in sides.values()], ".3f")
+    shown.add_section()
+    line("samples per second", [side["samples_per_s"] for side in sides.values()], ".2f")
+    line("sampled tokens per second", [side["tokens_per_s"] for side in sides.values()], ".1f")
+    line("trained tokens a step", [side["tokens"][-1] for side in sides.values()], "d", ratio=False)
+    line("peak memory (GiB)", [side["memory_gib"] for side in sides.values()], ".2f")
+    if "ratio" in numbers:
+        shown.caption = f"a step of rft is {numbers['ratio']:.2f} times as fast"
+    return shown

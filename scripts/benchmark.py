@@ -1,0 +1,42 @@
+"""Measures how fast `rft` is, beside other tools where they are installed.
+
+python scripts/benchmark.py step             # a GRPO step, stage by stage, and the same work through TRL (extra `bench`)
+python scripts/benchmark.py step --equal     # the same with responses of equal length
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import step
+
+
+def main() -> None:
+    """Runs the section that the command line names."""
+    parser = argparse.ArgumentParser(description="Measures how fast rft is.")
+    sections = parser.add_subparsers(dest="section", required=True, metavar="section")
+    add_step(sections.add_parser("step", help="seconds per stage of a GRPO step, and against TRL's GRPOTrainer"))
+    arguments = parser.parse_args()
+    try:
+        arguments.run(arguments)
+    except (ValueError, RuntimeError) as error:
+        Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", str(error), highlight=False)
+        raise SystemExit(1) from None
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """The options of `step`."""
+    parser.add_argument("--rows", type=int, default=64, help="sampled rows a step, in groups of 8 (default: 64)")
+    parser.add_argument("--longest", type=int, default=256, help="tokens of the longest response (default: 256)")
+    parser.add_argument("--equal", action="store_true", help="all responses have 64 tokens (or --longest, if less)")
+    parser.add_argument("--size", choices=sorted(step.SIZES), default="21m", help="the model (default: 21m)")
+    parser.add_argument("--repeats", type=int, default=2, help="measured steps after one to warm up (default: 2)")
+    parser.add_argument("--trl-rows", type=int, default=8, help="rows of one forward of TRL's training (default: 8)")
+    parser.add_argument("--rft-only", action="store_true", help="leaves TRL out")
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/step.json"), help="where the numbers go")
+    parser.set_defaults(run=step.run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Padding, trimming, and cutting a batch into mini-batches and micro-batches."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.batch import check_columns, collate, fields, lengths, micro_batches, mini_batches, trim
+
+
+def row(length, **more):
+    ids = torch.arange(1, length + 1)
+    tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {"tokens": tokens, "response_mask": ids > 1, "unit": 0, "fields": {"length": length}} | more
+
+
+def batch_of(row_lengths, unit=None):
+    units = range(len(row_lengths)) if unit is None else unit
+    return collate([row(length, unit=u) for length, u in zip(row_lengths, units, strict=True)])
+
+
+def test_collate_pads_on_the_right_with_zeros():
+    logprobs = [torch.tensor([0.0, -0.5]), torch.tensor([0.0, -1.0, -2.0])]
+    batch = collate(
+        [
+            row(2, rollout_logprobs=logprobs[0], truncated=True, group=7, version=1),
+            row(3, rollout_logprobs=logprobs[1], truncated=False, group=8, version=2),
+        ]
+    )
+    assert batch.batch_size == torch.Size([2])
+    assert batch["tokens", "input_ids"].tolist() == [[1, 2, 0], [1, 2, 3]]
+    assert batch["tokens", "attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch["response_mask"].tolist() == [[False, True, False], [False, True, True]]
+    assert batch["rollout_logprobs"].tolist() == [[0.0, -0.5, 0.0], [0.0, -1.0, -2.0]]
+    dtypes = {"response_mask": torch.bool, "truncated": torch.bool, "group": torch.int64, "version": torch.int64}
+    assert {name: batch[name].dtype for name in dtypes} == dtypes
+    assert batch["rollout_logprobs"].dtype == torch.float32
+    assert (batch["group"].tolist(), batch["truncated"].tolist()) == ([7, 8], [True, False])
+    assert lengths(batch).tolist() == [2, 3]
+
+
+def test_fields_stay_plain_and_follow_their_rows():
+    nested = [{"text": "a", "turns": [1, {"x": None}]}, {"text": "b", "turns": []}, {"text": "c", "other": 3}]
+    batch = collate([row(2, fields=given) for given in nested])
+    assert fields(batch) == nested
+    assert fields(batch[torch.tensor([2, 0])]) == [nested[2], nested[0]]
+    assert fields(batch[torch.tensor([False, True, False])]) == [nested[1]]
+    assert fields(batch[:1]) == nested[:1]
+    assert fields(trim(batch)) == nested
+
+
+def test_trim_cuts_what_no_row_needs():
+    batch = batch_of([2, 5, 3])
+    batch["keep"] = batch["response_mask"].clone()
+    batch["scores"] = torch.tensor([1.0, 2.0, 3.0])
+    batch["terms"] = TensorDict({"exact": torch.ones(3)}, batch_size=[3])
+    part = trim(batch[torch.tensor([2, 0])])
+    assert part["tokens", "input_ids"].tolist() == [[1, 2, 3], [1, 2, 0]]
+    assert part["keep"].tolist() == [[False, True, True], [False, True, False]]
+    assert part["scores"].tolist() == [3.0, 1.0]
+    assert part["terms", "exact"].shape == (2,)
+    assert fields(part) == [{"length": 3}, {"length": 2}]
+    assert batch["keep"].shape == (3, 5), "the batch that is trimmed stays as it is"
+    assert trim(batch) is batch
+
+
+LENGTHS = [7, 1, 12, 3, 3, 9, 2, 12, 5, 1, 4]
+
+
+@pytest.mark.parametrize("cap", [12, 13, 24, 25, 40, 1000])
+@pytest.mark.parametrize("shuffle", [0, 1])
+def test_micro_batches_hold_every_row_once_under_the_cap(cap, shuffle):
+    order = torch.randperm(len(LENGTHS), generator=torch.Generator().manual_seed(shuffle))
+    row_lengths = [LENGTHS[i] for i in order]
+    cuts = micro_batches(batch_of(row_lengths), cap)
+    assert sorted(torch.cat(cuts).tolist()) == list(range(len(LENGTHS)))
+    sizes = [[row_lengths[r] for r in rows] for rows in cuts]
+    assert all(len(found) * max(found) <= cap for found in sizes)
+    flat = [length for found in sizes for length in found]
+    assert flat == sorted(LENGTHS, reverse=True), "like lengths go together, the longest first"
+    for left, right in zip(sizes, sizes[1:], strict=False):
+        assert (len(left) + 1) * max(left) > cap or right == [], "a row is put where it still fits"
+    assert len(cuts) == {12: 8, 13: 8, 24: 4, 25: 4, 40: 3, 1000: 1}[cap] or cap in (12, 13, 24, 25, 40)
+
+
+def test_units_stay_together():
+    unit = [5, 3, 5, 3, 9, 9, 9, 5]
+    row_lengths = [2, 8, 3, 1, 4, 4, 2, 1]
+    cuts = micro_batches(batch_of(row_lengths, unit), 16)
+    assert [sorted(rows.tolist()) for rows in cuts] == [[1, 3], [4, 5, 6], [0, 2, 7]]
+    cuts = micro_batches(batch_of(row_lengths, unit), 24)
+    assert [sorted(rows.tolist()) for rows in cuts] == [[1, 3], [0, 2, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(("row_lengths", "unit", "needed"), [([3, 17], [0, 1], 17), ([3, 6, 1], [4, 4, 4], 18)])
+def test_a_unit_over_the_cap_says_what_would_do(row_lengths, unit, needed):
+    batch = batch_of(row_lengths, unit)
+    with pytest.raises(ValueError, match=rf"^actor\.micro_batch_tokens=16 .* actor\.micro_batch_tokens to at least {needed}$"):
+        micro_batches(batch, 16)
+    with pytest.raises(ValueError, match=f"at least {needed}$"):
+        micro_batches(batch, needed - 1)
+    micro_batches(batch, needed)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_mini_batches_deal_every_unit_once(count):
+    unit = torch.tensor([4, 4, 9, 2, 2, 2, 7, 11])
+    parts = list(mini_batches(unit, count, seed=3))
+    assert len(parts) == count
+    assert sorted(torch.cat(parts).tolist()) == [2, 4, 7, 9, 11]
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_mini_batches_do_not_depend_on_where_rows_are():
+    unit = torch.arange(40).repeat(2)
+    moved = unit[torch.randperm(80, generator=torch.Generator().manual_seed(1))]
+    once = [part.tolist() for part in mini_batches(unit, 4, seed=5)]
+    assert [part.tolist() for part in mini_batches(moved, 4, seed=5)] == once
+    assert [part.tolist() for part in mini_batches(unit, 4, seed=6)] != once
+    assert once[0] != list(range(10)), "they are dealt at random"
+
+
+def test_columns_flow():
+    check_columns([("source", (), ("tokens",)), ("critic", ("tokens",), ("values",)), ("loss", ("values", "tokens"), ())])
+
+
+def test_a_column_that_nothing_writes():
+    stages = [("algorithm.source", (), ("tokens", "keep")), ("algorithm.loss", ("keep", "values"), ())]
+    with pytest.raises(
+        ValueError,
+        match=r"^algorithm\.loss reads the column 'values', which nothing before it writes \(there are: keep, tokens\); "
+        r"choose another algorithm\.loss or add what writes 'values'$",
+    ):
+        check_columns(stages)
+
+
+def test_a_column_that_is_written_too_late():
+    with pytest.raises(ValueError, match=r"^b reads the column 'x', which nothing before it"):
+        check_columns([("a", (), ()), ("b", ("x",), ()), ("c", (), ("x",))])
+
+
+def test_a_column_with_two_writers():
+    stages = [("algorithm.source", (), ("values",)), ("critic", (), ("values",))]
+    with pytest.raises(ValueError, match=r"^critic writes the column 'values', which algorithm\.source already writes$"):
+        check_columns(stages)

@@ -1,0 +1,249 @@
+"""Yaml nodes against signatures: every mistake is answered with the key and the cure."""
+
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from rft.registry import Registry, Target, consume, convert, spell
+
+
+@dataclass
+class Inner:
+    rate: float
+    flag: bool
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    maybe: Inner | None
+    many: list[Inner]
+
+
+class Thing:
+    def __init__(self, world: str, size: int, name: str | None = None) -> None:
+        self.world, self.size, self.name = world, size, name
+
+
+def make_thing(*, world: str, size: int) -> Thing:
+    return Thing(world, size)
+
+
+def ppo_clip(logprobs, batch, *, all_sum, clip_low: float, clip_high: float, mode: Literal["soft", "hard"]):
+    return logprobs, batch, all_sum, clip_low, clip_high, mode
+
+
+@pytest.fixture
+def losses():
+    registry = Registry("loss", supplied=("all_sum",), reads=(), head="lm")
+    registry.register("ppo_clip", reads=lambda options: (options["mode"],))(ppo_clip)
+    registry.register("nll")(lambda logprobs, batch: (logprobs, batch))
+    return registry
+
+
+NODE = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "mode": "soft"}
+KEY = "algorithm.loss"
+
+
+def test_a_plugin_binds_its_options_and_is_handed_what_it_takes(losses):
+    plugin = losses.build(NODE, KEY)
+    assert plugin.options == {"clip_low": 0.2, "clip_high": 0.3, "mode": "soft"}
+    assert plugin("l", "b", all_sum="sum", seed=3) == ("l", "b", "sum", 0.2, 0.3, "soft")
+    assert losses.build({"name": "nll"}, KEY)("l", "b", all_sum="sum", seed=3) == ("l", "b")
+
+
+def test_facts_are_stated_computed_from_options_or_the_default(losses):
+    stated, plain = losses.build(NODE, KEY).facts, losses.build({"name": "nll"}, KEY).facts
+    assert (stated.reads, stated.head) == (("soft",), "lm")
+    assert (plain.reads, plain.head) == ((), "lm")
+
+
+def test_a_fact_that_the_registry_does_not_know_is_a_mistake_of_the_programmer(losses):
+    with pytest.raises(AssertionError, match="states unknown facts \\['haed'\\]; known: \\['head', 'reads'\\]"):
+        losses.register("other", haed="value")
+
+
+def test_names_are_sorted_and_lead_to_their_functions(losses):
+    assert losses.names() == ["nll", "ppo_clip"]
+    assert losses.function("ppo_clip") is ppo_clip
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (NODE | {"name": "ppo_clp"}, r"^algorithm\.loss\.name: no loss is called 'ppo_clp'; did you mean ppo_clip\? "),
+        (NODE | {"name": "zzz"}, r"no loss is called 'zzz' \(known: nll, ppo_clip; a file of yours .* plugins: \[file\]"),
+        (NODE | {"name": ["nll"]}, r"^algorithm\.loss\.name: no loss is called \['nll'\]"),
+        (NODE | {"name": None}, r"^algorithm\.loss\.name: no loss is called None"),
+        ({"clip_low": 0.2}, r"^algorithm\.loss: expected a loss as \{name: \.\.\., options\}, got \{'clip_low'"),
+        ("ppo_clip", r"^algorithm\.loss: expected a loss as \{name: \.\.\., options\}, got 'ppo_clip'"),
+        (
+            NODE | {"clip_hgh": 1.0},
+            r"^algorithm\.loss\.clip_hgh: loss 'ppo_clip' takes clip_low, clip_high, mode; did you mean clip_high\?$",
+        ),
+        (NODE | {"all_sum": 1}, r"^algorithm\.loss\.all_sum: loss 'ppo_clip' takes clip_low, clip_high, mode$"),
+        (NODE | {"logprobs": 1}, r"^algorithm\.loss\.logprobs: loss 'ppo_clip' takes clip_low, clip_high, mode$"),
+        ({"name": "nll", "x": 1}, r"^algorithm\.loss\.x: loss 'nll' takes no options$"),
+        (
+            {"name": "ppo_clip", "clip_low": 0.2, "mode": "soft"},
+            r"^algorithm\.loss\.clip_high is missing: loss 'ppo_clip' needs it; add `clip_high: <number>`$",
+        ),
+        (NODE | {"mode": "sofd"}, r"^algorithm\.loss\.mode: expected one of soft, hard, got 'sofd'; did you mean soft\?"),
+        (NODE | {"clip_low": "0.2"}, r"^algorithm\.loss\.clip_low: expected number, got '0\.2'$"),
+    ],
+)
+def test_a_node_that_does_not_fit(losses, node, message):
+    with pytest.raises(ValueError, match=message):
+        losses.build(node, KEY)
+
+
+def test_a_name_belongs_to_one_function(losses):
+    def again():
+        def nll(logprobs, batch):
+            return None
+
+        return nll
+
+    losses.register("mine")(again())
+    second = again()
+    losses.register("mine")(second)  # the same place again: its file was imported anew
+    assert losses.function("mine") is second
+    for change in ({"__module__": "other"}, {"__qualname__": "other"}):
+        third = again()
+        for name, value in change.items():
+            setattr(third, name, value)
+        with pytest.raises(ValueError, match=r"loss 'mine' is registered twice: as .*nll and as .*other.*; give one"):
+            losses.register("mine")(third)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (3, int, 3),
+        (3, float, 3.0),
+        (0.5, float, 0.5),
+        (True, bool, True),
+        ("a", str, "a"),
+        (None, int | None, None),
+        (3, int | None, 3),
+        (3, float | None, 3.0),
+        ("a", int | str, "a"),
+        (3, int | str, 3),
+        ([1, 2], list[int], [1, 2]),
+        ([1, 2], list[float], [1.0, 2.0]),
+        ([1, "a"], list, [1, "a"]),
+        ((1, 2), tuple[int, ...], (1, 2)),
+        ([], list[int], []),
+        ({"a": 1}, dict[str, float], {"a": 1.0}),
+        ({"a": [1]}, dict, {"a": [1]}),
+        ("x", Any, "x"),
+        ("hard", Literal["soft", "hard"], "hard"),
+        ({"rate": 1, "flag": False}, Inner, Inner(1.0, False)),
+    ],
+)
+def test_a_value_that_fits(value, annotation, expected):
+    found = convert(value, annotation, "key")
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "message"),
+    [
+        (True, int, "expected whole number, got True"),
+        (False, float, "expected number, got False"),
+        (1, bool, "expected true or false, got 1"),
+        (0, bool, "expected true or false, got 0"),
+        ("true", bool, "expected true or false, got 'true'"),
+        (1.0, int, "expected whole number, got 1.0"),
+        ("1", int, "expected whole number, got '1'"),
+        ("1e-6", float, "expected number, got '1e-6'"),
+        (None, float, "expected number, got None"),
+        (1, str, "expected text, got 1"),
+        (["a"], str, r"expected text, got \['a'\]"),
+        ("a", int | None, "expected whole number, got 'a'"),
+        (True, int | str, "expected whole number or text, got True"),
+        (None, int | str, "expected whole number or text, got None"),
+        ("ab", list[str], "expected .*list.*, got 'ab'"),
+        (3, list[int], "expected .*list.*, got 3"),
+        ([1], dict[str, int], r"expected .*dict.*, got \[1\]"),
+        (3, Inner, "expected Inner, got 3"),
+        ([1, 2], Literal["a"], r"expected one of a, got \[1, 2\]"),
+        (True, Literal[1, 2], "expected one of 1, 2, got True"),
+    ],
+)
+def test_a_value_that_does_not_fit(value, annotation, message):
+    with pytest.raises(ValueError, match=f"^key: {message}$"):
+        convert(value, annotation, "key")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inner": {"rate": "x", "flag": True}}, r"run\.inner\.rate: expected number, got 'x'"),
+        ({"inner": {"rate": 1.0}}, r"run\.inner\.flag is missing: Inner needs it; add `flag: <true or false>`"),
+        ({"inner": {"rate": 1.0, "flag": 1}}, r"run\.inner\.flag: expected true or false, got 1"),
+        ({"maybe": {"rat": 1.0}}, r"run\.maybe\.rat: Inner takes rate, flag; did you mean rate\?"),
+        ({"many": [{"rate": 1.0, "flag": True}, {}]}, r"run\.many\[1\]\.rate is missing"),
+        ({"maybe": 5}, r"run\.maybe: expected Inner, got 5"),
+    ],
+)
+def test_a_mistake_deep_inside_is_named_by_its_whole_key(change, message):
+    good = {"inner": {"rate": 1.0, "flag": True}, "maybe": None, "many": []}
+    assert Outer(**consume(good, Outer, "run", "Outer")) == Outer(Inner(1.0, True), None, [])
+    with pytest.raises(ValueError, match=f"^{message}"):
+        consume(good | change, Outer, "run", "Outer")
+
+
+def test_the_root_has_no_prefix():
+    with pytest.raises(ValueError, match=r"^innner: the root takes inner, maybe, many; did you mean inner\?$"):
+        consume({"innner": 1}, Outer, "", "the root")
+
+
+def test_spell():
+    assert spell(float | None) == "number or null"
+    assert spell(Literal["a", "b"]) == "a or b"
+    assert spell(Inner) == "Inner"
+
+
+def target(of, **options):
+    return Target({"_target_": f"{__name__}.{of}", **options}, "actor", ("world", "seed"))
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """This file as a module that `_target_` can name, whatever pytest calls it."""
+    monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(**globals()))
+
+
+@pytest.mark.parametrize("name", ["Thing", "make_thing"])
+def test_a_target_is_built_from_its_options_and_what_it_takes_of_the_rest(name):
+    thing = target(name, size=3).build(world="w", seed=1)
+    assert (thing.world, thing.size, thing.name) == ("w", 3, None)
+
+
+def test_a_default_of_a_class_may_stand():
+    assert target("Thing", size=3, name="n").build(world="w").name == "n"
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"_target_": "rft.nowhere.Thing"}, r"^actor\._target_: 'rft\.nowhere\.Thing' cannot be imported \(No module"),
+        ({"_target_": "rft.registry.Thing"}, r"^actor\._target_: 'rft\.registry\.Thing' cannot be imported"),
+        ({"_target_": "Thing"}, r"^actor\._target_: 'Thing' cannot be imported"),
+        ({"_target_": ""}, r"^actor\._target_: '' cannot be imported"),
+        ({"size": 3}, r"^actor: expected a class as \{_target_: module\.Class, options\}, got \{'size': 3\}"),
+        (None, r"^actor: expected a class as .*, got None"),
+        ({"_target_": f"{__name__}.Thing", "sise": 3}, r"^actor\.sise: Thing takes size, name; did you mean size\?$"),
+        ({"_target_": f"{__name__}.Thing"}, r"^actor\.size is missing: Thing needs it; add `size: <whole number>`$"),
+        ({"_target_": f"{__name__}.Thing", "size": 3, "world": "w"}, r"^actor\.world: Thing takes size, name$"),
+        ({"_target_": f"{__name__}.make_thing", "size": True}, r"^actor\.size: expected whole number, got True$"),
+    ],
+)
+def test_a_target_that_does_not_fit(node, message):
+    with pytest.raises(ValueError, match=message):
+        Target(node, "actor", ("world", "seed"))
