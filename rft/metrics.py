@@ -42,8 +42,10 @@ class Metrics:
     def deviation(self, name: str, values: Tensor) -> None:
         """Adds values to a standard deviation (ddof 1) over the step and over all ranks."""
         values = values.detach().double()
-        n, mean = len(values), float(values.mean())
-        self._moments.setdefault(name, []).append((n, mean, float((values - mean).square().sum())))
+        if len(values):  # nothing has no mean
+            mean = float(values.mean())
+            part = (len(values), mean, float((values - mean).square().sum()))
+            self._moments.setdefault(name, []).append(part)
 
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:

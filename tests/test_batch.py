@@ -77,9 +77,8 @@ def test_micro_batches_hold_every_row_once_under_the_cap(cap, shuffle):
     assert all(len(found) * max(found) <= cap for found in sizes)
     flat = [length for found in sizes for length in found]
     assert flat == sorted(LENGTHS, reverse=True), "like lengths go together, the longest first"
-    for left, right in zip(sizes, sizes[1:], strict=False):
-        assert (len(left) + 1) * max(left) > cap or right == [], "a row is put where it still fits"
-    assert len(cuts) == {12: 8, 13: 8, 24: 4, 25: 4, 40: 3, 1000: 1}[cap] or cap in (12, 13, 24, 25, 40)
+    for left in sizes[:-1]:
+        assert (len(left) + 1) * max(left) > cap, "a row is put where it still fits"
 
 
 def test_units_stay_together():

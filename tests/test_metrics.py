@@ -39,7 +39,7 @@ def test_any_split_gives_the_global_numbers(split):
             metrics.mean("rows", VALUES[rows, 0])
             metrics.mean("tokens", VALUES[rows], MASK[rows])
             metrics.deviation("std", VALUES[rows, 0])
-            metrics.add("ratio", VALUES[rows, 0].sum().double(), VALUES[rows, 1].sum().double())
+            metrics.add("ratio", VALUES[rows, 0].double().sum(), VALUES[rows, 1].double().sum())
             for value in VALUES[rows, 0]:
                 metrics.largest("most", value)
         ranks.append(metrics)

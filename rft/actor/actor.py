@@ -111,6 +111,7 @@ class Actor:
         for rows, micro in self._micro_batches(batch, batch[:1]):
             part = self.network(micro["tokens"], micro["keep"], (output,), temperature)[output].to(column.device)
             column[rows, : part.shape[1]] = part[: len(rows)]
+        self.strategy.reshard(self.network)
         return column
 
     def update(

@@ -38,7 +38,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         seeds: one 64-bit seed a sample; a sample is a function of prompt, seed, sampling and weights alone.
-        limits: caps on new tokens, one a sample, below `Sampling.max_new_tokens`; null for none.
+        limits: caps on new tokens, one a sample, below `Sampling.max_new_tokens`; None for no others.
     """
 
     prompt: list[int]

@@ -62,6 +62,8 @@ class HFEngine:
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Samples every request; see `Engine.generate`."""
+        assert all(request.prompt for request in requests), "a prompt without tokens"
+        assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
         finished = 0
 
@@ -240,5 +242,6 @@ def chunks(prompts: list[list[int]]) -> list[range]:
 
 
 def _limit(request: Request, index: int, sampling: Sampling) -> int:
-    limit = sampling.max_new_tokens
-    return limit if request.limits is None else min(limit, request.limits[index])
+    limit = sampling.max_new_tokens if request.limits is None else min(sampling.max_new_tokens, request.limits[index])
+    assert limit > 0, "a sample has at least one token"
+    return limit

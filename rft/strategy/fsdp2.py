@@ -54,6 +54,12 @@ class FSDP2:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
+    def reshard(self, network: nn.Module) -> None:
+        """Frees the blocks that a forward without a backward has left gathered: its parameters are the shards again."""
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def full_tensors(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Names and whole weights, one at a time. A collective. On one rank they share the module's storage."""
         for name, parameter in module.state_dict(keep_vars=False).items():

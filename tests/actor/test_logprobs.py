@@ -1,0 +1,125 @@
+"""Log-probabilities and entropy against log_softmax and gather, and how much of the logits is ever held."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rft.actor import logprobs as module
+from rft.actor.logprobs import token_logprobs
+
+F64 = torch.float64
+N, D, V = 11, 5, 13
+
+
+def inputs(n=N, bias=True, dtype=F64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(n, D), (V, D), (V,)] if bias else [(n, D), (V, D)]
+    leaves = [torch.randn(*shape, dtype=F64, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return (*leaves, *[None] * (not bias)), torch.randint(V, (n,), generator=generator)
+
+
+def plainly(hidden, weight, bias, targets, temperature):
+    logp = (torch.nn.functional.linear(hidden, weight, bias) / temperature).log_softmax(-1)
+    return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+@pytest.fixture(params=[1, 4 * V, 2**23], ids=["token by token", "chunks of 4", "one chunk"])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", request.param)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_those_of_log_softmax(chunk, bias, temperature):
+    leaves, targets = inputs(bias=bias)
+    mine = token_logprobs(*leaves, targets, temperature, True)
+    theirs = plainly(*leaves, targets, temperature)
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(2, N, dtype=F64, generator=torch.Generator().manual_seed(1))
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    for used in ((True, True), (True, False), (False, True)):
+        sums = [sum((w * o).sum() for w, o, u in zip(weights, out, used, strict=True) if u) for out in (mine, theirs)]
+        found, expected = (torch.autograd.grad(total, wanted, retain_graph=True) for total in sums)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_gradcheck(monkeypatch, temperature):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * V)
+    leaves, targets = inputs(n=7)
+    assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True), leaves)
+    assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, False)[0], leaves)
+
+
+def test_entropy_is_zero_where_it_is_not_asked_for():
+    leaves, targets = inputs()
+    logprobs, entropy = token_logprobs(*leaves, targets, 1.0, False)
+    assert not entropy.any()
+    torch.testing.assert_close(logprobs, plainly(*leaves, targets, 1.0)[0], rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad((logprobs + entropy).sum(), leaves[0])
+    (expected,) = torch.autograd.grad(plainly(*leaves, targets, 1.0)[0].sum(), leaves[0])
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_no_token_gives_zero_gradients():
+    leaves, targets = inputs(n=0)
+    logprobs, entropy = token_logprobs(*leaves, targets, 1.0, True)
+    assert logprobs.shape == entropy.shape == (0,)
+    gradients = torch.autograd.grad(logprobs.sum() + entropy.sum(), leaves)
+    assert [gradient.shape for gradient in gradients] == [(0, D), (V, D), (V,)]
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_logits_of_a_thousand_do_not_overflow():
+    hidden = torch.tensor([[1000.0], [-1000.0]], requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0]], requires_grad=True)
+    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([0, 0]), 1.0, True)
+    assert logprobs.tolist() == [0.0, -1000.0]
+    assert entropy.tolist() == [0.0, 0.0]
+    (logprobs.sum() + entropy.sum()).backward()
+    assert hidden.grad.tolist() == [[0.0], [1.0]]
+    assert weight.grad.isfinite().all()
+
+
+def test_bfloat16_is_computed_in_float32():
+    leaves, targets = inputs(dtype=torch.bfloat16)
+    found = token_logprobs(*leaves, targets, 0.8, True)
+    expected = plainly(*[leaf.float() for leaf in leaves], targets, 0.8)
+    assert found[0].dtype == found[1].dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(found[0].sum(), leaves)
+    assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *made])
+        return result
+
+
+def test_the_logits_are_never_held_whole(monkeypatch):
+    n, vocabulary, rows = 600, 500, 8
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", rows * vocabulary)
+    hidden = torch.randn(n, D, requires_grad=True)
+    weight = torch.randn(vocabulary, D, requires_grad=True)
+    targets = torch.randint(vocabulary, (n,))
+    kept = []
+    with (
+        Largest() as mine,
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t),
+    ):
+        logprobs, entropy = token_logprobs(hidden, weight, None, targets, 0.9, True)
+        (logprobs + entropy).sum().backward()
+    cap = max(rows * vocabulary, n * D, vocabulary * D)
+    assert mine.elements <= cap < n * vocabulary
+    assert max(kept) <= cap
+    with Largest() as theirs:
+        plainly(hidden, weight, None, targets, 0.9)
+    assert theirs.elements == n * vocabulary, "the measure sees what is held whole"
