@@ -162,7 +162,7 @@ def consume(
         if name not in taken:
             takes = ", ".join(taken) or "no options"
             raise ValueError(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
-    hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)
+    hints = typing.get_type_hints(vars(function)["__init__"] if isinstance(function, type) else function)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)

@@ -123,6 +123,7 @@ class Trainer:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
         saved = self.checkpoints.read()
         if saved is None:
+            self.log.rewind(-1)
             self.engine.update_weights(0, self.policy.weights())
             texts: list[dict[str, Any]] = []
             self.record(stages[0].name, self.evaluate(texts), texts)

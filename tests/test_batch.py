@@ -93,7 +93,9 @@ def test_units_stay_together():
 @pytest.mark.parametrize(("row_lengths", "unit", "needed"), [([3, 17], [0, 1], 17), ([3, 6, 1], [4, 4, 4], 18)])
 def test_a_unit_over_the_cap_says_what_would_do(row_lengths, unit, needed):
     batch = batch_of(row_lengths, unit)
-    with pytest.raises(ValueError, match=rf"^actor\.micro_batch_tokens=16 .* actor\.micro_batch_tokens to at least {needed}$"):
+    with pytest.raises(
+        ValueError, match=rf"^actor\.micro_batch_tokens=16 .* actor\.micro_batch_tokens to at least {needed}$"
+    ):
         micro_batches(batch, 16)
     with pytest.raises(ValueError, match=f"at least {needed}$"):
         micro_batches(batch, needed - 1)
@@ -120,7 +122,9 @@ def test_mini_batches_do_not_depend_on_where_rows_are():
 
 
 def test_columns_flow():
-    check_columns([("source", (), ("tokens",)), ("critic", ("tokens",), ("values",)), ("loss", ("values", "tokens"), ())])
+    check_columns(
+        [("source", (), ("tokens",)), ("critic", ("tokens",), ("values",)), ("loss", ("values", "tokens"), ())]
+    )
 
 
 def test_a_column_that_nothing_writes():
@@ -140,5 +144,7 @@ def test_a_column_that_is_written_too_late():
 
 def test_a_column_with_two_writers():
     stages = [("algorithm.source", (), ("values",)), ("critic", (), ("values",))]
-    with pytest.raises(ValueError, match=r"^critic writes the column 'values', which algorithm\.source already writes$"):
+    with pytest.raises(
+        ValueError, match=r"^critic writes the column 'values', which algorithm\.source already writes$"
+    ):
         check_columns(stages)

@@ -75,7 +75,10 @@ def test_names_are_sorted_and_lead_to_their_functions(losses):
     ("node", "message"),
     [
         (NODE | {"name": "ppo_clp"}, r"^algorithm\.loss\.name: no loss is called 'ppo_clp'; did you mean ppo_clip\? "),
-        (NODE | {"name": "zzz"}, r"no loss is called 'zzz' \(known: nll, ppo_clip; a file of yours .* plugins: \[file\]"),
+        (
+            NODE | {"name": "zzz"},
+            r"no loss is called 'zzz' \(known: nll, ppo_clip; a file of yours .* plugins: \[file\]",
+        ),
         (NODE | {"name": ["nll"]}, r"^algorithm\.loss\.name: no loss is called \['nll'\]"),
         (NODE | {"name": None}, r"^algorithm\.loss\.name: no loss is called None"),
         ({"clip_low": 0.2}, r"^algorithm\.loss: expected a loss as \{name: \.\.\., options\}, got \{'clip_low'"),
@@ -91,7 +94,10 @@ def test_names_are_sorted_and_lead_to_their_functions(losses):
             {"name": "ppo_clip", "clip_low": 0.2, "mode": "soft"},
             r"^algorithm\.loss\.clip_high is missing: loss 'ppo_clip' needs it; add `clip_high: <number>`$",
         ),
-        (NODE | {"mode": "sofd"}, r"^algorithm\.loss\.mode: expected one of soft, hard, got 'sofd'; did you mean soft\?"),
+        (
+            NODE | {"mode": "sofd"},
+            r"^algorithm\.loss\.mode: expected one of soft, hard, got 'sofd'; did you mean soft\?",
+        ),
         (NODE | {"clip_low": "0.2"}, r"^algorithm\.loss\.clip_low: expected number, got '0\.2'$"),
     ],
 )

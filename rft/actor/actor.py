@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from rft.actor.load import blocks, load_model, read_config
 from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
@@ -135,16 +136,18 @@ class Actor:
             watch: outputs whose mean over trained tokens is logged although no loss reads them.
 
         Raises:
-            Diverged: the gradient is not finite; the weights are as they were.
+            Diverged: the loss or the gradient is not finite; the weights are as they were.
         """
         prefix = "" if self.key == "actor" else f"{self.key}/"
         outputs = tuple(dict.fromkeys((*objective.outputs, *watch)))
+        total = torch.zeros((), device=self.world.device)
         for _, micro in self._micro_batches(batch, idle):
             columns = self.network(micro["tokens"], micro["keep"], outputs, temperature)
             if "logprobs" in columns and "old_logprobs" not in micro.keys():
                 micro["old_logprobs"] = columns["logprobs"].detach()
             loss, shares, statistics = objective(columns, micro)
             loss.backward()
+            total += loss.detach()
             if "rollout_logprobs" in micro.keys() and "logprobs" in columns:
                 statistics |= mismatch(micro["old_logprobs"], micro["rollout_logprobs"])
             statistics |= {name: columns[name] for name in watch}
@@ -158,7 +161,7 @@ class Actor:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
         assert self.optimizer is not None and self.scheduler is not None
         norm = self.strategy.clip_grad_norm(self.network.parameters(), self.max_grad_norm)
-        if not torch.isfinite(norm):
+        if not torch.isfinite(norm + self.world.all_sum(total)):  # a clamp may hide a NaN loss from the gradient
             self.optimizer.zero_grad()
             raise Diverged(self.key, self._suspects(batch, idle, outputs, temperature), batch)
         metrics.add(f"{prefix}grad_norm", norm)
@@ -201,6 +204,7 @@ class Actor:
             model = self.plain_model()
             model.load_state_dict(state, assign=True)
             model.tie_weights()
+            transformers_logging.disable_progress_bar()
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 

@@ -77,6 +77,8 @@ class Method:
         self.advantage = None if options.advantage is None else ADVANTAGES.build(options.advantage, f"{key}.advantage")
         loss = LOSSES.build(options.loss, f"{key}.loss")
         terms = [_term(name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
+        if loss.name in options.terms:
+            raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
         self.policy = Objective([Term(loss.name, loss, KLControl(1.0)), *terms])
         for term in self.policy.terms:
             if term.plugin.facts.head != "lm":
@@ -90,6 +92,9 @@ class Method:
         self.aggregation = AGGREGATIONS.build(options.aggregation, f"{key}.aggregation")
         self.shaping = [SHAPINGS.build(node, f"{key}.shaping.{name}") for name, node in options.shaping.items()]
         self.reward_kl = options.reward_kl
+        for part, given in (("shaping", self.shaping), ("reward_kl", self.reward_kl)):
+            if given and self.advantage is None:
+                raise ValueError(f"{key}.{part} changes scores, which nothing reads without {key}.advantage; take it out")
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
         self.reward_control = build_control(coef, f"{key}.reward_kl.coef")
 
@@ -150,15 +155,14 @@ class Method:
 
     def state_dict(self) -> dict[str, Any]:
         """The controllers' coefficients."""
-        return {"reward_kl": self.reward_control.state_dict()} | {
-            term.name: term.coef.state_dict() for term in self.policy.terms[1:]
-        }
+        terms = {term.name: term.coef.state_dict() for term in self.policy.terms[1:]}
+        return {"reward_kl": self.reward_control.state_dict(), "terms": terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up what `state_dict` wrote."""
         self.reward_control.load_state_dict(state["reward_kl"])
         for term in self.policy.terms[1:]:
-            term.coef.load_state_dict(state[term.name])
+            term.coef.load_state_dict(state["terms"][term.name])
 
 
 def _term(name: str, node: Any, key: str) -> Term:

@@ -7,17 +7,18 @@ from rft.algorithm.registries import SHAPINGS
 
 
 @SHAPINGS.register("overlong")
-def overlong(scores: Tensor, batch: TensorDict, *, max_tokens: int, buffer: int, factor: float) -> Tensor:
-    """Adds factor * clip(-(L - (max - buffer)) / buffer, -1, 0), L the trained tokens of the row. (B,) -> (B,)
+def overlong(scores: Tensor, batch: TensorDict, *, max_tokens: int, buffer: float, factor: float) -> Tensor:
+    """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L the trained tokens of the row, b = buffer * max. (B,) -> (B,)
 
     The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13. Shaping comes before any filter, so L counts
     `response_mask` and not `keep`.
 
     Args:
         max_tokens: length at which the penalty is complete.
-        buffer: tokens before it over which the penalty grows from 0; 0 punishes only what is longer than `max_tokens`.
+        buffer: share of `max_tokens` before it over which the penalty grows from 0; 0 punishes only what is longer.
         factor: the complete penalty.
     """
     length = batch["response_mask"].sum(dim=1)
-    excess = (length - (max_tokens - buffer)) / max(buffer, 1)
+    ramp = buffer * max_tokens
+    excess = (length - (max_tokens - ramp)) / max(ramp, 1)
     return scores - factor * excess.clamp(0, 1).to(scores.dtype)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 TASKS: dict[str, Callable[[str], str]] = {
-    "sort": lambda digits: "".join(sorted(digits)),
     "reverse": lambda digits: digits[::-1],
-
+    "sort": lambda digits: "".join(sorted(digits)),
     "add": lambda digits: str(sum(int(digit) for digit in digits)),
 }
 HELD_OUT = 10  # one prompt in so many, by its checksum
@@ -38,7 +37,7 @@ class Symbolic:
     def __init__(
         self,
         key: str,
-        task: Literal["sort", "reverse", "double", "add"],
+        task: Literal["reverse", "sort", "add"],
         split: Literal["train", "heldout"],
         count: int,
         length: list[int],

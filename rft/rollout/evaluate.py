@@ -60,7 +60,7 @@ class Evaluator:
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
 
         Returns:
-            `eval/<set>/accuracy`, `eval/<set>/<term>`, each with `_se`, and `mean@n`, `pass@k`; and the greedy answers
+            `eval/<set>/accuracy`, `eval/<set>/<term>`, each with `_stderr`, and `mean@n`, `pass@k`; and the greedy answers
             of every set, for people to read.
         """
         numbers: dict[str, float] = {}
@@ -115,10 +115,10 @@ class Evaluator:
 
 
 def with_error(name: str, values: list[float]) -> dict[str, float]:
-    """The mean of the values and, as `<name>_se`, its standard error over prompts."""
+    """The mean of the values and, as `<name>_stderr`, its standard error over prompts."""
     mean = sum(values) / len(values)
     spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return {name: mean, f"{name}_se": math.sqrt(spread / len(values))}
+    return {name: mean, f"{name}_stderr": math.sqrt(spread / len(values))}
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -252,9 +252,8 @@ def test_a_rank_without_rows_takes_part(world):
     numbers = update(actor, batch[:0], method, idle=batch)
     assert numbers["grad_norm"] == 0.0
     assert not any(name.startswith("clip/") for name in numbers)
-    after = weights(actor)
-    same(after["model.norm.weight" if "model.norm.weight" in after else "model.model.norm.weight"].mean(), torch.tensor(1.0))
-    assert all((after[name] - before[name]).abs().max() <= 1e-4 * before[name].abs().max() + 1e-12 for name in before)
+    decay = {name: 1 - 1e-3 * 0.1 if tensor.dim() > 1 else 1.0 for name, tensor in before.items()}
+    same(weights(actor), {name: tensor * decay[name] for name, tensor in before.items()}, 1e-7)
 
 
 @pytest.mark.parametrize("cap", [12, 30, ALL])
@@ -309,7 +308,8 @@ def test_waste_is_the_share_of_padding(world):
 
 
 @pytest.mark.parametrize(
-    ("column", "key", "head"), [("advantages", "actor", "lm"), ("old_logprobs", "actor", "lm"), ("returns", "critic", "value")]
+    ("column", "key", "head"),
+    [("advantages", "actor", "lm"), ("old_logprobs", "actor", "lm"), ("returns", "critic", "value")],
 )
 def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
     batch, method = make_batch(), make_method()
@@ -328,8 +328,7 @@ def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
     same(actor.optimizer.state_dict()["state"], moments, 0.0)
     fresh = make(world, key, head, cap=12)
     update(fresh, batch, method)
-    same(update(actor, batch, method)["loss/value" if head == "value" else "loss/ppo_clip"], update(fresh, batch, method)["loss/value" if head == "value" else "loss/ppo_clip"])
-    same(weights(actor), weights(fresh))
+    assert update(actor, batch, method) == update(fresh, batch, method), "it can go on as if nothing had been"
 
 
 def test_a_model_that_is_not_finite_is_found_out(world):
@@ -415,9 +414,7 @@ def test_a_saved_critic_is_its_backbone(world, tmp_path):
     update(critic, batch, make_method())
     critic.save_model(tmp_path)
     loaded = make(world, "critic", "value", seed=3)
-    loaded.start_like(
-        Actor("actor", world, critic.strategy, critic.tokenizer, 5, str(tmp_path), None, "lm", ALL, None)
-    )
+    loaded.start_like(Actor("actor", world, critic.strategy, critic.tokenizer, 5, str(tmp_path), None, "lm", ALL, None))
     same(dict(loaded.weights()), dict(critic.weights()), 0.0)
 
 

@@ -187,7 +187,11 @@ def test_a_new_model_is_drawn_from_the_seed_alone():
         ("./no/such/folder", None, r"^critic\.path: no model can be read from '\./no/such/folder'"),
         (None, {"model_type": "qwen33"}, r"^critic\.model_config: transformers refuses it \(.*qwen33"),
         (None, {}, r"^critic\.model_config: transformers refuses it"),
-        (None, {"model_type": "qwen3", "vocab_size": 5}, r"^critic\.model_config: transformers refuses it \(.*vocab_size"),
+        (
+            None,
+            {"model_type": "qwen3", "vocab_size": 5},
+            r"^critic\.model_config: transformers refuses it \(.*vocab_size",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_had(path, model_config, message):

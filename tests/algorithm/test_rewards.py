@@ -30,7 +30,7 @@ def lengths(*numbers):
 
 
 def test_overlong_by_hand():
-    found = overlong(torch.ones(5), lengths(5, 12, 16, 20, 30), max_tokens=20, buffer=8, factor=2.0)
+    found = overlong(torch.ones(5), lengths(5, 12, 16, 20, 30), max_tokens=20, buffer=0.4, factor=2.0)
     assert found.tolist() == [1, 1, 0, -1, -1]
     assert found.dtype == torch.float32
 
@@ -43,5 +43,5 @@ def test_overlong_without_a_buffer_punishes_only_beyond_the_limit():
 def test_overlong_counts_trained_tokens_and_not_the_prompt():
     batch = lengths(20)
     batch["response_mask"][0, ::2] = False
-    found = overlong(torch.zeros(1), batch, max_tokens=12, buffer=4, factor=1.0)
+    found = overlong(torch.zeros(1), batch, max_tokens=12, buffer=1 / 3, factor=1.0)
     assert found.tolist() == [-0.5]  # 10 trained tokens

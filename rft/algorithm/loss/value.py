@@ -24,4 +24,5 @@ def value(values: Tensor, batch: TensorDict, *, clip: float | None) -> Unreduced
     if clip is None:
         return 0.5 * plain, {}
     near = torch.where(keep, old + (values - old).clamp(-clip, clip) - returns, 0.0).square()
-    return 0.5 * torch.maximum(plain, near), {"clip/value": (near > plain).to(values.dtype)}
+    clipped = (near > plain) & ((values - old).abs() > clip)  # within the clip the two differ by rounding alone
+    return 0.5 * torch.maximum(plain, near), {"clip/value": clipped.to(values.dtype)}

@@ -1,0 +1,95 @@
+"""The sum of a loss and its terms: weights, coefficients, shares and statistics by hand."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.algorithm.kl import KLControl
+from rft.algorithm.objective import Objective, Term
+from rft.registry import Registry
+
+F64 = torch.float64
+PLUGINS = Registry("loss", reads=(), outputs=("logprobs",), head="lm", unit="token")
+
+
+@PLUGINS.register("tokens", reads=("advantages",))
+def tokens(logprobs, batch):
+    return -batch["advantages"] * logprobs, {"seen": logprobs.detach()}
+
+
+@PLUGINS.register("rows", reads=("advantages", "scores"), outputs=("entropy", "logprobs"), unit="sequence")
+def rows(entropy, logprobs, batch):
+    return batch["scores"] * entropy.sum(1), {"entropy_sum": entropy.detach().sum(1)}
+
+
+def term(name, coef=1.0, called=None):
+    return Term(called or name, PLUGINS.build({"name": name}, "loss"), KLControl(coef))
+
+
+def case():
+    batch = TensorDict(
+        {
+            "advantages": torch.tensor([[0.0, 2.0, 3.0], [0.0, 5.0, 7.0]], dtype=F64),
+            "scores": torch.tensor([10.0, 20.0], dtype=F64),
+            "loss_weights": torch.tensor([[0.0, 0.5, 0.25], [0.0, 0.25, 0.0]], dtype=F64),
+            "unit_weights": torch.tensor([0.5, 0.25], dtype=F64),
+        },
+        batch_size=[2],
+    )
+    outputs = {
+        "logprobs": torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]], dtype=F64, requires_grad=True),
+        "entropy": torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 4.0]], dtype=F64, requires_grad=True),
+    }
+    return outputs, batch
+
+
+def test_outputs_and_reads_are_those_of_all_terms_once():
+    objective = Objective([term("tokens"), term("rows")])
+    assert objective.outputs == ("logprobs", "entropy")
+    assert objective.reads == ("advantages", "scores")
+    assert Objective([term("rows"), term("tokens")]).outputs == ("entropy", "logprobs")
+
+
+def test_total_gradient_shares_and_statistics_by_hand():
+    outputs, batch = case()
+    total, shares, statistics = Objective([term("tokens"), term("rows", 0.1, "mine")])(outputs, batch)
+    # tokens: 0.5 * 2 * 1 + 0.25 * 3 * 2 + 0.25 * 5 * 3 = 6.25; rows: 0.5 * 10 * 3 + 0.25 * 20 * 7 = 50
+    assert float(total.detach()) == pytest.approx(6.25 + 0.1 * 50)
+    assert {name: float(share) for name, share in shares.items()} == {"loss/tokens": 6.25, "loss/mine": 50.0}
+    assert not any(share.requires_grad for share in shares.values())
+    logprobs, entropy = torch.autograd.grad(total, [outputs["logprobs"], outputs["entropy"]])
+    torch.testing.assert_close(logprobs, torch.tensor([[0, -1, -0.75], [0, -1.25, 0]], dtype=F64))
+    torch.testing.assert_close(entropy, torch.tensor([[0.5] * 3, [0.5] * 3], dtype=F64))
+    assert statistics["seen"].tolist() == outputs["logprobs"].tolist()
+    assert statistics["entropy_sum"].tolist() == [3.0, 7.0]
+
+
+def test_a_coefficient_is_asked_every_time():
+    outputs, batch = case()
+    objective = Objective([term("tokens", 1.0)])
+    once, shares, _ = objective(outputs, batch)
+    objective.terms[0].coef.coef = 3.0
+    thrice, same, _ = objective(outputs, batch)
+    assert float((thrice / once).detach()) == 3.0
+    assert same == shares, "what is logged is without the coefficient"
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf")])
+def test_what_weighs_nothing_may_be_nonsense(nonsense):
+    outputs, batch = case()
+    batch["advantages"][1, 2] = nonsense
+    total, _, _ = Objective([term("tokens")])(outputs, batch)
+    assert float(total.detach()) == pytest.approx(6.25)
+    batch["advantages"][1, 1] = nonsense
+    total, _, _ = Objective([term("tokens")])(outputs, batch)
+    assert not total.isfinite()
+
+
+def test_a_batch_that_weighs_nothing_has_a_zero_gradient_and_still_a_graph():
+    outputs, batch = case()
+    for name in ("loss_weights", "unit_weights"):
+        batch[name] = torch.zeros_like(batch[name])
+    total, shares, _ = Objective([term("tokens"), term("rows")])(outputs, batch)
+    total.backward()
+    assert float(total.detach()) == 0.0 and not any(shares.values())
+    assert not outputs["logprobs"].grad.any()

@@ -1,0 +1,257 @@
+"""One process and two give the same gradient, weights and numbers, however the rows are spread over the ranks."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft.batch import collate
+from rft.distributed import start
+from rft.strategy.fsdp2 import FSDP2
+
+SCRIPT = Path(__file__).parent / "updates_on_ranks.py"
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 20,  # the vocabulary of 19 does not divide over two ranks
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+}
+OPTIMIZER = {
+    "lr": 1e-3,
+    "betas": [0.9, 0.95],
+    "eps": 1e-5,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.05,
+    "schedule": "constant",
+    "warmup_updates": 0,
+    "final_lr": 0.0,
+}
+CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
+METHOD = {
+    "name": "test",
+    "group_size": 2,
+    "source": None,
+    "advantage": None,
+    "loss": CLIP,
+    "terms": {"kl": {"name": "kl", "estimator": "k3", "coef": 0.1}, "entropy": {"name": "entropy", "coef": 0.02}},
+    "aggregation": {"name": "seq_mean_token_mean"},
+    "shaping": {},
+    "reward_kl": None,
+    "critic_loss": {"name": "value", "clip": None},
+    "old_logprobs": "actor",
+    "mask_truncated": False,
+}
+NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
+LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
+EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
+UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
+ALL_ON_ONE = [[0, 1, 2, 3, 4, 5, 6, 7], []]
+
+
+def make_batch():
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        ids = torch.randint(3, 19, (length,), generator=generator)
+        trains = torch.rand(length, generator=generator) < 0.7
+        trains[0], trains[-1] = False, True
+        noise = {
+            name: torch.where(trains, mean + torch.randn(length, generator=generator), 0.0)
+            for name, mean in {
+                "advantages": 0,
+                "values": 0,
+                "returns": 0,
+                "old_logprobs": -3,
+                "ref_logprobs": -3,
+            }.items()
+        }
+        row = {
+            "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+            "response_mask": trains,
+            "group": number // 2,
+            "unit": number,
+            "truncated": False,
+        }
+        rows.append(row | noise)
+    batch = collate(rows)
+    batch["keep"] = batch["response_mask"].clone()
+    batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
+    return batch
+
+
+def job(shares=EVEN, **changes):
+    plain = {
+        "method": METHOD,
+        "model": MODEL,
+        "optimizer": OPTIMIZER,
+        "head": "lm",
+        "dtype": "float32",
+        "reshard": True,
+        "cap": 20,
+        "updates": 1,
+        "batch": make_batch(),
+        "shares": {1: [list(range(8))], 2: shares},
+        "state": None,
+    }
+    return plain | changes
+
+
+def spoilt():
+    batch = make_batch()
+    batch["advantages"][3, LENGTHS[3] - 1] = math.nan
+    return batch
+
+
+JOBS = {
+    "even": job(),
+    "uneven": job(UNEVEN),
+    "one rank without a row": job(ALL_ON_ONE),
+    "three updates, uneven": job(UNEVEN, updates=3),
+    "tied": job(UNEVEN, updates=2, model=MODEL | {"tie_word_embeddings": True}),
+    "blocks stay gathered": job(UNEVEN, updates=2, reshard=False),
+    "token mean": job(UNEVEN, method=METHOD | {"aggregation": {"name": "token_mean"}}),
+    "groups whole on a rank": job(
+        [[2, 3], [0, 1, 4, 5, 6, 7]], method=METHOD | {"aggregation": {"name": "group_mean"}}
+    ),
+    "gspo": job(UNEVEN, method=METHOD | {"loss": {"name": "gspo", "clip_low": 0.2, "clip_high": 0.3}, "terms": {}}),
+    "critic": job(UNEVEN, head="value", updates=3),
+    "critic, one rank without a row": job(ALL_ON_ONE, head="value", updates=2),
+    "twenty steps of SFT": job(UNEVEN, method=NLL, updates=20),
+}
+
+
+@pytest.fixture(scope="module")
+def perform():
+    spec = importlib.util.spec_from_file_location("updates_on_ranks", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.set_num_threads(1)
+    return lambda job: module.perform(job, start("cpu"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(torchrun, perform, tmp_path_factory):
+    """What two processes make of every job."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    others = {
+        "bfloat16": job(UNEVEN, dtype="bfloat16"),
+        "spoilt": job(UNEVEN, batch=spoilt()),  # row 3 is the only one of rank zero
+        "restored": job(UNEVEN, state=perform(job(updates=2))["state"]),
+    }
+    torch.save(JOBS | others, folder / "jobs.pt")
+    torchrun(SCRIPT, folder / "jobs.pt", folder / "results.pt")
+    return torch.load(folder / "results.pt", weights_only=False)
+
+
+def close(found, expected, tolerance=1e-5):
+    """Relative to the largest number of a tensor: what a sum of float32 can keep."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].shape == tensor.shape
+        gap = (found[name] - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12)
+        assert gap <= tolerance, f"{name}: {gap}"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_two_processes_do_what_one_does(name, perform, two_ranks):
+    one, two = perform(JOBS[name]), two_ranks[name]
+    tolerance = 1e-5 if JOBS[name]["updates"] == 1 else 5e-5
+    close(two["gradient"], one["gradient"], tolerance)
+    close(two["weights"], one["weights"], 1e-5)
+    for mine, theirs in zip(one["numbers"], two["numbers"], strict=True):
+        del mine["padding/waste"], theirs["padding/waste"]
+        assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-6)
+    norm = next(name for name in one["numbers"][0] if name.endswith("grad_norm"))
+    assert two["numbers"][0][norm] == pytest.approx(one["numbers"][0][norm], rel=1e-5)
+    torch.testing.assert_close(two["column"], one["column"], rtol=1e-4, atol=1e-5)
+
+
+def test_twenty_steps_of_sft_have_the_same_losses(perform, two_ranks):
+    losses = [numbers["loss/nll"] for numbers in perform(JOBS["twenty steps of SFT"])["numbers"]]
+    found = [numbers["loss/nll"] for numbers in two_ranks["twenty steps of SFT"]["numbers"]]
+    assert losses[-1] < 0.9 * losses[0]
+    assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_the_norm_is_that_of_the_whole_gradient(perform):
+    one = perform(job())
+    total = math.sqrt(sum(float(grad.double().square().sum()) for grad in one["gradient"].values()))
+    assert one["numbers"][0]["grad_norm"] == pytest.approx(total, rel=1e-5)
+    assert total > OPTIMIZER["max_grad_norm"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bfloat16_stays_close_and_keeps_float32_weights(perform, two_ranks, ranks):
+    exact = perform(JOBS["uneven"])
+    found = perform(job(UNEVEN, dtype="bfloat16")) if ranks == 1 else two_ranks["bfloat16"]
+    assert {tensor.dtype for tensor in found["weights"].values()} == {torch.float32}
+    assert {tensor.dtype for tensor in found["gradient"].values()} == {torch.float32}
+    mine, theirs = (torch.cat([g.flatten() for g in r["gradient"].values()]) for r in (found, exact))
+    assert 1e-6 < (mine - theirs).norm() / theirs.norm() < 0.05
+    for name in ("loss/ppo_clip", "loss/kl", "entropy", "grad_norm"):
+        assert found["numbers"][0][name] == pytest.approx(exact["numbers"][0][name], rel=0.05, abs=0.02)
+
+
+def test_every_rank_sees_every_weight(perform, two_ranks):
+    names = perform(JOBS["tied"])["names"][0]
+    assert "lm_head.weight" in names and len(names) == len(set(names))
+    assert two_ranks["tied"]["names"] == [names, names]
+
+
+def test_a_divergence_stops_every_rank_and_is_named_where_it_is(two_ranks):
+    assert two_ranks["spoilt"]["suspects"] == [{"advantages": [0]}, {}]
+
+
+def test_a_state_of_one_process_goes_on_on_two(perform, two_ranks):
+    one = perform(job(updates=3))
+    close(two_ranks["restored"]["weights"], one["weights"])
+    assert two_ranks["restored"]["numbers"][0]["grad_norm"] == pytest.approx(one["numbers"][2]["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["three updates, uneven", "tied", "critic"])
+def test_a_state_of_two_processes_goes_on_on_one(perform, two_ranks, name):
+    before = JOBS[name]
+    found = perform(before | {"state": two_ranks[name]["state"], "updates": 1})
+    expected = perform(before | {"updates": before["updates"] + 1})
+    close(found["weights"], expected["weights"])
+    close(found["gradient"], expected["gradient"], 5e-5)
+
+
+@pytest.fixture
+def network():
+    strategy = FSDP2(start("cpu"), "cpu", "float32", True)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    strategy.shard(module, [module[0]])
+    return strategy, module
+
+
+def test_on_one_process_full_tensors_share_storage(network):
+    strategy, module = network
+    found = dict(strategy.full_tensors(module))
+    assert list(found) == list(module.state_dict())
+    with torch.no_grad():
+        module[0].weight.fill_(7.0)
+    assert (found["0.weight"] == 7.0).all()
+    assert found["0.weight"].data_ptr() == module[0].weight.to_local().data_ptr()
+    assert type(found["0.weight"]) is torch.Tensor
+
+
+def test_a_small_gradient_is_not_clipped(network):
+    strategy, module = network
+    module(torch.randn(5, 3)).square().sum().backward()
+    before = [p.grad.full_tensor().clone() for p in module.parameters()]
+    norm = math.sqrt(sum(float(grad.square().sum()) for grad in before))
+    assert float(strategy.clip_grad_norm(module.parameters(), 2 * norm)) == pytest.approx(norm, rel=1e-5)
+    torch.testing.assert_close([p.grad.full_tensor() for p in module.parameters()], before)
+    strategy.clip_grad_norm(module.parameters(), norm / 4)
+    torch.testing.assert_close(
+        [p.grad.full_tensor() for p in module.parameters()], [grad / 4 for grad in before], rtol=1e-4, atol=1e-7
+    )

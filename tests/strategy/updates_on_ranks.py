@@ -1,0 +1,87 @@
+"""Trains on a batch of a file on any number of ranks: what test_fsdp2.py runs alone and under torchrun.
+
+torchrun --nproc-per-node 2 updates_on_ranks.py jobs.pt results.pt
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rft.actor.actor import Actor, Diverged
+from rft.actor.optimizer import Optimizer
+from rft.algorithm.method import Method, MethodOptions, idle_row
+from rft.data.tokenizer import characters
+from rft.distributed import World, start
+from rft.metrics import Metrics
+from rft.strategy.fsdp2 import FSDP2
+
+
+class Recording(FSDP2):
+    """Remembers the last gradient before it is clipped."""
+
+    gradient: dict[str, torch.Tensor]
+
+    def clip_grad_norm(self, parameters, max_norm):
+        parameters = list(parameters)
+        grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+        self.gradient = {str(number): grad.clone() for number, grad in enumerate(grads)}
+        return super().clip_grad_norm(parameters, max_norm)
+
+
+def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
+    """The weights, gradient and numbers after some updates, and everything needed to go on.
+
+    Args:
+        job: `method`, `model`, `head`, `dtype`, `reshard`, `cap`, `updates`, `batch`, `shares` (the rows of each rank
+            of this many ranks) and `state` (of an actor to go on from, or None).
+    """
+    strategy = Recording(world, "cpu", job["dtype"], job["reshard"])
+    optimizer = Optimizer(**job["optimizer"])
+    key = {"lm": "actor", "value": "critic"}[job["head"]]
+    tokenizer = characters(alphabet="0123456789abcdef")
+    actor = Actor(key, world, strategy, tokenizer, 0, None, job["model"], job["head"], job["cap"], optimizer)
+    actor.begin_training(optimizer, 30)
+    if job["state"] is not None:
+        actor.load_state_dict(job["state"], with_optimizer=True)
+    method = Method(MethodOptions(**job["method"]), "algorithm")
+    objective = method.critic if job["head"] == "value" else method.policy
+    assert objective is not None
+    batch = job["batch"]
+    mine = batch[torch.tensor(job["shares"][world.size][world.rank], dtype=torch.int64)]
+    numbers = []
+    try:
+        for _ in range(job["updates"]):
+            metrics, rows = Metrics(), mine.clone()
+            method.weigh(rows, world.all_sum)
+            watch = ("entropy",) if job["head"] == "lm" else ()
+            actor.update(rows, idle_row(batch), objective, 0.8, metrics, watch)
+            numbers.append(metrics.reduce(world.gather))
+    except Diverged as problem:
+        return {"suspects": world.gather(problem.suspects)}
+    computed = actor.compute(mine if len(mine) else idle_row(batch), objective.outputs[0], 0.8)
+    column = torch.zeros(batch["keep"].shape)
+    column[job["shares"][world.size][world.rank]] = computed[: len(mine)]
+    return {
+        "numbers": numbers,
+        "gradient": strategy.gradient,
+        "column": world.all_sum(column),
+        "weights": {name: tensor.clone() for name, tensor in strategy.full_tensors(actor.network)},
+        "names": world.gather([name for name, _ in actor.weights()]),
+        "state": actor.state_dict(),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = start("cpu")
+    jobs = torch.load(Path(sys.argv[1]), weights_only=False)
+    results = {name: perform(job, world) for name, job in jobs.items()}
+    if world.rank == 0:
+        torch.save(results, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
