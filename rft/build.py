@@ -10,7 +10,7 @@ from rft.actor.actor import Actor
 from rft.actor.load import read_config
 from rft.algorithm.method import Method
 from rft.checkpoint import Checkpoints
-from rft.checks import Rows, check_flow, check_lengths, check_numbers
+from rft.checks import Rows, check_flow, check_lengths, check_numbers, check_tokenizer
 from rft.data.encode import Encoder
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
@@ -82,6 +82,7 @@ class Job:
             name: target.build(key=target.key).load(fields) for name, target in self.held_out.items()
         }
         shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+        check_tokenizer(tokenizer, shape)
         sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
         check_lengths(encoder, sets, shape, run.rollout.max_new_tokens)
         wanted = Path(run.output_dir + suffix)

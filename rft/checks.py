@@ -1,8 +1,9 @@
 """What can be said against a config before any model is loaded. Every function raises a ValueError with key and cure."""
 
+import tempfile
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.algorithm.method import Method
 from rft.batch import check_columns
@@ -85,3 +86,19 @@ def check_lengths(
                 f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
                 "out or choose a model with a longer context"
             )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig) -> None:
+    """A checkpoint would give back the tokenizer that it was written with.
+
+    Beside the config of some architectures `AutoTokenizer` takes another class than the one that was saved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shape.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder)
+    if loaded.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"actor.model_config.model_type={shape.model_type}: beside such a model transformers would load a "
+            f"{type(loaded).__name__} in place of this tokenizer; choose another type, such as qwen3 or llama"
+        )

@@ -127,6 +127,10 @@ class Trainer:
             self.engine.update_weights(0, self.policy.weights())
             texts: list[dict[str, Any]] = []
             self.record(stages[0].name, self.evaluate(texts), texts)
+        else:
+            self.step, self.numbers = saved["step"], saved["numbers"]
+            self.log.rewind(self.step)
+            self.log.message(f"continuing from {self.checkpoints.latest()}, after step {self.step}")
         for number, stage in enumerate(stages):
             if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
                 continue
@@ -153,11 +157,8 @@ class Trainer:
             self.critic.begin_training(self.critic.optimizer_options, updates)
         within = saved is not None and saved["stage"] == number
         if saved is not None:
-            self.step = saved["step"]
-            self.log.rewind(self.step)
             for key, state in saved["actors"].items():
                 self.actors()[key].load_state_dict(state, with_optimizer=within)
-            self.log.message(f"continued from {self.checkpoints.latest()} after step {self.step}")
             self.engine.update_weights(self.step, self.policy.weights())
         if not within:
             for actor in self.copies:
@@ -265,9 +266,14 @@ class Trainer:
             "stage": number,
             "stage_step": stage_step,
             "stage_done": done,
+            "numbers": self.numbers,
             "method": stage.method.state_dict(),
             "sources": self.world.gather(stage.source.state_dict()),
-            "actors": {key: actor.state_dict() for key, actor in self.actors().items()},
+            "actors": {
+                key: actor.state_dict()
+                for key, actor in self.actors().items()
+                if actor.optimizer_options is not None or number > 0  # before, a frozen actor is as it was loaded
+            },
         }
         self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))
 

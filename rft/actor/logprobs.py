@@ -31,14 +31,16 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy)
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype) -> Tensor:
-    logits = hidden.to(dtype) @ weight.to(dtype).T
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float, room: Tensor) -> Tensor:
+    """Logits (n, V), in the first rows of `room`."""
+    logits = torch.mm(hidden.to(head.dtype), head.T, out=room[: len(hidden)])
     if bias is not None:
-        logits += bias.to(dtype)
+        logits += bias
     return logits.div_(temperature) if temperature != 1.0 else logits
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    # Chunks share their storage: fresh memory of this size comes from the system page by page, which is slow.
     @staticmethod
     def forward(
         ctx: Any,
@@ -54,15 +56,22 @@ class _TokenLogprobs(torch.autograd.Function):
         normalizers = torch.empty_like(logprobs)
         entropy = torch.zeros_like(logprobs)
         step = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        head = weight.to(dtype)
+        room = logprobs.new_empty(min(step, len(hidden)), len(head))  # (chunk, V)
+        powers = torch.empty_like(room) if with_entropy else room
         for start in range(0, len(hidden), step):
             part = slice(start, start + step)
-            logits = _logits(hidden[part], weight, bias, temperature, dtype)  # (chunk, V)
-            normalizer = logits.logsumexp(-1)
+            logits = _logits(hidden[part], head, bias, temperature, room)  # (n, V)
+            if with_entropy:
+                top = logits.amax(-1)
+                power = torch.sub(logits, top[:, None], out=powers[: len(logits)]).exp_()
+                total = power.sum(-1)
+                normalizer = top + total.log()
+                entropy[part] = normalizer - torch.einsum("nv,nv->n", power, logits) / total
+            else:
+                normalizer = logits.logsumexp(-1)
             normalizers[part] = normalizer
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
-            if with_entropy:
-                probabilities = (logits - normalizer[:, None]).exp_()
-                entropy[part] = normalizer - torch.einsum("nv,nv->n", probabilities, logits)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizers, entropy)
         ctx.temperature, ctx.with_entropy, ctx.step = temperature, with_entropy, step
         return logprobs, entropy
@@ -76,17 +85,20 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight, dtype=dtype) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias, dtype=dtype) if bias is not None else None
         use_entropy = ctx.with_entropy and bool(entropy_grad.any())
+        head = weight.to(dtype)
+        room = normalizers.new_empty(min(ctx.step, len(hidden)), len(head))  # (chunk, V)
         for start in range(0, len(hidden), ctx.step):
             part = slice(start, start + ctx.step)
-            logits = _logits(hidden[part], weight, bias, ctx.temperature, dtype)
+            logits = _logits(hidden[part], head, bias, ctx.temperature, room)
             logp = logits.sub_(normalizers[part, None])
             scale = -logprobs_grad[part, None]
             if use_entropy:  # dH/dlogits = -p (log p + H)
                 scale = scale - entropy_grad[part, None] * (logp + entropy[part, None])
             grad = logp.exp_().mul_(scale)
             grad.scatter_add_(-1, targets[part, None], logprobs_grad[part, None])
-            grad.div_(ctx.temperature)
-            hidden_grad[part] = (grad @ weight.to(dtype)).to(hidden.dtype)
+            if ctx.temperature != 1.0:
+                grad.div_(ctx.temperature)
+            hidden_grad[part] = grad @ head
             if weight_grad is not None:
                 weight_grad.addmm_(grad.T, hidden[part].to(dtype))
             if bias_grad is not None:

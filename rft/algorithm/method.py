@@ -120,8 +120,9 @@ class Method:
 
     def filter(self, batch: TensorDict) -> None:
         """Writes `keep`, (B, T) bool."""
-        keep = batch["response_mask"]
-        batch["keep"] = keep & ~batch["truncated"][:, None] if self.options.mask_truncated else keep.clone()
+        keep = batch["response_mask"].clone()
+        keep[:, 0] = False  # nothing predicts the first token
+        batch["keep"] = keep & ~batch["truncated"][:, None] if self.options.mask_truncated else keep
 
     def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Writes what the advantage estimator writes: scores are shaped, KL is taken off, then the estimator runs."""

@@ -51,9 +51,12 @@ def run(arguments: argparse.Namespace) -> None:
         console.rule("rft")
         results = {"rft": rft_side(folder, workload, steps)}
         if arguments.rft_only:
-            pass
+            console.print("TRL is left out")
         elif importlib.util.find_spec("trl") is None:
-            console.print('TRL is not installed, so there is no comparison: pip install -c constraints.txt -e ".[bench]"')
+            console.print(
+                'TRL is not installed, so there is no comparison: pip install -c constraints.txt -e ".[bench]"',
+                markup=False,
+            )
         else:
             console.rule("TRL")
             results["trl"] = trl_side(folder, workload, steps, arguments.trl_rows)
@@ -142,11 +145,10 @@ def table(numbers: dict[str, Any]) -> Table:
             cells.append(f"{values[1] / values[0]:.2f}" if ratio and None not in values else "")
         shown.add_row(title, *cells)
 
-    for stage in (*STAGES, "total"):
-        if stage == "total":
-            shown.add_section()
+    for stage in STAGES:
         line(f"{stage} (s)", [side["median_s"].get(stage) for side in sides.values()], ".3f")
     shown.add_section()
+    line("total (s)", [side["median_s"]["total"] for side in sides.values()], ".3f")
     line("samples per second", [side["samples_per_s"] for side in sides.values()], ".2f")
     line("sampled tokens per second", [side["tokens_per_s"] for side in sides.values()], ".1f")
     line("trained tokens a step", [side["tokens"][-1] for side in sides.values()], "d", ratio=False)
