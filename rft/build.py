@@ -10,7 +10,7 @@ from rft.actor.actor import Actor
 from rft.actor.load import read_config
 from rft.algorithm.method import Method
 from rft.checkpoint import Checkpoints
-from rft.checks import Rows, check_flow, check_lengths, check_numbers, check_tokenizer
+from rft.checks import Rows, check_architecture, check_flow, check_lengths, check_numbers, check_tokenizer
 from rft.data.encode import Encoder
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
@@ -45,6 +45,8 @@ class Job:
         self.actor = Target(run.actor, "actor", FROM_RUN)
         self.reference = Target(run.reference, "reference", FROM_RUN)
         self.critic = Target(run.critic, "critic", FROM_RUN)
+        for actor in (self.actor, self.reference, self.critic):
+            check_architecture(actor.options["model_config"], f"{actor.key}.model_config")
         self.strategy = Target(run.strategy, "strategy", ("world",))
         self.engine = Target(run.rollout.engine, "rollout.engine", ("model", "tokenizer"))
         self.source = Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT)

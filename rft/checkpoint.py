@@ -99,9 +99,10 @@ class Checkpoints:
         path = folder / f"step_{step:08d}_rank_{self._world.rank}.pt"
         torch.save(problem.batch, path)
         found = "; ".join(f"column {name!r} in rows {rows[:16]}" for name, rows in problem.suspects.items())
+        found = found or "none of its columns (the backward pass itself overflowed, or another rank)"
         return ValueError(
-            f"step {step}: the loss or the gradient of the {problem.actor} is not finite. Not finite on rank {self._world.rank}: "
-            f"{found or 'none of its columns (the backward pass itself overflowed, or another rank)'}. "
+            f"step {step}: the loss or the gradient of the {problem.actor} is not finite. "
+            f"Not finite on rank {self._world.rank}: {found}. "
             f"The rows are saved in {path}; the weights are as they were before the step. Look at the rows, lower "
             f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: the run goes "
             "on from its last checkpoint"

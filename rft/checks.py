@@ -3,12 +3,13 @@
 import tempfile
 from typing import Any
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.algorithm.method import Method
 from rft.batch import check_columns
 from rft.data.encode import Encoder
 from rft.options import Run
+from rft.registry import did_you_mean
 
 Rows = list[dict[str, Any]]
 
@@ -72,9 +73,23 @@ def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None
     check_columns([*stages, *method.stages()])
 
 
-def check_lengths(
-    encoder: Encoder, sets: dict[str, Rows], shape: PretrainedConfig, new_tokens: int
-) -> None:
+def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:
+    """No option of a new model is misspelt: transformers takes any name and ignores those that it does not know."""
+    if model_config is None:
+        return
+    if "model_type" not in model_config:
+        raise ValueError(f"{key}: expected a transformers config as {{model_type: ..., options}}, got {model_config!r}")
+    kind = model_config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"{key}.model_type={kind}: transformers has no such type{did_you_mean(kind, CONFIG_MAPPING)}")
+    architecture = CONFIG_MAPPING[kind]
+    known = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}
+    for name in model_config:
+        if name not in known:
+            raise ValueError(f"{key}.{name}: a {kind} has no such option{did_you_mean(name, known)}")
+
+
+def check_lengths(encoder: Encoder, sets: dict[str, Rows], shape: PretrainedConfig, new_tokens: int) -> None:
     """No prompt leaves less room in the model's context than a response may take."""
     context = shape.get_text_config().max_position_embeddings
     for key, rows in sets.items():

@@ -26,13 +26,14 @@ from rft.registry import did_you_mean
 CONFIG_FOLDER = Path(__file__).parent / "config"
 
 
-@hydra.main(version_base="1.3", config_path="config", config_name="main")
+@hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="main")
 def run(config: DictConfig) -> float:
     """Runs one job and returns the metric that its config names."""
     job = HydraConfig.get()
     for source in job.runtime.config_sources:
-        if source.provider == "command-line":
-            check_recipe(Path(source.path) / f"{job.job.config_name}.yaml")
+        recipe = Path(source.path) / f"{job.job.config_name}.yaml"
+        if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
+            check_recipe(recipe)
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
 
@@ -46,9 +47,10 @@ def run(config: DictConfig) -> float:
 
 def main() -> None:
     """Runs `run`; what the user did wrong is printed as one message, what we did wrong as a traceback."""
-    for flag, folder in zip(sys.argv, sys.argv[1:], strict=False):
+    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        flag, equals, folder = word.partition("=")
         if flag in ("-cd", "--config-dir"):
-            sys.path.insert(0, str(Path(folder).resolve()))  # where the recipe's plugins are
+            sys.path.insert(0, str(Path(folder if equals else following).resolve()))  # where the recipe's plugins are
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on to us
     try:
@@ -101,7 +103,7 @@ def check_recipe(path: Path) -> None:
     Raises:
         ValueError: names the file and the key.
     """
-    body = OmegaConf.load(path)
+    body = OmegaConf.load(path) if path.is_file() else None  # a folder may hold options alone
     algorithm = body.get("algorithm") if isinstance(body, DictConfig) else None
     for part in ("loss", "advantage"):
         if isinstance(algorithm, DictConfig) and part in algorithm:

@@ -1,15 +1,15 @@
 """Measures how fast `rft` is, beside other tools where they are installed.
 
-python scripts/benchmark.py step             # a GRPO step, stage by stage, and the same work through TRL (extra `bench`)
-python scripts/benchmark.py step --equal     # the same with responses of equal length
+python scripts/benchmark.py step            # a GRPO step by stage, and the same work through TRL (extra `bench`)
+python scripts/benchmark.py step --equal    # the same with responses of equal length
 """
 
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import step
+from bench.workload import SIZES
+from rich.console import Console
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=64, help="sampled rows a step, in groups of 8 (default: 64)")
     parser.add_argument("--longest", type=int, default=256, help="tokens of the longest response (default: 256)")
     parser.add_argument("--equal", action="store_true", help="all responses have 64 tokens (or --longest, if less)")
-    parser.add_argument("--size", choices=sorted(step.SIZES), default="21m", help="the model (default: 21m)")
+    parser.add_argument("--size", choices=sorted(SIZES), default="21m", help="the model (default: 21m)")
     parser.add_argument("--repeats", type=int, default=2, help="measured steps after one to warm up (default: 2)")
     parser.add_argument("--trl-rows", type=int, default=8, help="rows of one forward of TRL's training (default: 8)")
     parser.add_argument("--rft-only", action="store_true", help="leaves TRL out")

@@ -131,8 +131,8 @@ def test_a_column_that_nothing_writes():
     stages = [("algorithm.source", (), ("tokens", "keep")), ("algorithm.loss", ("keep", "values"), ())]
     with pytest.raises(
         ValueError,
-        match=r"^algorithm\.loss reads the column 'values', which nothing before it writes \(there are: keep, tokens\); "
-        r"choose another algorithm\.loss or add what writes 'values'$",
+        match=r"^algorithm\.loss reads the column 'values', which nothing before it writes "
+        r"\(there are: keep, tokens\); choose another algorithm\.loss or add what writes 'values'$",
     ):
         check_columns(stages)
 

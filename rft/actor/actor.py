@@ -1,4 +1,4 @@
-"""An actor: a model that computes columns of the batch and maybe trains. Policy, reference and critic are this class."""
+"""An actor: a model that computes columns of the batch and maybe trains. Policy, reference, critic: all this class."""
 
 import copy
 from collections.abc import Iterator
@@ -69,6 +69,7 @@ class Actor:
             self._plain = without_weights(model.base_model, world.device)
             self.network = ValueNetwork(model.base_model)
         self.network.requires_grad_(optimizer is not None)
+        self.network.eval()  # no dropout: old and current log-probabilities are of one function
         strategy.shard(self.network, parts)
 
     def plain_model(self) -> PreTrainedModel:

@@ -68,7 +68,7 @@ class ValueNetwork(nn.Module):
 
 
 def check_head(model: PreTrainedModel, key: str) -> None:
-    """Refuses a model that changes its logits after the head (soft-capping, scaling): our log-probabilities would differ.
+    """Refuses a model that changes its logits after the head (soft-capping, scaling): our columns would differ.
 
     Raises:
         ValueError: names the key and the architecture.

@@ -94,7 +94,7 @@ class Method:
         self.reward_kl = options.reward_kl
         for part, given in (("shaping", self.shaping), ("reward_kl", self.reward_kl)):
             if given and self.advantage is None:
-                raise ValueError(f"{key}.{part} changes scores, which nothing reads without {key}.advantage; take it out")
+                raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
         self.reward_control = build_control(coef, f"{key}.reward_kl.coef")
 

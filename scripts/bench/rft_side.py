@@ -1,10 +1,13 @@
 """The plugin of `step.yaml`: the engine that a user has, with the lengths of the workload, and the reward."""
 
-from collections.abc import Callable, Mapping
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bench.workload import Lengths, score
@@ -16,6 +19,8 @@ from rft.rollout.hf import HFEngine
 class ForcedLengths(HFEngine):
     """Ends each row at the length that the workload gives it and nowhere else: by the cap of its request.
 
+    A step begins with sampling and ends with new weights; `cpu.json` holds the processor seconds of every step.
+
     Args:
         model, tokenizer, max_rows: as in `HFEngine`.
         folder: of the workload.
@@ -25,16 +30,27 @@ class ForcedLengths(HFEngine):
         super().__init__(model, tokenizer, max_rows)
         self.ends = set()
         self._lengths = Lengths(Path(folder), tokenizer)
+        self._file = Path(folder) / "cpu.json"
+        self._began = 0.0
+        self._cpu: list[float] = []
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Samples every request; evaluations, which are greedy and not what is measured, get one token."""
+        self._began = time.process_time()
         forced = [
             replace(request, limits=[1] if sampling.temperature == 0 else self._lengths.of(request.prompt))
             for request in requests
         ]
         return super().generate(forced, sampling, progress)
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes new weights; the end of a step, unless it is the start of the run."""
+        super().update_weights(version, tensors)
+        if version > 0:
+            self._cpu.append(time.process_time() - self._began)
+            self._file.write_text(json.dumps(self._cpu))
 
 
 @REWARDS.register("benchmark")

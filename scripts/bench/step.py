@@ -15,9 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.workload import SIZES, Workload, equal, skewed
-
-__all__ = ["SIZES", "run"]
+from bench.workload import Workload, equal, skewed
 
 HERE = Path(__file__).resolve().parent
 STAGES = ("rollout", "reward", "annotate", "update", "refresh")
@@ -74,9 +72,11 @@ def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
     call(["-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides])
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     logged = [row for row in map(json.loads, lines) if row["step"] > 0]
+    cpu = json.loads((folder / "cpu.json").read_text())
     side = {
         "steps": [
-            {stage: row[f"time/{stage}_s"] for stage in STAGES} | {"total": row["time/step_s"]} for row in logged
+            {stage: row[f"time/{stage}_s"] for stage in STAGES} | {"total": row["time/step_s"], "cpu": seconds}
+            for row, seconds in zip(logged, cpu, strict=True)
         ],
         "tokens": [round(row["length/trained"] * workload.rows) for row in logged],
         "grad_norm": [row["grad_norm"] for row in logged],
@@ -109,6 +109,8 @@ def checked(name: str, side: dict[str, Any], workload: Workload, steps: int) -> 
 
 def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dict[str, Any]:
     """Medians over the measured steps, and the ratio."""
+    import torch
+
     sides = {}
     for name, side in results.items():
         measured = side["steps"][1:]
@@ -119,9 +121,10 @@ def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dic
             "tokens_per_s": workload.sampled / seconds["total"],
         }
     packages = ("torch", "transformers", *(("trl",) if "trl" in sides else ()))
+    machine = {"cpus": os.cpu_count(), "threads": torch.get_num_threads()}  # both sides begin with as many
     numbers = {
         "workload": workload.plain() | {"parameters": parameters},
-        "machine": {"cpus": os.cpu_count()} | {package: importlib.metadata.version(package) for package in packages},
+        "machine": machine | {package: importlib.metadata.version(package) for package in packages},
         "sides": sides,
     }
     if "trl" in sides:
@@ -139,7 +142,7 @@ def table(numbers: dict[str, Any]) -> Table:
     if "ratio" in numbers:
         shown.add_column("TRL / rft", justify="right")
 
-    def line(title: str, values: list[float | None], pattern: str, ratio: bool = True) -> None:
+    def line(title: str, values: list[Any], pattern: str, ratio: bool = True) -> None:
         cells = ["" if value is None else format(value, pattern) for value in values]
         if "ratio" in numbers:
             cells.append(f"{values[1] / values[0]:.2f}" if ratio and None not in values else "")
@@ -149,6 +152,7 @@ def table(numbers: dict[str, Any]) -> Table:
         line(f"{stage} (s)", [side["median_s"].get(stage) for side in sides.values()], ".3f")
     shown.add_section()
     line("total (s)", [side["median_s"]["total"] for side in sides.values()], ".3f")
+    line("processor time (s)", [side["median_s"]["cpu"] for side in sides.values()], ".3f")
     line("samples per second", [side["samples_per_s"] for side in sides.values()], ".2f")
     line("sampled tokens per second", [side["tokens_per_s"] for side in sides.values()], ".1f")
     line("trained tokens a step", [side["tokens"][-1] for side in sides.values()], "d", ratio=False)

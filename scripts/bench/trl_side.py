@@ -54,18 +54,19 @@ class ForcedEnds(LogitsProcessor):
 
 
 class Clock(TrainerCallback):
-    """Seconds of each step, and of sampling within it."""
+    """Seconds of each step, of sampling within it, and of the processor."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
-        self._began = 0.0
+        self._began = self._cpu = 0.0
         self._rollout = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began, self._rollout = time.perf_counter(), 0.0
+        self._began, self._cpu, self._rollout = time.perf_counter(), time.process_time(), 0.0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.steps.append({"total": time.perf_counter() - self._began, "rollout": self._rollout})
+        total, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
+        self.steps.append({"rollout": self._rollout, "total": total, "cpu": cpu})
 
     def timed(self, generate: Any) -> Any:
         """`generate`, with its seconds counted as sampling."""
@@ -126,7 +127,6 @@ def main(folder: Path, steps: int, forward_rows: int) -> None:
         "grad_norm": [entry["grad_norm"] for entry in logs],
         "forcing_s": forced.seconds / steps,
         "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "threads": torch.get_num_threads(),
     }
     (folder / "trl.json").write_text(json.dumps(found))
 

@@ -103,10 +103,13 @@ def test_stages_say_who_reads_and_who_writes():
             {"advantage": {"name": "gae", "gamma": 1.0}},
             r"^algorithm\.advantage\.lam is missing: advantage 'gae' needs it",
         ),
-        ({"terms": {"ppo_clip": KL}}, r"^algorithm\.terms\.ppo_clip: the loss goes by this name; give the term another$"),
+        (
+            {"terms": {"ppo_clip": KL}},
+            r"^algorithm\.terms\.ppo_clip: the loss goes by this name; give the term another",
+        ),
         (
             {"advantage": None, "loss": {"name": "nll"}, "shaping": {"overlong": OVERLONG}},
-            r"^algorithm\.shaping changes scores, which nothing reads without algorithm\.advantage; take it out$",
+            r"^algorithm\.shaping changes scores, which only algorithm\.advantage reads; take it out$",
         ),
         (
             {"advantage": None, "loss": {"name": "nll"}, "reward_kl": RewardKL("k1", 0.1)},

@@ -87,7 +87,7 @@ def test_step_at_a_tiny_size(tmp_path) -> None:
     stages = ours["median_s"]
     assert stages["rollout"] > 0
     assert stages["update"] > 0
-    assert sum(seconds for stage, seconds in stages.items() if stage != "total") <= stages["total"]
+    assert sum(seconds for stage, seconds in stages.items() if stage not in ("total", "cpu")) <= stages["total"]
 
 
 @pytest.mark.slow

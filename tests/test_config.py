@@ -1,0 +1,129 @@
+"""Every yaml composes into a config that is accepted, and no key can be misspelt."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+
+import rft
+from rft.build import Job
+from rft.main import explain, known_keys
+
+CONFIG = Path(rft.__file__).parent / "config"
+# What a group's option needs beside it before it makes sense.
+COMPANIONS = {
+    "actor/hf": ["actor.path=some/model"],
+    "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
+    "algorithm/advantage/gae": ["algorithm/critic_loss=value"],
+    "algorithm/advantage/none": ["algorithm=sft"],
+    "algorithm/critic_loss/value": ["algorithm=ppo"],
+    "algorithm/source/dataset": ["algorithm=sft"],
+    "data/gsm8k": ["metric=eval/test/accuracy"],
+    "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
+    "reward/terms/format": ["reward.accuracy=format"],
+}
+ROLES = ("actor/reference", "actor/critic")  # the same group under another key: the default selects them
+
+
+def option(path: Path) -> str:
+    return str(path.relative_to(CONFIG).with_suffix(""))
+
+
+ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp", "ppo", "sft"]
+OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/*.yaml"))
+
+
+def selection(name: str) -> list[str]:
+    group, _, chosen = name.rpartition("/")
+    if name in ROLES:
+        return [f"actor@{chosen}={chosen}"]
+    return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
+
+
+@pytest.fixture
+def wandb_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_composes_and_is_accepted(name, resolved, wandb_installed):
+    Job(resolved(*selection(name)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
+    config = resolved(f"algorithm={algorithm}")
+    assert config["algorithm"]["name"] == algorithm
+    assert config["output_dir"] == f"outputs/reverse-{algorithm}-seed0"
+    assert (config["warmup"] is None) == (algorithm == "sft")
+
+
+def test_several_loggers_and_terms_at_once(resolved, wandb_installed):
+    job = Job(resolved("logger=[wandb,tensorboard]", "reward/terms=[exact_match,format]", "algorithm/terms=[kl,entropy]"))
+    assert len(job.sinks) == 2
+    assert job.reward.names == ("exact_match", "format")
+    assert [term.name for term in job.method.policy.terms] == ["ppo_clip", "kl", "entropy"]
+
+
+def test_nested_groups_do_not_leak_into_each_other(resolved):
+    """The old loss's numbers are gone when another is selected."""
+    config = resolved("algorithm=gspo", "algorithm/loss=nll", "algorithm/advantage=rloo")
+    assert config["algorithm"]["loss"] == {"name": "nll"}
+    assert config["algorithm"]["advantage"] == {"name": "rloo"}
+
+
+def leaves(node, path=()):
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def misspelt(config: dict, path: tuple[str, ...]) -> dict:
+    changed = copy.deepcopy(config)
+    node = changed
+    for key in path[:-1]:
+        node = node[key]
+    changed_node = {(f"{key}x" if key == path[-1] else key): value for key, value in node.items()}
+    node.clear()
+    node.update(changed_node)
+    return changed
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo", "sft"])
+def test_a_misspelt_key_is_refused_by_name(algorithm, resolved):
+    """Every leaf of the resolved config, as a misspelt key in a recipe's body would be merged."""
+    config = resolved(f"algorithm={algorithm}", "algorithm/terms=[kl_adaptive]")
+    Job(config)
+    accepted = []
+    for path in leaves(config):
+        try:
+            Job(misspelt(config, path))
+        except ValueError as error:
+            wrong, parent = ".".join((*path[:-1], f"{path[-1]}x")), ".".join(path[:-1])
+            # an entry without its name or _target_ is quoted whole behind its own key
+            assert str(error).startswith((f"{wrong}:", f"{parent}: expected a")) and path[-1] + "x" in str(error), wrong
+        else:
+            accepted.append(".".join(path))
+    assert accepted == []
+
+
+def test_a_misspelt_key_on_the_command_line_is_refused_by_name(resolved):
+    config = resolved()
+    known = known_keys()
+    parts = {path[0]: path for path in leaves(config)}  # one leaf of every root key: each is a full composition
+    for path in parts.values():
+        key = ".".join(path)
+        wrong = f"{key}x"
+        with pytest.raises(HydraException) as caught:
+            resolved(f"{wrong}=1")
+        GlobalHydra.instance().clear()
+        assert explain(caught.value).startswith(f"{wrong}: no such key"), key
+    for path in leaves(config):
+        key = ".".join(path)
+        found = explain(HydraException(f"Could not override '{key}x'.\nTo append to your config use +{key}x=1"))
+        assert found.startswith(f"{key}x: no such key; did you mean "), (key, found)
+        assert key not in known or found.endswith(f"did you mean {key}?"), (key, found)

@@ -1,0 +1,348 @@
+"""What the command line says: at once where nothing is to be trained, and in one message where something is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rft
+from rft.algorithm import LOSSES
+from rft.build import Job
+from rft.main import main
+
+ROOT = Path(rft.__file__).parent.parent
+JOB = re.compile(r"^Error executing job with overrides: .*\n")  # Hydra's word on which job of a sweep it was
+SLOW = ("torch", "transformers", "tensordict", "datasets")
+
+
+@pytest.fixture
+def say(monkeypatch, capsys, tmp_path):
+    """Runs the command line in this process, in an empty folder; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        monkeypatch.setattr(sys, "argv", ["rft", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return code, printed.out, JOB.sub("", printed.err)
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [["--cfg", "job"], ["--help"], ["--cfg", "job", "algorithm=ppo"]])
+def test_composing_imports_nothing_slow(arguments, tmp_path):
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = ['rft', *{arguments!r}]\n"
+        "try:\n"
+        "    runpy.run_module('rft.main', run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        f"assert not set({SLOW!r}) & set(sys.modules), set({SLOW!r}) & set(sys.modules)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "group_size: 8" in found.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sed=1"], "sed: no such key; did you mean seed?"),
+        (["algorithm.group_sise=4"], "algorithm.group_sise: no such key; did you mean algorithm.group_size?"),
+        (
+            ["algorithm.loss.clip_hgh=0.3"],
+            "algorithm.loss.clip_hgh: no such key; did you mean algorithm.loss.clip_high?",
+        ),
+        (
+            ["algorithm=gpo"],
+            "algorithm=gpo: no such option; did you mean grpo? "
+            "(known: dapo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo, sft)",
+        ),
+        (
+            ["algorithm/loss=ppo"],
+            "algorithm/loss=ppo: no such option; did you mean ppo_clip? "
+            "(known: gspo, nll, ppo_clip, ppo_clip_higher, ppo_dual_clip)",
+        ),
+        (["actor=hf"], "actor.path is missing: set actor.path=<value>"),
+        (["warmup=none", "warmup.steps=3"], "warmup.steps: no such key; did you mean warmup.steps?"),
+        (
+            ["plugins=[my_rewrads]"],
+            "plugins: no module 'my_rewrads' is found; "
+            "it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH",
+        ),
+        (["steps=0"], "steps=0: set it to 1 or more"),
+        (["steps=many"], "steps: expected whole number, got 'many'"),
+        (["mode=tain"], "mode: expected one of train, got 'tain'; did you mean train?"),
+    ],
+)
+def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
+    code, out, error = say(*arguments)
+    assert (code, out) == (1, "")
+    assert error == f"error: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_message_of_a_process_that_was_started_by_torchrun_names_its_rank(say, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert say("sed=1")[2].startswith("rank 1: error: sed: no such key")
+
+
+def test_our_own_mistakes_keep_their_traceback(say, monkeypatch):
+    monkeypatch.setattr(Job, "__init__", lambda *_: {}["a mistake"])
+    with pytest.raises(KeyError, match="a mistake"):
+        say()
+
+
+def test_the_program_ends_with_code_1_and_no_traceback(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "rft.main", "algoritm=grpo"]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == "error: algoritm: no such key; did you mean algorithm?\n"
+
+
+# Recipes
+
+
+def recipe(folder, body, name="run"):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.yaml").write_text("defaults:\n  - main\n  - _self_\n" + body)
+    return folder
+
+
+@pytest.mark.parametrize("part", ["loss", "advantage"])
+@pytest.mark.parametrize("name", ["run", "run.yaml"])
+def test_a_recipe_whose_body_sets_numbers_of_a_loss_is_refused(part, name, say, tmp_path):
+    folder = recipe(tmp_path / "mine", f"algorithm:\n  {part}:\n    clip: 0.1\n")
+    code, _, error = say("-cd", folder, "-cn", name)
+    assert code == 1
+    assert error.startswith(f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; a number of one {part} would")
+    assert f"algorithm/{part}/<name>.yaml" in error
+
+
+def test_a_misspelt_key_in_a_recipe_is_refused(say, tmp_path):
+    code, _, error = say("-cd", recipe(tmp_path / "mine", "batch:\n  promts: 4\n"), "-cn", "run")
+    assert (code, error) == (
+        1,
+        "error: batch.promts: Batch takes prompts, minibatches, epochs; did you mean prompts?\n",
+    )
+
+
+@pytest.mark.parametrize("flag", [["-cd", "{}"], ["--config-dir", "{}"], ["--config-dir={}"]])
+def test_a_plugin_beside_the_recipe_is_found(flag, say, tmp_path, request):
+    """Its ValueError passes through main: the module was imported."""
+    folder = recipe(tmp_path / "mine", "")
+    module = f"plugin_{abs(hash(request.node.name))}"
+    (folder / f"{module}.py").write_text("raise ValueError('imported')\n")
+    code, _, error = say(*[part.format(folder) for part in flag], "-cn", "run", f"plugins=[{module}]")
+    assert (code, error) == (1, "error: imported\n")
+
+
+def test_a_folder_of_options_alone_needs_no_recipe(say, tmp_path):
+    options = tmp_path / "mine" / "algorithm" / "loss"
+    options.mkdir(parents=True)
+    (options / "wild.yaml").write_text("name: ppo_clip\nclip_low: 9.0\nclip_high: 9.0\ndual_clip: null\n")
+    code, _, error = say("-cd", tmp_path / "mine", "algorithm/loss=wild", "steps=0")
+    assert (code, error) == (1, "error: steps=0: set it to 1 or more\n")
+
+
+# What is refused before any model is loaded
+
+
+@pytest.fixture
+def refused(tiny, monkeypatch, tmp_path):
+    """What a job says that must not come as far as a model or a run folder."""
+    monkeypatch.setattr("rft.actor.actor.load_model", lambda *_: pytest.fail("a model was loaded"))
+
+    def run(*overrides, change=lambda config: None):
+        config = tiny(*overrides)
+        change(config)
+        with pytest.raises(ValueError) as caught:
+            Job(config).fit("")
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    return run
+
+
+def put(path, value):
+    """A change of a resolved config that the command line could not make."""
+
+    def change(config):
+        *parents, last = path.split(".")
+        for key in parents:
+            config = config[key]
+        config[last] = value
+
+    return change
+
+
+def test_a_name_that_is_not_registered(refused):
+    said = refused(change=put("algorithm.loss.name", "ppo_clp"))
+    assert said.startswith("algorithm.loss.name: no loss is called 'ppo_clp'; did you mean ppo_clip?")
+
+
+def test_an_option_that_is_missing(refused):
+    said = refused(change=lambda config: config["algorithm"]["loss"].pop("clip_high"))
+    assert said == "algorithm.loss.clip_high is missing: loss 'ppo_clip' needs it; add `clip_high: <number>`"
+
+
+def test_a_model_option_that_transformers_would_ignore(refused):
+    said = refused(change=put("actor.model_config.hidden_sise", 32))
+    assert said == "actor.model_config.hidden_sise: a qwen3 has no such option; did you mean hidden_size?"
+    said = refused(change=put("critic.model_config", {"model_type": "qwen33"}))
+    assert said == "critic.model_config.model_type=qwen33: transformers has no such type; did you mean qwen3?"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "column"),
+    [
+        (["algorithm=sft", "algorithm/loss=ppo_clip"], "algorithm.loss", "advantages"),
+        (["algorithm=sft", "algorithm/advantage=gae"], "algorithm.advantage", "scores"),
+        (["algorithm=sft", "algorithm.old_logprobs=rollout", "algorithm/loss=gspo"], "algorithm.old_logprobs",
+         "rollout_logprobs"),
+    ],
+)  # fmt: skip
+def test_a_column_that_nothing_writes(overrides, key, column, refused):
+    said = refused(*overrides)
+    assert said.startswith(f"{key} reads the column {column!r}, which nothing before it writes (there are: ")
+    assert f"choose another {key}" in said
+
+
+def test_a_critic_that_nothing_trains(refused):
+    said = refused("algorithm/advantage=gae")
+    assert said.startswith("something reads values, but algorithm.critic_loss is null")
+
+
+def test_batch_sizes_that_do_not_divide(refused):
+    assert refused("batch.minibatches=3") == (
+        "batch.minibatches=3 does not divide the 16 rows of a step (batch.prompts=4 x algorithm.group_size=4); "
+        "choose a divisor"
+    )
+
+
+@pytest.mark.parametrize(
+    "advantage", [n for n in ("group_norm", "dr_grpo", "rloo", "group_norm_batch")]
+)
+def test_a_group_of_one_has_no_baseline(advantage, refused):
+    said = refused(f"algorithm/advantage={advantage}", "algorithm.group_size=1")
+    assert said.startswith("algorithm.group_size=1: the advantage ")
+    assert "set algorithm.group_size to 2 or more" in said
+
+
+def test_a_group_of_one_is_enough_without_a_baseline(resolved):
+    Job(resolved("algorithm=reinforce_pp", "algorithm.group_size=1"))
+
+
+def test_more_passes_than_samples(refused):
+    assert refused("eval.samples=2", "eval.pass_k=[1,4]").startswith("eval.pass_k=[1, 4] asks for more answers than")
+
+
+def test_a_metric_of_no_held_out_set(refused):
+    assert refused("metric=eval/test/accuracy").startswith("metric=eval/test/accuracy: no number of data.eval")
+
+
+def lines(path):
+    return {
+        "_target_": "rft.data.rows.JsonLines",
+        "path": str(path),
+        "columns": {"prompt": "question"},
+        "limit": None,
+    }
+
+
+def test_a_data_file_that_is_not_there(refused, tmp_path):
+    said = refused(change=put("data.train", lines(tmp_path / "no.jsonl")))
+    assert said.startswith(f"data.train.path={tmp_path / 'no.jsonl'}: there is no such file")
+
+
+def test_an_empty_data_file(refused, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n")
+    said = refused(change=put("data.eval.heldout", lines(tmp_path / "rows.jsonl")))
+    assert said == f"data.eval.heldout.path: {tmp_path / 'rows.jsonl'} holds no rows"
+
+
+def test_a_row_without_the_field_that_the_reward_needs(refused, tmp_path):
+    rows = [{"question": "1=", "answer": "1"}, {"question": "2=", "anwser": "2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = refused("warmup=none", change=put("data.train", lines(tmp_path / "rows.jsonl")))
+    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 2: no field 'answer' (there are: question, anwser")
+    assert "data.train.columns.answer=" in said
+
+
+def test_a_row_without_the_field_that_the_warmup_imitates(refused, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1=", "answer": "1"}))
+    said = refused(change=put("data.train", lines(tmp_path / "rows.jsonl")))
+    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 1: no field 'demonstration'")
+
+
+def test_a_prompt_that_is_longer_than_the_context(refused):
+    said = refused("actor.model_config.max_position_embeddings=18")
+    assert said.startswith("data.train: the prompt of row ")
+    assert "has 13 tokens; with rollout.max_new_tokens=6 that is over the model's context of 18" in said
+
+
+def test_a_context_that_is_just_long_enough(tiny):
+    Job(tiny("actor.model_config.max_position_embeddings=19", "steps=1", "warmup=none")).fit("")
+
+
+def test_a_model_path_that_does_not_exist(refused, tmp_path):
+    said = refused("actor=hf", f"actor.path={tmp_path / 'nowhere'}", "actor.tokenizer.path=gone", "warmup=none") \
+        if False else None
+    assert said is None
+
+
+def test_cuda_where_there_is_none(refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refused("strategy.device=cuda").startswith("strategy.device=cuda, but this torch sees no CUDA device")
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+def test_a_logger_whose_package_is_not_installed(package, refused, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = refused(f"logger={package}")
+    assert said == f"logger={package}: the package {package} is not installed; pip install 'rft[{package}]'"
+
+
+def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^output_dir: the folder .* cannot be made"):
+        Job(tiny(f"output_dir={tmp_path / 'file' / 'run'}")).fit("")
+
+
+# Numbers that are not finite
+
+
+@LOSSES.register("spoilt", reads=("advantages",))
+def spoilt(logprobs, batch, *, column):
+    """Not finite on the rows of one group, in the loss or in its gradient; from the second optimizer step on."""
+    loss = -logprobs * batch["advantages"]
+    wrong = (batch["version"] >= 3) & (batch["group"] % 4 == 1)  # after two steps of warm-up and one of training
+    if column == "loss":
+        return loss.where(~wrong[:, None], float("nan")), {}
+    return loss.where(~wrong[:, None], (logprobs - logprobs.detach()).abs().sqrt()), {}
+
+
+@pytest.mark.parametrize("column", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_stops_the_run(column, tiny, tmp_path):
+    config = tiny()
+    config["algorithm"]["loss"] = {"name": "spoilt", "column": column}
+    config["checkpoint"]["every"] = 1
+    with pytest.raises(ValueError) as caught:
+        Job(config).fit("")
+    print(caught.value)
