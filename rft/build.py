@@ -10,7 +10,7 @@ from rft.actor.actor import Actor
 from rft.actor.load import read_config
 from rft.algorithm.method import Method
 from rft.checkpoint import Checkpoints
-from rft.checks import Rows, check_architecture, check_flow, check_lengths, check_numbers, check_tokenizer
+from rft.checks import Rows, check_architecture, check_flow, check_lengths, check_metric, check_numbers, check_tokenizer
 from rft.data.encode import Encoder
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
@@ -18,7 +18,7 @@ from rft.options import Run
 from rft.registry import Target, consume
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine import Engine
-from rft.rollout.evaluate import Evaluator
+from rft.rollout.evaluate import Evaluator, measured
 from rft.run_folder import choose_folder, finish_folder
 from rft.trainer import Source, Stage, Trainer
 
@@ -56,6 +56,7 @@ class Job:
         self.sinks = [Target(node, f"logger.{name}").build() for name, node in run.logger.items()]
         self.method = Method(run.algorithm, "algorithm")
         check_numbers(run, self.method)
+        check_metric(run, measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k))
         check_flow(run, self.method, self.source.factory.writes)
         self.needs = {*self.source.factory.needs(self.source.options), *self.reward.fields}
         if run.warmup is not None:
@@ -92,13 +93,15 @@ class Job:
         with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
             if said:
                 log.message(said)
+            if run.rollout.truncates():
+                log.message(
+                    "rollout.top_p, top_k or min_p cut the distribution that is sampled, not the one that trains: "
+                    "rollout/logprob_gap shows how far the two are apart"
+                )
             trainer, stages = self._assemble(world, tokenizer, encoder, train, held_out, folder, log)
             numbers = trainer.fit(stages)
             if world.rank == 0:
                 finish_folder(folder, numbers)
-        if run.metric not in numbers:
-            known = ", ".join(sorted(name for name in numbers if name.startswith("eval/")))
-            raise ValueError(f"metric={run.metric}: the run has no such number; it has {known}")
         return numbers[run.metric]
 
     def _assemble(

@@ -1,4 +1,4 @@
-"""What can be said against a config before any model is loaded. Every function raises a ValueError with key and cure."""
+"""What can be said against a config before a model is loaded. Every function raises a ValueError with key and cure."""
 
 import tempfile
 from typing import Any
@@ -27,6 +27,9 @@ def check_numbers(run: Run, method: Method) -> None:
     }.items():
         if number < 1:
             raise ValueError(f"{key}={number}: set it to 1 or more")
+    if run.rollout.temperature <= 0 or (run.eval.samples and run.eval.temperature <= 0):
+        key = "rollout.temperature" if run.rollout.temperature <= 0 else "eval.temperature"
+        raise ValueError(f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting")
     rows = run.batch.prompts * run.algorithm.group_size
     if rows % run.batch.minibatches:
         raise ValueError(
@@ -35,8 +38,8 @@ def check_numbers(run: Run, method: Method) -> None:
         )
     if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size < 2:
         raise ValueError(
-            f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares the rows "
-            "of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose another "
+            f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares the "
+            "rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose another "
             "algorithm/advantage"
         )
     if run.eval.samples and max(run.eval.pass_k, default=1) > run.eval.samples:
@@ -44,9 +47,20 @@ def check_numbers(run: Run, method: Method) -> None:
             f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
             f"eval.samples to at least {max(run.eval.pass_k)}"
         )
-    sets = [f"eval/{name}/" for name in run.data.eval]
-    if not any(run.metric.startswith(prefix) for prefix in sets):
-        raise ValueError(f"metric={run.metric}: no number of data.eval; it begins with one of {', '.join(sets)}")
+
+
+def check_metric(run: Run, measured: list[str]) -> None:
+    """The metric that the run returns is one that it will have.
+
+    Args:
+        measured: the numbers of each held-out set.
+    """
+    known = [f"eval/{name}/{number}" for name in run.data.eval for number in measured]
+    if run.metric not in known:
+        raise ValueError(
+            f"metric={run.metric}: the run has no such number{did_you_mean(run.metric, known)} (there are: "
+            f"{', '.join(known)})"
+        )
 
 
 def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None:
@@ -98,8 +112,8 @@ def check_lengths(encoder: Encoder, sets: dict[str, Rows], shape: PretrainedConf
         if len(prompts[longest]) + new_tokens > context:
             raise ValueError(
                 f"{key}: the prompt of row {longest} has {len(prompts[longest])} tokens; with rollout.max_new_tokens="
-                f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
-                "out or choose a model with a longer context"
+                f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the "
+                "row out or choose a model with a longer context"
             )
 
 

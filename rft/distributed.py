@@ -1,5 +1,6 @@
 """The processes of a run: one alone or many under torchrun, with the same collectives either way."""
 
+import atexit
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -77,5 +78,6 @@ def start(device: str) -> World:
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)
     here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     return World(here, init_device_mesh(kind, (dist.get_world_size(),)))

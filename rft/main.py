@@ -31,7 +31,7 @@ def run(config: DictConfig) -> float:
     """Runs one job and returns the metric that its config names."""
     job = HydraConfig.get()
     for source in job.runtime.config_sources:
-        recipe = Path(source.path) / f"{job.job.config_name}.yaml"
+        recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
             check_recipe(recipe)
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -70,8 +70,10 @@ def explain(error: Exception) -> str:
     if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
         return text
     if found := re.search(r"Could not override '([^']+)'", text):
-        key = found[1].split("@")[0]
-        return f"{key}: no such key{did_you_mean(key, known_keys())}"
+        key, known = found[1].split("@")[0], known_keys()
+        if key in known:
+            return f"{key}: what is selected has no such key; it belongs to an option of {key.split('.')[0]} that is not"
+        return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
@@ -103,14 +105,14 @@ def check_recipe(path: Path) -> None:
     Raises:
         ValueError: names the file and the key.
     """
-    body = OmegaConf.load(path) if path.is_file() else None  # a folder may hold options alone
+    body = OmegaConf.load(path)
     algorithm = body.get("algorithm") if isinstance(body, DictConfig) else None
     for part in ("loss", "advantage"):
         if isinstance(algorithm, DictConfig) and part in algorithm:
             raise ValueError(
-                f"{path}: the body sets algorithm.{part}; a number of one {part} would leak into another that is selected "
-                f"instead. Put it into an option file {path.parent}/algorithm/{part}/<name>.yaml and select that in the "
-                "defaults"
+                f"{path}: the body sets algorithm.{part}; a number of one {part} would leak into another that is "
+                f"selected instead. Put it into an option file {path.parent}/algorithm/{part}/<name>.yaml and select "
+                "that in the defaults"
             )
 
 

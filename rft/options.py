@@ -45,6 +45,10 @@ class Rollout:
         """How training samples."""
         return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
+    def truncates(self) -> bool:
+        """True where training samples from less than the whole distribution."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
     def untruncated(self, temperature: float) -> Sampling:
         """How evaluations sample."""
         return Sampling(self.max_new_tokens, temperature, 1.0, 0, 0.0, self.stop)

@@ -48,5 +48,6 @@ def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
 def _unfinished(folder: Path, config: dict[str, Any]) -> bool:
     if not (folder / CONFIG).is_file() or (folder / RESULT).exists():
         return False
-    theirs = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    return theirs == OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config))))
+    theirs = OmegaConf.load(folder / CONFIG)
+    ours = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
+    return all(theirs.get(key) == ours.get(key) for key in {*theirs, *ours} - {"resume"})

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -45,16 +47,24 @@ def resolved():
     return resolve
 
 
+@pytest.fixture(scope="session")
+def sized():
+    """Puts the sizes of a run of a second in front of overrides."""
+
+    def sizes(*overrides: str) -> list[str]:
+        if "algorithm=sft" in overrides:
+            return [*TINY, *overrides]
+        return [*TINY, *TINY_GROUPS, *(() if "warmup=none" in overrides else TINY_WARMUP), *overrides]
+
+    return sizes
+
+
 @pytest.fixture
-def tiny(resolved, tmp_path):
+def tiny(resolved, sized, tmp_path):
     """The resolved config of a tiny run in `tmp_path`, with the overrides on top."""
 
     def resolve(*overrides: str) -> dict:
-        supervised = "algorithm=sft" in overrides
-        sizes = [*TINY, *(() if supervised else TINY_GROUPS)]
-        if not supervised and "warmup=none" not in overrides:
-            sizes += TINY_WARMUP
-        return resolved(*sizes, f"output_dir={tmp_path / 'run'}", *overrides)
+        return resolved(*sized(f"output_dir={tmp_path / 'run'}", *overrides))
 
     return resolve
 
@@ -71,5 +81,43 @@ def torchrun():
             [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
         )
         assert found.returncode == 0, found.stdout + found.stderr
+
+    return run
+
+
+class ThreadWorld:
+    """One of several ranks that are threads of this process."""
+
+    def __init__(self, rank, size, meet, board):
+        self.rank, self.size = rank, size
+        self._meet, self._board = meet, board
+
+    def gather(self, thing):
+        self._board[self.rank] = thing
+        self._meet.wait()  # everyone has written
+        things = list(self._board)
+        self._meet.wait()  # everyone has read
+        return things
+
+    def all_sum(self, tensor):
+        return sum(self.gather(tensor))
+
+
+@pytest.fixture
+def ranks():
+    """Runs `work(world)` on some ranks at once, as threads; returns what each returned."""
+
+    def run(size: int, work) -> list:
+        meet, board = Barrier(size, timeout=60), [None] * size
+
+        def alone(rank):
+            try:
+                return work(ThreadWorld(rank, size, meet, board))
+            except BaseException:
+                meet.abort()  # nobody waits for a rank that failed
+                raise
+
+        with ThreadPoolExecutor(size) as threads:
+            return [future.result() for future in [threads.submit(alone, rank) for rank in range(size)]]
 
     return run

@@ -61,7 +61,9 @@ def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
 
 
 def test_several_loggers_and_terms_at_once(resolved, wandb_installed):
-    job = Job(resolved("logger=[wandb,tensorboard]", "reward/terms=[exact_match,format]", "algorithm/terms=[kl,entropy]"))
+    job = Job(
+        resolved("logger=[wandb,tensorboard]", "reward/terms=[exact_match,format]", "algorithm/terms=[kl,entropy]")
+    )
     assert len(job.sinks) == 2
     assert job.reward.names == ("exact_match", "format")
     assert [term.name for term in job.method.policy.terms] == ["ppo_clip", "kl", "entropy"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rft
-from rft.algorithm import LOSSES
+from rft.algorithm import ADVANTAGES, LOSSES
 from rft.build import Job
 from rft.main import main
 
@@ -25,7 +25,7 @@ def say(monkeypatch, capsys, tmp_path):
     """Runs the command line in this process, in an empty folder; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setattr(sys, "argv", ["rft", *map(str, arguments)])
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.chdir(tmp_path)
@@ -53,7 +53,9 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         f"assert not set({SLOW!r}) & set(sys.modules), set({SLOW!r}) & set(sys.modules)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     assert "group_size: 8" in found.stdout
     assert list(tmp_path.iterdir()) == []
@@ -69,17 +71,20 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "algorithm.loss.clip_hgh: no such key; did you mean algorithm.loss.clip_high?",
         ),
         (
-            ["algorithm=gpo"],
-            "algorithm=gpo: no such option; did you mean grpo? "
+            ["algorithm=grppo"],
+            "algorithm=grppo: no such option; did you mean grpo? "
             "(known: dapo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo, sft)",
         ),
         (
-            ["algorithm/loss=ppo"],
-            "algorithm/loss=ppo: no such option; did you mean ppo_clip? "
+            ["algorithm/loss=ppoclip"],
+            "algorithm/loss=ppoclip: no such option; did you mean ppo_clip? "
             "(known: gspo, nll, ppo_clip, ppo_clip_higher, ppo_dual_clip)",
         ),
         (["actor=hf"], "actor.path is missing: set actor.path=<value>"),
-        (["warmup=none", "warmup.steps=3"], "warmup.steps: no such key; did you mean warmup.steps?"),
+        (
+            ["warmup=none", "warmup.steps=3"],
+            "warmup.steps: what is selected has no such key; it belongs to an option of warmup that is not",
+        ),
         (
             ["plugins=[my_rewrads]"],
             "plugins: no module 'my_rewrads' is found; "
@@ -131,7 +136,9 @@ def test_a_recipe_whose_body_sets_numbers_of_a_loss_is_refused(part, name, say, 
     folder = recipe(tmp_path / "mine", f"algorithm:\n  {part}:\n    clip: 0.1\n")
     code, _, error = say("-cd", folder, "-cn", name)
     assert code == 1
-    assert error.startswith(f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; a number of one {part} would")
+    assert error.startswith(
+        f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; a number of one {part} would"
+    )
     assert f"algorithm/{part}/<name>.yaml" in error
 
 
@@ -213,7 +220,7 @@ def test_a_model_option_that_transformers_would_ignore(refused):
     ("overrides", "key", "column"),
     [
         (["algorithm=sft", "algorithm/loss=ppo_clip"], "algorithm.loss", "advantages"),
-        (["algorithm=sft", "algorithm/advantage=gae"], "algorithm.advantage", "scores"),
+        (["algorithm=sft", "algorithm/advantage=reinforce_pp"], "algorithm.advantage", "scores"),
         (["algorithm=sft", "algorithm.old_logprobs=rollout", "algorithm/loss=gspo"], "algorithm.old_logprobs",
          "rollout_logprobs"),
     ],
@@ -236,9 +243,7 @@ def test_batch_sizes_that_do_not_divide(refused):
     )
 
 
-@pytest.mark.parametrize(
-    "advantage", [n for n in ("group_norm", "dr_grpo", "rloo", "group_norm_batch")]
-)
+@pytest.mark.parametrize("advantage", ["group_norm", "dr_grpo", "rloo", "group_norm_batch"])
 def test_a_group_of_one_has_no_baseline(advantage, refused):
     said = refused(f"algorithm/advantage={advantage}", "algorithm.group_size=1")
     assert said.startswith("algorithm.group_size=1: the advantage ")
@@ -253,8 +258,15 @@ def test_more_passes_than_samples(refused):
     assert refused("eval.samples=2", "eval.pass_k=[1,4]").startswith("eval.pass_k=[1, 4] asks for more answers than")
 
 
-def test_a_metric_of_no_held_out_set(refused):
-    assert refused("metric=eval/test/accuracy").startswith("metric=eval/test/accuracy: no number of data.eval")
+@pytest.mark.parametrize("wrong", ["eval/test/accuracy", "eval/heldout/acuracy", "eval/heldout/pass@1", "reward/mean"])
+def test_a_metric_that_the_run_will_not_have(wrong, refused):
+    said = refused(f"metric={wrong}")
+    assert said.startswith(f"metric={wrong}: the run has no such number")
+    assert said.endswith("(there are: eval/heldout/accuracy, eval/heldout/exact_match, eval/heldout/length)")
+
+
+def test_a_temperature_of_zero_samples_nothing(refused):
+    assert refused("rollout.temperature=0").startswith("rollout.temperature: samples need a temperature above 0")
 
 
 def lines(path):
@@ -302,9 +314,11 @@ def test_a_context_that_is_just_long_enough(tiny):
 
 
 def test_a_model_path_that_does_not_exist(refused, tmp_path):
-    said = refused("actor=hf", f"actor.path={tmp_path / 'nowhere'}", "actor.tokenizer.path=gone", "warmup=none") \
-        if False else None
-    assert said is None
+    missing = tmp_path / "nowhere"
+    said = refused(change=lambda config: config["actor"].update(path=str(missing), model_config=None))
+    assert said.startswith(f"actor.path: no model can be read from '{missing}'")
+    node = {"_target_": "rft.data.tokenizer.pretrained", "path": str(missing)}
+    assert refused(change=put("actor.tokenizer", node)).startswith(f"actor.tokenizer.path={missing}: cannot load a tok")
 
 
 def test_cuda_where_there_is_none(refused, monkeypatch):
@@ -328,21 +342,46 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
 # Numbers that are not finite
 
 
-@LOSSES.register("spoilt", reads=("advantages",))
-def spoilt(logprobs, batch, *, column):
-    """Not finite on the rows of one group, in the loss or in its gradient; from the second optimizer step on."""
+@LOSSES.register("spoilt", reads=("advantages", "group", "version"))
+def spoilt(logprobs, batch, *, part):
+    """Not finite on the rows of every fourth group, in the loss or only in its gradient, after two steps of training."""
     loss = -logprobs * batch["advantages"]
-    wrong = (batch["version"] >= 3) & (batch["group"] % 4 == 1)  # after two steps of warm-up and one of training
-    if column == "loss":
-        return loss.where(~wrong[:, None], float("nan")), {}
-    return loss.where(~wrong[:, None], (logprobs - logprobs.detach()).abs().sqrt()), {}
+    wrong = ((batch["version"] >= 3) & (batch["group"] % 4 == 1))[:, None]  # two steps of warm-up, one of training
+    if part == "loss":
+        return torch.where(wrong, float("nan"), loss), {}
+    return loss + torch.where(
+        wrong, logprobs - logprobs.detach(), 1.0
+    ).sqrt(), {}  # the slope of a root is infinite at 0
 
 
-@pytest.mark.parametrize("column", ["loss", "gradient"])
-def test_a_number_that_is_not_finite_stops_the_run(column, tiny, tmp_path):
-    config = tiny()
-    config["algorithm"]["loss"] = {"name": "spoilt", "column": column}
-    config["checkpoint"]["every"] = 1
+@ADVANTAGES.register("spoilt")
+def spoilt_advantage(scores, rewards, batch, *, row):
+    advantages = batch["keep"] * scores[:, None]
+    advantages[row] = float("inf") if int(batch["version"].max()) >= 3 else 0.0
+    return {"advantages": advantages}
+
+
+@pytest.mark.parametrize(
+    ("node", "options", "found"),
+    [
+        ("loss", {"part": "loss"}, "column 'loss/spoilt' in rows [4, 5, 6, 7]"),
+        ("loss", {"part": "gradient"}, "column 'gradient of loss/spoilt' in rows [4, 5, 6, 7]"),
+        ("advantage", {"row": 5}, "column 'advantages' in rows [5]"),
+    ],
+)
+def test_a_number_that_is_not_finite_stops_the_run(node, options, found, tiny, tmp_path):
+    config = tiny("checkpoint.every=1", "checkpoint.keep_last=9")
+    config["algorithm"][node] = {"name": "spoilt", **options}
     with pytest.raises(ValueError) as caught:
         Job(config).fit("")
-    print(caught.value)
+    run, said = tmp_path / "run", str(caught.value)
+    assert said.startswith(
+        "step 4: the loss or the gradient of the actor is not finite. Not finite on rank 0: " + found
+    )
+    saved = run / "diverged" / "step_00000004_rank_0.pt"
+    assert str(saved) in said
+    batch = torch.load(saved, weights_only=False)
+    assert len(batch) == 16 and len(batch["fields"]) == 16
+    assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == [f"step_{n:08d}" for n in (1, 2, 3)]
+    assert not (run / "result.json").exists()
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()] == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""A loss and a reward of one's own. Importing this file registers them; `plugins: [leaky_clip]` in run.yaml does that."""
+"""A loss and a reward of one's own. Importing this file registers them: `plugins: [leaky_clip]` in run.yaml does so."""
 
 from collections.abc import Mapping
 from typing import Any

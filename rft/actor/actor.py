@@ -164,7 +164,7 @@ class Actor:
         norm = self.strategy.clip_grad_norm(self.network.parameters(), self.max_grad_norm)
         if not torch.isfinite(norm + self.world.all_sum(total)):  # a clamp may hide a NaN loss from the gradient
             self.optimizer.zero_grad()
-            raise Diverged(self.key, self._suspects(batch, idle, outputs, temperature), batch)
+            raise Diverged(self.key, self._suspects(batch, idle, objective, outputs, temperature), batch)
         metrics.add(f"{prefix}grad_norm", norm)
         metrics.add(f"{prefix}lr", self.scheduler.get_last_lr()[0])
         self.optimizer.step()
@@ -182,9 +182,17 @@ class Actor:
 
     @torch.no_grad()
     def _suspects(
-        self, batch: TensorDict, idle: TensorDict, outputs: tuple[str, ...], temperature: float
+        self,
+        batch: TensorDict,
+        idle: TensorDict,
+        objective: Objective,
+        outputs: tuple[str, ...],
+        temperature: float,
     ) -> dict[str, list[int]]:
-        """Which columns of which rows hold numbers that are not finite: those of the batch, then the model's own."""
+        """Which columns of which rows hold numbers that are not finite: those of the batch, then the model's own.
+
+        Where all of them are finite: which terms of the loss are not.
+        """
         found = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
         for output in outputs:
@@ -193,6 +201,10 @@ class Actor:
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
                 found[name] = rows.nonzero()[:, 0].tolist()
+        if len(batch) and not found:
+            if "logprobs" in columns and "old_logprobs" not in columns:
+                batch = batch.clone(recurse=False).set("old_logprobs", columns["logprobs"])
+            found = objective.spoilt_rows(columns, batch)
         return found
 
     def save_model(self, folder: Path) -> None:

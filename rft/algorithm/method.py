@@ -152,7 +152,8 @@ class Method:
             self.reward_control.update(numbers["kl/reward"], rows)
         if "kl/ref" in numbers:
             for term in self.policy.terms[1:]:
-                term.coef.update(numbers["kl/ref"], rows)
+                if "ref_logprobs" in term.plugin.facts.reads:
+                    term.coef.update(numbers["kl/ref"], rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The controllers' coefficients."""

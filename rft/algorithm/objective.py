@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class Objective:
             The scalar to differentiate, each term's share of `loss/<term>` (detached scalars that add up over
             micro-batches and ranks), and the statistics of every term, unreduced.
         """
-        total = outputs[self.outputs[0]].sum() * 0.0  # keeps the graph where a rank has only an idle row
+        total = torch.zeros((), device=batch["loss_weights"].device)
         shares: dict[str, Tensor] = {}
         statistics: dict[str, Tensor] = {}
         for term in self.terms:
@@ -55,3 +56,20 @@ class Objective:
             shares[f"loss/{term.name}"] = share.detach()
             statistics |= numbers
         return total, shares, statistics
+
+    def spoilt_rows(self, outputs: dict[str, Tensor], batch: TensorDict) -> dict[str, list[int]]:
+        """Rows whose loss, or whose gradient of it, is not finite, by the name of the term. All columns are finite."""
+        found: dict[str, list[int]] = {}
+        for term in self.terms:
+            given = [outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs]
+            with torch.enable_grad():
+                loss, _ = term.plugin(*given, batch)
+                weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
+                loss = loss.where(weights != 0, 0.0)
+                gradients = torch.autograd.grad(loss.sum(), given)
+            values = {f"loss/{term.name}": [loss.detach()], f"gradient of loss/{term.name}": gradients}
+            for name, parts in values.items():
+                finite = [part.isfinite().reshape(len(batch), -1).all(1) for part in parts]  # (B,) each
+                if rows := (~torch.stack(finite).all(0)).nonzero()[:, 0].tolist():
+                    found[name] = rows
+        return found

@@ -129,7 +129,7 @@ def admit(
             require(raw, theirs, where, f"{key}.columns.{ours} names it")
         row = raw | {ours: raw[theirs] for ours, theirs in columns.items()}
         for field in required:
-            require(row, field, where, f"say where it is with {key}.columns.{field}=<its name there>")
+            require(row, field, where, f"say where it is with +{key}.columns.{field}=<its name there>")
         rows.append(row)
     if not rows:
         raise ValueError(f"{key}.path: {title} holds no rows")

@@ -1,7 +1,7 @@
 """Held-out evaluation: greedy accuracy, mean of n samples, unbiased pass@k, each with its standard error."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,8 +60,8 @@ class Evaluator:
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
 
         Returns:
-            `eval/<set>/accuracy`, `eval/<set>/<term>`, each with `_stderr`, and `mean@n`, `pass@k`; and the greedy answers
-            of every set, for people to read.
+            `eval/<set>/accuracy`, `eval/<set>/<term>`, each with `_stderr`, and `mean@n`, `pass@k`; and the greedy
+            answers of every set, for people to read.
         """
         numbers: dict[str, float] = {}
         answers: dict[str, list[dict[str, Any]]] = {}
@@ -112,6 +112,12 @@ class Evaluator:
             }
         everything = {number: answer for part in self._world.gather(found) for number, answer in part.items()}
         return [everything[number] for number in range(len(rows))]
+
+
+def measured(terms: Iterable[str], accuracy: str, samples: int, pass_k: list[int]) -> list[str]:
+    """The numbers that an evaluation gives for every set, beside their standard errors."""
+    sampled = [f"mean@{samples}", *(f"pass@{k}" for k in pass_k)] if samples else []
+    return ["accuracy", *(term for term in terms if term != accuracy), "length", *sampled]
 
 
 def with_error(name: str, values: list[float]) -> dict[str, float]:

@@ -32,6 +32,10 @@ class Redraw:
     term: str
     max_rounds: int
 
+    def __post_init__(self) -> None:
+        if self.max_rounds < 1:
+            raise ValueError(f"algorithm.source.redraw.max_rounds={self.max_rounds}: set it to 1 or more")
+
 
 class RolloutSource:
     """Samples a group of responses for each prompt and scores them.
@@ -78,10 +82,7 @@ class RolloutSource:
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""
-        if self._redraw is None:
-            groups = self._draw(metrics)
-        else:
-            groups = self._draw_until_full(self._redraw, metrics)
+        groups = self._draw_until_full(self._redraw, metrics) if self._redraw else self._draw(metrics)
         return collate([row for group in groups for row in group])
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
@@ -117,7 +118,8 @@ class RolloutSource:
 
     def _draw_until_full(self, redraw: Redraw, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; what is left over waits for the next step."""
-        good, spare = self._surplus, []
+        good: list[list[dict[str, Any]]] = self._surplus
+        spare: list[list[dict[str, Any]]] = []
         for round_number in range(1, redraw.max_rounds + 1):
             if self._total(len(good)) >= self._prompts:
                 break
@@ -134,18 +136,15 @@ class RolloutSource:
                 "rounds; groups without signal fill the batch",
                 found, self._prompts, redraw.term, redraw.max_rounds,
             )  # fmt: skip
-            good = good + self._share(spare, self._prompts - found)
-            found = self._prompts
-        chosen = self._share(good, min(found, self._prompts))
-        taken = {group[0]["group"] for group in chosen}
-        self._surplus = [group for group in good if group[0]["group"] not in taken]
-        return chosen
+        good, spare = self._everyones(good), self._everyones(spare)
+        chosen = good[: self._prompts] + spare[: max(0, self._prompts - found)]
+        mine = slice(self._world.rank, None, self._world.size)  # who finds signal is chance: groups move between ranks
+        self._surplus = good[self._prompts :][mine]
+        return chosen[mine]
 
-    def _share(self, groups: list[list[dict[str, Any]]], number: int) -> list[list[dict[str, Any]]]:
-        """This rank's part of the first groups, in the order in which they were drawn over all ranks."""
-        ids = sorted(i for theirs in self._world.gather([group[0]["group"] for group in groups]) for i in theirs)
-        first = set(ids[:number])
-        return [group for group in groups if group[0]["group"] in first]
+    def _everyones(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+        """The groups of all ranks in the order in which they were drawn."""
+        return sorted((group for theirs in self._world.gather(groups) for group in theirs), key=_position)
 
     def _total(self, number: int) -> int:
         return sum(self._world.gather(number))
@@ -157,8 +156,12 @@ class RolloutSource:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
         self._cursor.position = states[0]["position"]
-        surplus = sorted((group for state in states for group in state["surplus"]), key=lambda g: g[0]["group"])
+        surplus = sorted((group for state in states for group in state["surplus"]), key=_position)
         self._surplus = surplus[self._world.rank :: self._world.size]
+
+
+def _position(group: list[dict[str, Any]]) -> int:
+    return int(group[0]["group"])
 
 
 def row_seed(seed: int, position: int, sample: int) -> int:

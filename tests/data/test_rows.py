@@ -71,7 +71,7 @@ def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
             '{"prompt": "p", "answer": 1}\n{"prompt": "p", "anser": 1}\n',
             {},
             r"train\.jsonl line 2: no field 'answer' \(there are: prompt, anser; did you mean anser\?\); "
-            r"say where it is with data\.train\.columns\.answer=<its name there>",
+            r"say where it is with \+data\.train\.columns\.answer=<its name there>",
         ),
         ('{"prompt": "p", "answer": null}\n', {}, r"train\.jsonl line 1: the field 'answer' is null"),
         ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*data\.train\.columns\.prompt names it"),

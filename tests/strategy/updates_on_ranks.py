@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rft.actor.actor import Actor, Diverged
@@ -81,6 +82,7 @@ def main() -> None:
     results = {name: perform(job, world) for name, job in jobs.items()}
     if world.rank == 0:
         torch.save(results, Path(sys.argv[2]))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

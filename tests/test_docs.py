@@ -1,0 +1,228 @@
+"""What the pages say is so: commands compose, code runs, tables list what there is."""
+
+import itertools
+import json
+import re
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import rft
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
+from rft.build import Job
+from rft.logger.wandb import Wandb
+from rft.main import check_recipe
+from rft.options import Run
+from rft.reward import REWARDS
+
+ROOT = Path(rft.__file__).parent.parent
+CONFIG = ROOT / "rft" / "config"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "recipes").glob("*/README.md")),
+]
+TITLE = re.compile(r"# (mine/\S+)\n")  # a block that is the file of this name
+IN_DOCS = [page for page in PAGES if "recipes" not in page.parts]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list:
+    """(what follows `-m rft.main`) of every command line of every page."""
+    found = []
+    for page in PAGES:
+        for line in "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
+            for command in line.split("&&"):
+                words = shlex.split(command, comments=True)
+                if "rft.main" in words:
+                    arguments = words[words.index("rft.main") + 1 :]
+                    found.append(pytest.param(arguments, id=f"{page.relative_to(ROOT)}: {shlex.join(arguments)}"))
+    return found
+
+
+def table(page: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the table under a heading, by the text of their first cell; backticks are taken off."""
+    section = re.search(
+        rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert section, f"{page} has no heading {heading!r}"
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.*\|$", section[1], re.MULTILINE)
+    ]
+    assert len(rows) > 2, f"{page}: no table under {heading!r}"
+    return {row[0].replace("`", ""): row[1:] for row in rows[2:]}
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with the files that the pages show, and the recipes; what is registered here is forgotten again."""
+    for page in PAGES:
+        for block in blocks(page, "yaml") + blocks(page, "python"):
+            if title := TITLE.match(block):
+                path = tmp_path / title[1]
+                assert not path.exists(), f"{page} shows {title[1]} again"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
+    monkeypatch.setattr(Wandb, "check", lambda self: None)  # the package is an extra
+    for registry in (ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS, REWARDS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for plugin in [*tmp_path.glob("mine/*.py"), *ROOT.glob("recipes/*/*.py")]:
+        monkeypatch.delitem(sys.modules, plugin.stem, raising=False)
+    return tmp_path
+
+
+def test_there_is_something_to_test():
+    assert len(commands()) > 20
+    assert {page.name for page in PAGES} > {"README.md", "config.md", "metrics.md", "algorithms.md", "extending.md"}
+
+
+def test_the_readme_opens_with_the_two_commands():
+    """`.ci/run` runs them as they stand."""
+    lines = "".join(blocks(ROOT / "README.md", "bash")).splitlines()
+    assert lines[:2] == [
+        "pip install -c constraints.txt -e . && python -m rft.main",
+        'pip install -c constraints.txt -e ".[dev]" && pytest',
+    ]
+
+
+@pytest.mark.parametrize("arguments", commands())
+def test_every_command_composes_into_a_config_that_is_accepted(arguments, desk, resolved):
+    said = get_args_parser().parse_args(arguments)
+    folder = Path(said.config_dir).resolve() if said.config_dir else CONFIG
+    sys.path.insert(0, str(folder))
+    where = {"folder": folder, "name": said.config_name} if said.config_name else {}
+    extra = [] if said.config_name else [f"hydra.searchpath=[file://{folder}]"]  # -cd alone adds options to main
+    if said.config_name:
+        check_recipe(folder / f"{said.config_name}.yaml")
+    choices = []
+    for override in OverridesParser.create().parse_overrides(said.overrides):
+        assert said.multirun or not override.is_sweep_override(), "several values, but no -m"
+        key = override.get_key_element()
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else None
+        choices.append([f"{key}={value}" for value in values] if values else [override.input_line])
+    for overrides in itertools.product(*choices):
+        Job(resolved(*overrides, *extra, **where))
+
+
+@pytest.mark.parametrize("page", IN_DOCS, ids=lambda page: page.name)
+def test_every_yaml_block_parses(page):
+    for block in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(block), dict), block
+
+
+@pytest.mark.parametrize(
+    "block", [block for page in IN_DOCS for block in blocks(page, "python") if not TITLE.match(block)]
+)
+def test_every_python_block_runs(block, desk):
+    exec(compile(block, "a page", "exec"), {"__name__": "a page"})
+
+
+def test_the_plugins_of_the_page_on_extending_train(desk, resolved):
+    sys.path.insert(0, str(desk / "mine"))
+    small = ["steps=1", "warmup.steps=1", "warmup.rows=8", "batch.prompts=4", "data.eval.heldout.count=8"]
+    config = resolved(*small, folder=desk / "mine", name="everything")
+    assert Job(config).fit("") >= 0.0
+    last = json.loads((desk / config["output_dir"] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"loss/soft_gate", "gate/moved", "reward/brevity", "eval/heldout/brevity"} <= set(last)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_page_on_metrics_lists_what_a_run_logs_and_the_page_on_runs_what_it_writes(tiny):
+    """A run in which every part that logs something takes part."""
+    config = tiny(
+        "algorithm=ppo",
+        "algorithm/terms=[kl,entropy]",
+        "algorithm/reward_kl=kl",
+        "algorithm/shaping=[overlong]",
+        "algorithm/source=dynamic",
+        "eval.samples=4",
+        "trajectories.every=1",
+    )
+    Job(config).fit("")
+    folder = Path(config["output_dir"])
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logged = {name for row in rows for name in row} - {"step", "stage"}
+
+    accuracy = config["reward"]["accuracy"]
+    algorithm = config["algorithm"]
+    stand_for = {
+        "term": config["reward"]["terms"],
+        "set": config["data"]["eval"],
+        "loss": [algorithm["loss"]["name"], algorithm["critic_loss"]["name"], *algorithm["terms"], "nll"],
+        "n": [config["eval"]["samples"]],
+        "k": config["eval"]["pass_k"],
+        "number": ["accuracy", *config["reward"]["terms"], "mean@4", *(f"pass@{k}" for k in config["eval"]["pass_k"])],
+    }
+    patterns = [
+        name for part in ("Training", "Time, in seconds", "Evaluation") for name in table("docs/metrics.md", part)
+    ]
+    documented = set()
+    for pattern in patterns:
+        names = re.findall(r"<(\w+)>", pattern)
+        for values in itertools.product(*(stand_for[name] for name in names)):
+            full = pattern
+            for name, value in zip(names, values, strict=True):
+                full = full.replace(f"<{name}>", str(value))
+            documented.add(full)
+    documented -= {f"eval/{name}/{accuracy}{end}" for name in config["data"]["eval"] for end in ("", "_stderr")}
+    assert documented == logged
+
+    shown = re.search(
+        r"^## The folder\n.*?```text\n\S+\n(.*?)```", (ROOT / "docs/runs.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert shown
+    for line in shown[1].splitlines():
+        path = line.split()[0]
+        assert path == "diverged/" or list(folder.glob(path.replace("00000210", "*"))), path
+
+
+@pytest.mark.parametrize(("page", "heading"), [("README.md", "Algorithms"), ("docs/algorithms.md", "The yamls")])
+def test_the_tables_of_algorithms_are_those_of_the_yamls(page, heading, resolved):
+    rows = table(page, heading)
+    assert set(rows) == {path.stem for path in (CONFIG / "algorithm").glob("*.yaml")}
+    for name, (advantage, loss, aggregation, *_) in rows.items():
+        algorithm = resolved(f"algorithm={name}")["algorithm"]
+        chosen = {part: (algorithm[part] or {"name": "none"})["name"] for part in ("advantage", "loss", "aggregation")}
+        cells = {"advantage": advantage, "loss": loss, "aggregation": aggregation}
+        assert {part: cell.strip("`") for part, cell in cells.items()} == chosen, name
+
+
+@pytest.mark.parametrize(
+    ("heading", "registry"),
+    [("Advantages", ADVANTAGES), ("Losses", LOSSES), ("Aggregation: the weight of a token", AGGREGATIONS)],
+)
+def test_the_page_on_algorithms_lists_every_function(heading, registry):
+    ours = {name for name in registry.names() if registry.function(name).__module__.startswith("rft.")}
+    assert {name.split(" ")[0] for name in table("docs/algorithms.md", heading)} == ours
+
+
+def test_the_page_on_the_config_lists_every_key_and_option():
+    assert set(table("docs/config.md", "Root keys")) == {field.name for field in fields(Run)}
+    groups = {group: set(codes(cells[0])) for group, cells in table("docs/config.md", "Groups").items()}
+    found: dict[str, set[str]] = {}
+    for path in CONFIG.rglob("*/*.yaml"):
+        found.setdefault(str(path.parent.relative_to(CONFIG)), set()).add(path.stem)
+    assert groups == found

@@ -1,0 +1,444 @@
+"""The loop: what it logs, and that a run that was interrupted ends as if it had not been."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rft
+from rft.algorithm import ADVANTAGES
+from rft.batch import fields
+from rft.build import Job
+from rft.trainer import Trainer
+
+# What a second run cannot repeat.
+CLOCK = ("time/", "throughput/", "memory/")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(run):
+    """Rows of metrics.jsonl without what depends on the clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    return [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in rows]
+
+
+def state(run):
+    return torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=False)
+
+
+def same(one, other):
+    """Equal to the last bit, tensors included."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(monkeypatch, step, part="update"):
+    """Lets the run fail in the middle of a step."""
+    whole = getattr(Trainer, part)
+
+    def failing(trainer, *arguments):
+        if trainer.step == step:
+            raise Interrupted
+        return whole(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, part, failing)
+
+
+ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon=50", "algorithm/terms=[kl_adaptive]",
+            "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
+RUNS = {
+    "grpo within the warm-up": ((), 2),
+    "grpo at the boundary": ((), 4),
+    "grpo in training": ((), 6),
+    "grpo in its first step of training": ((), 5),
+    "grpo from a checkpoint two steps back": (("checkpoint.every=4",), 6),
+    "grpo with several updates a step": (("batch.minibatches=2", "batch.epochs=2"), 6),
+    "grpo with adaptive KL": (ADAPTIVE, 6),
+    "dapo with groups that wait": (("algorithm=dapo", "algorithm.source.redraw.max_rounds=6"), 6),
+    "ppo with critic and reference": (("algorithm=ppo", "algorithm/terms=[kl,entropy]", "batch.minibatches=2"), 6),
+    "ppo without a warm-up": (("algorithm=ppo", "algorithm/terms=[kl]", "warmup=none"), 3),
+    "reinforce_pp at the boundary": (("algorithm=reinforce_pp",), 4),
+    "sft": (("algorithm=sft",), 3),
+}
+
+
+@pytest.mark.parametrize(("overrides", "step"), RUNS.values(), ids=RUNS.keys())
+def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tmp_path, monkeypatch):
+    """The step fails after the batch is drawn and scored: nothing of that may last."""
+    warm = () if {"warmup=none", "algorithm=sft"} & set(overrides) else ("warmup.steps=3",)
+    given = ("steps=4", *warm, "checkpoint.every=1", "checkpoint.keep_last=99", "eval.every=2", "eval.samples=2",
+             "eval.pass_k=[1,2]", *overrides)  # fmt: skip
+    whole, parts = tiny(*given), tiny(*given)
+    whole["output_dir"], parts["output_dir"] = str(tmp_path / "whole"), str(tmp_path / "parts")
+    result = Job(whole).fit("")
+    with monkeypatch.context() as patch:
+        interrupt(patch, step)
+        with pytest.raises(Interrupted):
+            Job(parts).fit("")
+    assert not (tmp_path / "parts" / "result.json").exists()
+    assert Job(parts).fit("") == result
+    assert not (tmp_path / "parts-2").exists()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    one, other = state(tmp_path / "parts"), state(tmp_path / "whole")
+    for saved in (one, other):
+        saved["numbers"] = {k: v for k, v in saved["numbers"].items() if not k.startswith(CLOCK)}
+    assert same(one, other)
+    moved = [row["grad_norm"] for row in numbers(tmp_path / "whole") if "grad_norm" in row]
+    assert all(norm > 0 for norm in moved), "the run did train"
+    texts = [sorted(path.name for path in (tmp_path / run / "trajectories").iterdir()) for run in ("whole", "parts")]
+    assert texts[0] == texts[1]
+
+
+def test_dynamic_sampling_has_groups_that_wait(tiny, tmp_path):
+    """So that the test above has something to lose."""
+    Job(tiny("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "steps=4")).fit("")
+    assert state(tmp_path / "run")["sources"][0]["surplus"]
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_only_ends(tiny, tmp_path, monkeypatch):
+    config = tiny()
+    with monkeypatch.context() as patch:
+        patch.setattr("rft.build.finish_folder", lambda *_: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            Job(config).fit("")
+    before = numbers(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", lambda *_: pytest.fail("it trained again"))
+        result = Job(config).fit("")
+    assert numbers(tmp_path / "run") == before
+    assert result == before[-1]["eval/heldout/accuracy"]
+
+
+def test_a_finished_run_keeps_its_folder(tiny, tmp_path):
+    config = tiny("steps=1", "warmup=none")
+    first = Job(config).fit("")
+    kept = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert Job(config).fit("") == first
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == kept
+    assert numbers(tmp_path / "run-2") == numbers(tmp_path / "run")
+
+
+def test_another_config_takes_a_folder_of_its_own(tiny, tmp_path, monkeypatch):
+    given = ("steps=3", "warmup=none", "checkpoint.every=1")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 2)
+        with pytest.raises(Interrupted):
+            Job(tiny(*given)).fit("")
+    Job(tiny(*given, "actor.optimizer.lr=1e-3")).fit("")
+    assert [row["step"] for row in numbers(tmp_path / "run")] == [0, 1]
+    assert [row["step"] for row in numbers(tmp_path / "run-2")] == [0, 1, 2, 3]
+
+
+def test_a_job_of_a_sweep_has_a_suffix(tiny, tmp_path):
+    Job(tiny("steps=1", "warmup=none")).fit("+lr=1")
+    assert (tmp_path / "run+lr=1" / "result.json").exists()
+
+
+# What begins as a copy of what
+
+
+def watch(monkeypatch, part):
+    """Calls `part` as ever and keeps, for every call, the trainer and what was handed in."""
+    calls, whole = [], getattr(Trainer, part)
+
+    def watching(trainer, *arguments):
+        result = whole(trainer, *arguments)
+        calls.append((trainer, arguments))
+        return result
+
+    monkeypatch.setattr(Trainer, part, watching)
+    return calls
+
+
+def weights(actor):
+    return {name: tensor.clone() for name, tensor in actor.weights()}
+
+
+def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypatch):
+    seen = []
+    begin = Trainer.begin
+
+    def begins(trainer, number, stage, saved):
+        before = weights(trainer.policy)
+        done = begin(trainer, number, stage, saved)
+        seen.append((stage.name, before, weights(trainer.reference), trainer))
+        return done
+
+    monkeypatch.setattr(Trainer, "begin", begins)
+    Job(tiny("algorithm/terms=[kl]")).fit("")
+    assert [name for name, *_ in seen] == ["warmup", "train"]
+    assert not same(seen[0][1], seen[1][1]), "the warm-up did something"
+    assert same(seen[1][1], seen[1][2])
+    trainer = seen[1][3]
+    assert same(weights(trainer.reference), seen[1][2]), "and stays what it is"
+    assert not same(weights(trainer.policy), seen[1][2])
+
+
+def test_the_first_kl_to_the_reference_is_zero_and_the_next_is_not(tiny, tmp_path):
+    Job(tiny("algorithm/terms=[kl]", "actor.optimizer.lr=1e-2")).fit("")
+    kl = [row["kl/ref"] for row in numbers(tmp_path / "run") if "kl/ref" in row]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert min(kl[1:]) > 1e-5
+
+
+def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
+    begin, seen = Trainer.begin, []
+
+    def begins(trainer, number, stage, saved):
+        done = begin(trainer, number, stage, saved)
+        seen.append((weights(trainer.policy), weights(trainer.critic)))
+        return done
+
+    monkeypatch.setattr(Trainer, "begin", begins)
+    Job(tiny("algorithm=ppo")).fit("")
+    policy, critic = seen[-1]
+    assert len(critic) > 5
+    for name, tensor in critic.items():
+        assert torch.equal(policy[f"model.{name}"], tensor), name
+
+
+def test_no_actor_is_loaded_that_nothing_reads(tiny, monkeypatch):
+    calls = watch(monkeypatch, "annotate")
+    Job(tiny("steps=1", "warmup=none")).fit("")
+    [(trainer, _)] = calls
+    assert trainer.reference is None and trainer.critic is None
+
+
+# Old log-probabilities and controllers
+
+
+def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
+    """The proximal policy is the current one then; computing it before gives the same run."""
+    config = tiny("actor.optimizer.lr=1e-2")
+    Job(config).fit("")
+    annotate = Trainer.annotate
+
+    def annotating(trainer, stage, batch, metrics):
+        annotate(trainer, stage, batch, metrics)
+        if stage.name == "train":
+            assert "old_logprobs" not in batch.keys()
+            batch["old_logprobs"] = trainer.policy.compute(batch, "logprobs", stage.source.temperature)
+
+    monkeypatch.setattr(Trainer, "annotate", annotating)
+    config["output_dir"] = str(tmp_path / "computed")
+    Job(config).fit("")
+    for skipped, computed in zip(numbers(tmp_path / "run"), numbers(tmp_path / "computed"), strict=True):
+        assert computed == pytest.approx(skipped, abs=2e-6)
+
+
+def test_old_logprobs_of_the_engine_are_copied(tiny, monkeypatch):
+    calls = watch(monkeypatch, "annotate")
+    Job(tiny("steps=1", "warmup=none", "algorithm.old_logprobs=rollout")).fit("")
+    [(_, (_, batch, _))] = calls
+    assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
+
+
+def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
+    """Each of the 2 x 2 updates is a step of the optimizer; the ratio is one only in the first."""
+    config = tiny("steps=1", "warmup=none", "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
+    Job(config).fit("")
+    assert numbers(tmp_path / "run")[-1]["kl/old"] != 0
+    optimizer = state(tmp_path / "run")["actors"]["actor"]["optimizer"]
+    assert {int(entry["step"]) for entry in optimizer["state"].values()} == {4}
+
+
+@pytest.mark.parametrize(("target", "sign"), [(1e-7, 1), (1e3, -1)])
+def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
+    """Off by more than 20 %: the coefficient moves by 20 % x rows / horizon a step, from the step that sees it."""
+    Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", f"algorithm.reward_kl.coef.target={target}",
+             f"algorithm.terms.kl.coef.target={target}", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
+    method = state(tmp_path / "run")["method"]
+    moved = 1 + sign * 0.2 * 16 / 50
+    # the KL of the first step is zero, as the reference is the policy then: under any target
+    expected = 0.001 * (1 - 0.2 * 16 / 50) * moved**2
+    assert method["reward_kl"]["coef"] == pytest.approx(expected)
+    assert method["terms"]["kl"]["coef"] == pytest.approx(expected)
+
+
+# Numbers
+
+
+@ADVANTAGES.register("plain_scores")
+def plain_scores(scores, rewards, batch):
+    return {"advantages": batch["keep"] * scores[:, None].float()}
+
+
+def test_the_numbers_of_a_step_are_those_of_its_batch(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "describe")
+    config = tiny("steps=2", "actor.micro_batch_tokens=64", "reward.terms.exact_match.weight=0.5")
+    Job(config).fit("")
+    rows = [row for row in numbers(tmp_path / "run") if row["stage"] == "train"]
+    batches = [arguments[0] for _, arguments in calls][-2:]
+    for row, batch in zip(rows, batches, strict=True):
+        texts = fields(batch)
+        form = [float(text["text"][:1].isdigit() and "\n" not in text["text"]) for text in texts]
+        right = [float(text["text"].strip() == text["answer"]) for text in texts]
+        scores = [a + 0.5 * b for a, b in zip(form, right, strict=True)]
+        mean = sum(scores) / 16
+        assert row["reward/mean"] == pytest.approx(mean)
+        assert row["reward/std"] == pytest.approx(math.sqrt(sum((s - mean) ** 2 for s in scores) / 15))
+        assert row["reward/format"] == pytest.approx(sum(form) / 16)
+        assert row["reward/exact_match"] == pytest.approx(sum(right) / 16)
+        tokens = [int(mask.sum()) for mask in batch["response_mask"]]
+        assert row["length/mean"] == pytest.approx(sum(tokens) / 16)
+        assert row["length/max"] == max(tokens)
+        cut = [text["finish_reason"] == "length" for text in texts]
+        assert row["length/truncated"] == pytest.approx(sum(cut) / 16)
+        assert row["staleness/mean"] == 0.0
+        assert row["rollout/logprob_gap"] < 1e-5
+        assert 0 < row["entropy"] < math.log(30)
+        waste = row["padding/waste"]
+        assert 0 <= waste < 0.5
+
+
+def test_truncated_rows_do_not_train_where_that_is_asked(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "describe")
+    Job(tiny("steps=1", "warmup=none", "algorithm.mask_truncated=true", "rollout.max_new_tokens=3")).fit("")
+    [(_, (batch, _, _))] = calls
+    assert batch["truncated"].any() and not batch["truncated"].all()
+    assert not batch["keep"][batch["truncated"]].any()
+    kept = batch["keep"].sum() / len(batch)
+    assert numbers(tmp_path / "run")[-1]["length/trained"] == pytest.approx(float(kept))
+
+
+def test_steps_evaluations_checkpoints_and_texts(tiny, tmp_path):
+    config = tiny("steps=5", "warmup.steps=3", "warmup.eval_every=2", "eval.every=2", "checkpoint.every=4",
+                  "checkpoint.keep_last=9", "trajectories.every=4", "trajectories.rows=3")  # fmt: skip
+    result = Job(config).fit("")
+    rows = numbers(tmp_path / "run")
+    assert [(row["step"], row["stage"]) for row in rows] == [
+        (0, "warmup"), *[(n, "warmup") for n in (1, 2, 3)], *[(n, "train") for n in (4, 5, 6, 7, 8)]
+    ]  # fmt: skip
+    evaluated = [row["step"] for row in rows if "eval/heldout/accuracy" in row]
+    assert evaluated == [0, 2, 3, 5, 7, 8], "before, and at the end of every stage, and every second step of it"
+    assert result == rows[-1]["eval/heldout/accuracy"]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert saved == [f"step_{n:08d}" for n in (3, 4, 8)]
+    texts = {path.name: [json.loads(line) for line in path.open()]
+             for path in (tmp_path / "run" / "trajectories").iterdir()}  # fmt: skip
+    sets = {name: [row["set"] for row in rows] for name, rows in texts.items()}
+    train, held_out = ["train"] * 3, ["eval/heldout"] * 3
+    assert {int(name[5:13]): kinds for name, kinds in sets.items()} == {
+        0: held_out, 2: held_out, 3: held_out, 4: train, 5: held_out, 7: held_out, 8: train + held_out
+    }  # fmt: skip
+    for row in (row for rows in texts.values() for row in rows):
+        assert row["prompt"].startswith("reverse ") and row["prompt"] not in row["response"]
+        assert set(row) == {"set", "prompt", "response", "score"}
+
+
+def test_a_stage_ends_when_it_has_reached_what_it_was_for(tiny, tmp_path):
+    Job(tiny("warmup.steps=9", "warmup.eval_every=2", "warmup.stop_at=0.0", "steps=1")).fit("")
+    assert [row["stage"] for row in numbers(tmp_path / "run")] == ["warmup"] * 3 + ["train"]
+
+
+def test_the_metric_that_is_returned_is_the_one_that_is_named(tiny, tmp_path):
+    result = Job(tiny("steps=1", "warmup=none", "metric=eval/heldout/length")).fit("")
+    assert result == numbers(tmp_path / "run")[-1]["eval/heldout/length"] > 0
+
+
+def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path):
+    """Also with a run of another kind between them: jobs of one process do not disturb each other."""
+    runs = {"one": ("seed=3",), "between": ("seed=3", "algorithm=ppo"), "same": ("seed=3",), "other": ("seed=4",)}
+    for name, overrides in runs.items():
+        config = tiny(*overrides)
+        config["output_dir"] = str(tmp_path / name)
+        Job(config).fit("")
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "same")
+    assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
+
+
+# Two processes
+
+
+@pytest.fixture(scope="module")
+def launch(sized, tmp_path_factory):
+    """Runs the main program on two processes; returns the run folder."""
+
+    def run(*overrides, folder=None):
+        folder = folder or tmp_path_factory.mktemp("ranks") / "run"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += ["-m", "rft.main", *sized(f"output_dir={folder}", "strategy.device=cpu", *overrides)]
+        environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+        found = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=300)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return folder
+
+    return run
+
+
+def alone(tiny, folder, *overrides):
+    config = tiny("strategy.device=cpu", *overrides)
+    config["output_dir"] = str(folder)
+    Job(config).fit("")
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_supervised_losses_as_one(tiny, launch, tmp_path):
+    given = ("algorithm=sft", "steps=20", "batch.prompts=6", "data.train.length=[2,6]", "actor.micro_batch_tokens=48",
+             "actor.optimizer.lr=1e-2", "actor.optimizer.max_grad_norm=1.0")  # fmt: skip
+    one, two = numbers(alone(tiny, tmp_path / "one", *given)), numbers(launch(*given))
+    for name in ("loss/nll", "grad_norm", "length/mean", "eval/heldout/accuracy"):
+        expected = [row[name] for row in one if name in row]
+        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5), name
+    assert one[1]["loss/nll"] - one[-1]["loss/nll"] > 0.5, "it did learn something"
+
+
+def sampled(run, step):
+    """Every response to every prompt of a step, with its score."""
+    rows = [json.loads(line) for line in (run / "trajectories" / f"step_{step:08d}.jsonl").open()]
+    return {(row["prompt"], row["response"], row["score"]) for row in rows if row["set"] == "train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("algorithm=dapo",), ("algorithm=ppo", "algorithm/terms=[kl]")])
+def test_two_processes_sample_what_one_samples(overrides, tiny, launch, tmp_path):
+    given = ("steps=3", "warmup=none", "trajectories.every=1", "batch.minibatches=2", *overrides)
+    one, two = alone(tiny, tmp_path / "one", *given), launch(*given)
+    theirs, ours = numbers(one), numbers(two)
+    assert [row["step"] for row in ours] == [0, 1, 2, 3]
+    assert ours[1].keys() == theirs[1].keys()
+    varies = ("padding/waste", "rollout/")  # what depends on who computes what together
+    for name in (name for name in theirs[1] if not name.startswith(("stage", *varies))):
+        assert ours[1][name] == pytest.approx(theirs[1][name], rel=1e-4, abs=1e-6), name
+    assert sampled(two, 1) < sampled(one, 1), "rank zero shows its share"
+    assert all(row["grad_norm"] > 0 for row in ours[1:])
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_the_checkpoint_of_one(tiny, launch, tmp_path, monkeypatch):
+    given = ("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "steps=4", "checkpoint.every=1")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5)
+        with pytest.raises(Interrupted):
+            alone(tiny, tmp_path / "run", *given)
+    assert state(tmp_path / "run")["step"] == 4
+    whole = numbers(alone(tiny, tmp_path / "whole", *given))
+    launch(*given, folder=tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run-2").exists()
+    rows = numbers(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert rows[:5] == whole[:5]
+    for name in ("reward/mean", "length/mean", "grad_norm", "entropy", "rollout/rounds"):
+        assert rows[5][name] == pytest.approx(whole[5][name], rel=1e-4), name
