@@ -134,7 +134,7 @@ class Job:
                 rows=train,
                 prompts=prompts,
                 group_size=run.algorithm.group_size,
-                sampling=run.rollout.sampling(),
+                sampling=run.rollout,
                 seed=run.seed,
             )
 

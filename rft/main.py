@@ -11,6 +11,7 @@ Nothing slow is imported before the config is composed, so `--help` and `--cfg j
 import os
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import hydra
@@ -24,6 +25,7 @@ from rich.console import Console
 from rft.registry import did_you_mean
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
+LONGEST_SUFFIX = 128  # characters: file systems take names of 255 bytes, and the name of the run stands before it
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="main")
@@ -42,6 +44,8 @@ def run(config: DictConfig) -> float:
     suffix = ""
     if job.mode is RunMode.MULTIRUN and job.job.override_dirname:
         suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", job.job.override_dirname)
+        if len(suffix) > LONGEST_SUFFIX:
+            suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
     return Job({str(key): value for key, value in plain.items()}).fit(suffix)
 
 

@@ -1,6 +1,6 @@
 """The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rft.actor.optimizer import Optimizer
@@ -29,21 +29,11 @@ class Eval:
     pass_k: list[int]
 
 
-@dataclass
-class Rollout:
-    """The engine, and how it samples in training; see `rft.rollout.engine.Sampling`."""
+@dataclass(frozen=True)
+class Rollout(Sampling):
+    """How training samples, and the engine that does it."""
 
     engine: Any
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    stop: list[str]
-
-    def sampling(self) -> Sampling:
-        """How training samples."""
-        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.stop)
 
     def truncates(self) -> bool:
         """True where training samples from less than the whole distribution."""
@@ -51,7 +41,7 @@ class Rollout:
 
     def untruncated(self, temperature: float) -> Sampling:
         """How evaluations sample."""
-        return Sampling(self.max_new_tokens, temperature, 1.0, 0, 0.0, self.stop)
+        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
 
 
 @dataclass

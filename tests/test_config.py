@@ -115,17 +115,17 @@ def test_a_misspelt_key_is_refused_by_name(algorithm, resolved):
 
 def test_a_misspelt_key_on_the_command_line_is_refused_by_name(resolved):
     config = resolved()
-    known = known_keys()
     parts = {path[0]: path for path in leaves(config)}  # one leaf of every root key: each is a full composition
-    for path in parts.values():
-        key = ".".join(path)
-        wrong = f"{key}x"
+    for key in map(".".join, parts.values()):
         with pytest.raises(HydraException) as caught:
-            resolved(f"{wrong}=1")
+            resolved(f"{key}x=1")
         GlobalHydra.instance().clear()
-        assert explain(caught.value).startswith(f"{wrong}: no such key"), key
-    for path in leaves(config):
-        key = ".".join(path)
+        assert explain(caught.value).startswith(f"{key}x: no such key"), key
+
+
+def test_the_key_that_was_meant_is_named():
+    known = known_keys()
+    assert {"seed", "batch.prompts", "actor.optimizer.lr", "algorithm.group_size", "warmup.steps"} <= set(known)
+    for key in known[::9]:
         found = explain(HydraException(f"Could not override '{key}x'.\nTo append to your config use +{key}x=1"))
-        assert found.startswith(f"{key}x: no such key; did you mean "), (key, found)
-        assert key not in known or found.endswith(f"did you mean {key}?"), (key, found)
+        assert found == f"{key}x: no such key; did you mean {key}?"

@@ -42,7 +42,9 @@ def test_the_default_learns(seed, resolved, tmp_path):
     assert ended >= 0.9
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + RISE
-    texts = [json.loads(line) for line in (tmp_path / "run" / "trajectories" / f"step_{rows[-1]['step']:08d}.jsonl").open()]
+    texts = [
+        json.loads(line) for line in (tmp_path / "run" / "trajectories" / f"step_{rows[-1]['step']:08d}.jsonl").open()
+    ]
     shown = [row for row in texts if row["set"] == "eval/heldout"]
     right = sum(row["response"] == row["prompt"].split(" ")[1].removesuffix("=")[::-1] for row in shown)
     assert right >= 0.7 * len(shown) > 0, "the texts themselves are right"

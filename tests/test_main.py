@@ -344,7 +344,7 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
 
 @LOSSES.register("spoilt", reads=("advantages", "group", "version"))
 def spoilt(logprobs, batch, *, part):
-    """Not finite on the rows of every fourth group, in the loss or only in its gradient, after two steps of training."""
+    """Not finite on the rows of every fourth group, in the loss or in its gradient alone, in the fourth step."""
     loss = -logprobs * batch["advantages"]
     wrong = ((batch["version"] >= 3) & (batch["group"] % 4 == 1))[:, None]  # two steps of warm-up, one of training
     if part == "loss":

@@ -1,6 +1,7 @@
 """The recipes compose, run from anywhere, and nothing in the package knows them."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -79,8 +80,8 @@ def test_gsm8k_on_the_real_problems(resolved, tmp_path):
     assert [(row["step"], row["stage"]) for row in rows] == [(0, "warmup"), (1, "warmup"), (2, "warmup"), (3, "train")]
     for name in ("eval/test/accuracy", "eval/test/format", "eval/test/accuracy_stderr", "eval/test/format_stderr"):
         assert 0 <= rows[-1][name] <= 1
-    assert rows[2]["loss/nll"] < rows[1]["loss/nll"]
+    assert rows[1]["loss/nll"] == pytest.approx(math.log(2048), abs=0.2), "a new model finds every token as likely"
     texts = [json.loads(line) for line in (tmp_path / "run" / "trajectories" / "step_00000003.jsonl").open()]
-    prompts = {json.loads(line)["question"] for line in Path(GSM8K, "test.jsonl").open()}
+    prompts = {json.loads(line)["question"] for line in Path(GSM8K, "test.jsonl").read_text().splitlines()}
     assert {row["prompt"] for row in texts if row["set"] == "eval/test"} <= prompts
     assert not {row["prompt"] for row in texts if row["set"] == "train"} & prompts

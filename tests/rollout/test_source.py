@@ -66,6 +66,10 @@ def drawn(batch):
     return groups[::GROUP]
 
 
+def texts(batch):
+    return {unit: row["text"] for unit, row in zip(batch["unit"].tolist(), fields(batch), strict=True)}
+
+
 def test_seeds_of_rows_are_all_different():
     seeds = [row_seed(s, p, n) for s in range(5) for p in range(200) for n in range(16)]
     assert len(set(seeds)) == len(seeds)
@@ -116,8 +120,7 @@ def test_ranks_share_what_one_rank_draws(size, ranks):
     for step in range(3):
         parts = [theirs[step] for theirs in shared]
         assert [len(part) for part in parts] == [16 // size] * size
-        together = {unit: text["text"] for part in parts for unit, text in zip(part["unit"].tolist(), fields(part))}
-        assert together == {u: t["text"] for u, t in zip(alone[step]["unit"].tolist(), fields(alone[step]))}
+        assert {unit: text for part in parts for unit, text in texts(part).items()} == texts(alone[step])
         assert not set.intersection(*({*drawn(part)} for part in parts))
 
 
