@@ -195,6 +195,20 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     assert not same(weights(trainer.policy), seen[1][2])
 
 
+def test_a_reference_of_another_path_stays_what_it_was(tiny, tmp_path):
+    """The models of two runs, one as the policy and one as the reference: they differ from the start."""
+    for seed in (1, 2):
+        config = tiny(f"seed={seed}", "steps=1", "warmup=none")
+        config["output_dir"] = str(tmp_path / f"seed{seed}")
+        Job(config).fit("")
+    config = tiny("steps=1", "warmup=none", "algorithm/terms=[kl]")
+    for key, seed in (("actor", 1), ("reference", 2)):
+        path = tmp_path / f"seed{seed}" / "checkpoints" / "latest" / "actor"
+        config[key].update(path=str(path), model_config=None)
+    Job(config).fit("")
+    assert numbers(tmp_path / "run")[-1]["kl/ref"] > 1e-5
+
+
 def test_the_first_kl_to_the_reference_is_zero_and_the_next_is_not(tiny, tmp_path):
     Job(tiny("algorithm/terms=[kl]", "actor.optimizer.lr=1e-2")).fit("")
     kl = [row["kl/ref"] for row in numbers(tmp_path / "run") if "kl/ref" in row]
@@ -353,8 +367,11 @@ def test_a_stage_ends_when_it_has_reached_what_it_was_for(tiny, tmp_path):
 
 
 def test_the_metric_that_is_returned_is_the_one_that_is_named(tiny, tmp_path):
-    result = Job(tiny("steps=1", "warmup=none", "metric=eval/heldout/length")).fit("")
+    result = Job(tiny("steps=1", "metric=eval/heldout/length")).fit("")
     assert result == numbers(tmp_path / "run")[-1]["eval/heldout/length"] > 0
+    last = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert last["eval/heldout/length"] == result
+    assert last["loss/nll"] == numbers(tmp_path / "run")[2]["loss/nll"], "the last value of every number, of any stage"
 
 
 def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path):
