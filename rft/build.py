@@ -10,7 +10,16 @@ from rft.actor.actor import Actor
 from rft.actor.load import read_config
 from rft.algorithm.method import Method
 from rft.checkpoint import Checkpoints
-from rft.checks import Rows, check_architecture, check_flow, check_lengths, check_metric, check_numbers, check_tokenizer
+from rft.checks import (
+    Rows,
+    check_architecture,
+    check_flow,
+    check_lengths,
+    check_metric,
+    check_numbers,
+    check_redraw,
+    check_tokenizer,
+)
 from rft.data.encode import Encoder
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
@@ -57,6 +66,7 @@ class Job:
         self.method = Method(run.algorithm, "algorithm")
         check_numbers(run, self.method)
         check_metric(run, measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k))
+        check_redraw(self.source.options, self.reward.names)
         check_flow(run, self.method, self.source.factory.writes)
         self.needs = {*self.source.factory.needs(self.source.options), *self.reward.fields}
         if run.warmup is not None:

@@ -63,6 +63,16 @@ def check_metric(run: Run, measured: list[str]) -> None:
         )
 
 
+def check_redraw(source_options: dict[str, Any], terms: tuple[str, ...]) -> None:
+    """Dynamic sampling looks at a reward term that there is."""
+    redraw = source_options.get("redraw")
+    if redraw is not None and redraw.term not in terms:
+        raise ValueError(
+            f"algorithm.source.redraw.term={redraw.term}: none of reward.terms, which are {', '.join(terms)}"
+            f"{did_you_mean(redraw.term, terms)}"
+        )
+
+
 def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None:
     """Every column that a step reads has one writer before it."""
     reads = method.reads()

@@ -78,6 +78,12 @@ def start(device: str) -> World:
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        atexit.register(dist.destroy_process_group)
+        atexit.register(stop)
     here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     return World(here, init_device_mesh(kind, (dist.get_world_size(),)))
+
+
+def stop() -> None:
+    """Leaves the process group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

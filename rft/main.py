@@ -76,7 +76,8 @@ def explain(error: Exception) -> str:
     if found := re.search(r"Could not override '([^']+)'", text):
         key, known = found[1].split("@")[0], known_keys()
         if key in known:
-            return f"{key}: what is selected has no such key; it belongs to an option of {key.split('.')[0]} that is not"
+            group = key.split(".")[0]
+            return f"{key}: what is selected has no such key; it belongs to an option of {group} that is not"
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from rft.distributed import start
 
@@ -38,7 +37,6 @@ def main() -> None:
     everything = world.gather(found)
     if world.rank == 0:
         torch.save(everything, Path(sys.argv[1]))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

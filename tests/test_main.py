@@ -254,6 +254,12 @@ def test_a_group_of_one_is_enough_without_a_baseline(resolved):
     Job(resolved("algorithm=reinforce_pp", "algorithm.group_size=1"))
 
 
+def test_dynamic_sampling_looks_at_a_term_that_there_is(refused):
+    said = refused("algorithm=dapo", "algorithm.source.redraw.term=exact_mtach")
+    assert said.startswith("algorithm.source.redraw.term=exact_mtach: none of reward.terms")
+    assert said.endswith("did you mean exact_match?")
+
+
 def test_more_passes_than_samples(refused):
     assert refused("eval.samples=2", "eval.pass_k=[1,4]").startswith("eval.pass_k=[1, 4] asks for more answers than")
 
