@@ -66,6 +66,10 @@ def main() -> None:
         where = f"rank {rank}: " if rank is not None else ""
         Console(stderr=True, soft_wrap=True).print(f"[bold red]{where}error:[/]", explain(error), highlight=False)
         sys.exit(1)
+    if "RANK" in os.environ:
+        from rft.distributed import leave
+
+        leave()
 
 
 def explain(error: Exception) -> str:

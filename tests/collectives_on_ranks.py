@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from rft.distributed import start
+from rft.distributed import leave, start
 
 
 def refuse():
@@ -37,6 +37,7 @@ def main() -> None:
     everything = world.gather(found)
     if world.rank == 0:
         torch.save(everything, Path(sys.argv[1]))
+    leave()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rft.actor.actor import Actor, Diverged
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.data.tokenizer import characters
-from rft.distributed import World, start
+from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 
@@ -82,7 +81,7 @@ def main() -> None:
     results = {name: perform(job, world) for name, job in jobs.items()}
     if world.rank == 0:
         torch.save(results, Path(sys.argv[2]))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
