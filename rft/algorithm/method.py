@@ -83,6 +83,11 @@ class Method:
         for term in self.policy.terms:
             if term.plugin.facts.head != "lm":
                 raise ValueError(f"{key}.loss: {term.plugin.name!r} is a loss of the critic, not of the policy")
+            if term.plugin.facts.unit not in ("token", "sequence"):
+                raise ValueError(
+                    f"{key}.loss: {term.plugin.name!r} states unit={term.plugin.facts.unit!r}; this version weighs "
+                    "tokens and rows alone: register it with unit token or sequence"
+                )
         self.critic = None
         if options.critic_loss is not None:
             critic_loss = LOSSES.build(options.critic_loss, f"{key}.critic_loss")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rft.algorithm import LOSSES
 from rft.algorithm.method import Method, MethodOptions, RewardKL, idle_row
 from rft.metrics import Metrics
 
@@ -234,3 +235,12 @@ def test_an_idle_row_weighs_nothing():
     assert not row["loss_weights"].any() and not row["unit_weights"].any()
     assert row["response_mask"].equal(batch["response_mask"][:1])
     assert batch["keep"][0].any(), "the batch keeps its row"
+
+
+def test_a_loss_whose_unit_nothing_weighs_is_refused():
+    LOSSES.register("of_pairs", unit="pair")(lambda logprobs, batch: (logprobs, {}))
+    try:
+        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token or sequence"):
+            make(loss={"name": "of_pairs"})
+    finally:
+        del LOSSES._entries["of_pairs"]
