@@ -4,11 +4,15 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from tensordict import TensorDict
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.load import read_config
 from rft.algorithm.method import Method
+from rft.algorithm.roles import ROLES
 from rft.checkpoint import Checkpoints
 from rft.checks import (
     Rows,
@@ -33,6 +37,7 @@ from rft.trainer import Source, Stage, Trainer
 
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
 FROM_ROLLOUT = ("world", "engine", "encoder", "score", "rows", "prompts", "group_size", "sampling", "seed")
+FROM_ROLLOUT += ("columns", "logprobs")
 
 
 class Job:
@@ -52,9 +57,8 @@ class Job:
         self.run = run = Run(**consume(config, Run, "", "the root of the config"))
         self.tokenizer = Target(run.actor.pop("tokenizer", None), "actor.tokenizer")
         self.actor = Target(run.actor, "actor", FROM_RUN)
-        self.reference = Target(run.reference, "reference", FROM_RUN)
-        self.critic = Target(run.critic, "critic", FROM_RUN)
-        for actor in (self.actor, self.reference, self.critic):
+        self.helpers = {role.key: Target(vars(run)[role.key], role.key, FROM_RUN) for role in ROLES}
+        for actor in (self.actor, *self.helpers.values()):
             check_architecture(actor.options["model_config"], f"{actor.key}.model_config")
         self.strategy = Target(run.strategy, "strategy", ("world",))
         self.engine = Target(run.rollout.engine, "rollout.engine", ("model", "tokenizer"))
@@ -63,19 +67,25 @@ class Job:
         self.held_out = {name: Target(node, f"data.eval.{name}", ("key",)) for name, node in run.data.eval.items()}
         self.reward: WeightedSum = Target(run.reward, "reward").build()
         self.sinks = [Target(node, f"logger.{name}").build() for name, node in run.logger.items()]
-        self.method = Method(run.algorithm, "algorithm")
+        self.method = Method(run.algorithm, "algorithm", self.reward.weights)
         check_numbers(run, self.method)
         check_metric(run, measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k))
         check_redraw(self.source.options, self.reward.names)
-        check_flow(run, self.method, self.source.factory.writes)
+        check_flow(run, self.method, self.source.factory)
         self.needs = {*self.source.factory.needs(self.source.options), *self.reward.fields}
         if run.warmup is not None:
             self.warmup_method = Method(run.warmup.method(), "warmup")
             self.warmup_source = Target(run.warmup.source, "warmup.source", FROM_ROLLOUT)
-            check_flow(run, self.warmup_method, self.warmup_source.factory.writes)
+            check_flow(run, self.warmup_method, self.warmup_source.factory)
             self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
         for sink in self.sinks:
             sink.check()
+
+    def verify(self) -> float:
+        """Prints the certificate of the algorithm's functions; 1.0 where all of it holds, 0.0 otherwise."""
+        from rft.verify import certify
+
+        return float(certify(self.method, Console()))
 
     def fit(self, suffix: str) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
@@ -131,11 +141,13 @@ class Job:
             return target.build(key=target.key, world=world, strategy=strategy, tokenizer=tokenizer, seed=run.seed)
 
         policy = actor(self.actor)
-        reference = actor(self.reference) if "ref_logprobs" in reads else None
-        critic = actor(self.critic) if "values" in reads else None
+        helpers = {role.key: actor(self.helpers[role.key]) for role in ROLES if role.column in reads}
         engine: Engine = self.engine.build(model=policy.plain_model(), tokenizer=tokenizer)
 
-        def source(target: Target, prompts: int) -> Source:
+        def logprobs(batch: TensorDict) -> Tensor:
+            return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
+
+        def source(target: Target, prompts: int, method: Method) -> Source:
             return target.build(
                 world=world,
                 engine=engine,
@@ -146,6 +158,8 @@ class Job:
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
                 seed=run.seed,
+                columns=tuple(sorted(method.reads())),
+                logprobs=logprobs,
             )
 
         stages = []
@@ -153,7 +167,7 @@ class Job:
             stages.append(
                 Stage(
                     name="warmup",
-                    source=source(self.warmup_source, run.warmup.rows),
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_method),
                     method=self.warmup_method,
                     steps=run.warmup.steps,
                     minibatches=1,
@@ -167,7 +181,7 @@ class Job:
         stages.append(
             Stage(
                 name="train",
-                source=source(self.source, run.batch.prompts),
+                source=source(self.source, run.batch.prompts, self.method),
                 method=self.method,
                 steps=run.steps,
                 minibatches=run.batch.minibatches,
@@ -180,9 +194,8 @@ class Job:
         trainer = Trainer(
             world=world,
             policy=policy,
-            reference=reference,
-            critic=critic,
-            copies=[a for a in (reference, critic) if a is not None and self._starts_as_policy(a.key)],
+            helpers=helpers,
+            copies=[helper for key, helper in helpers.items() if self._starts_as_policy(key)],
             engine=engine,
             evaluator=Evaluator(
                 world=world,

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.algorithm.method import Method
+from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
 from rft.options import Run
@@ -73,27 +74,32 @@ def check_redraw(source_options: dict[str, Any], terms: tuple[str, ...]) -> None
         )
 
 
-def check_flow(run: Run, method: Method, source_writes: tuple[str, ...]) -> None:
-    """Every column that a step reads has one writer before it."""
+def check_flow(run: Run, method: Method, source: Any) -> None:
+    """Every column that a step reads has one writer before it.
+
+    Args:
+        source: the class of the source, with the columns that it `writes` always and `can_write` where they are read.
+    """
     reads = method.reads()
     copied = run.algorithm.old_logprobs == "rollout"
     stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        ("algorithm.source", (), source_writes),
+        ("algorithm.source", (), (*source.writes, *(column for column in source.can_write if column in reads))),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
     ]
     if "old_logprobs" in reads:
         stages.append(
             ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
         )
-    if "ref_logprobs" in reads:
-        stages.append(("reference", ("tokens",), ("ref_logprobs",)))
-    if "values" in reads:
-        if method.critic is None:
-            raise ValueError(
-                "something reads values, but algorithm.critic_loss is null, so nothing would train the critic; add "
-                "algorithm/critic_loss=value"
-            )
-        stages.append(("critic", ("tokens",), ("values",)))
+    if "sum_p_squared" in reads:
+        stages.append(("actor", ("tokens",), ("sum_p_squared",)))
+    for role in ROLES:
+        if role.column in reads:
+            if role.loss is not None and role.key not in method.learners:
+                raise ValueError(
+                    f"something reads {role.column}, but algorithm.{role.loss} is null, so nothing would train the "
+                    f"{role.key}; choose an option of algorithm/{role.loss}"
+                )
+            stages.append((role.key, ("tokens",), (role.column,)))
     check_columns([*stages, *method.stages()])
 
 

@@ -46,7 +46,8 @@ def run(config: DictConfig) -> float:
         suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", job.job.override_dirname)
         if len(suffix) > LONGEST_SUFFIX:
             suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
-    return Job({str(key): value for key, value in plain.items()}).fit(suffix)
+    checked = Job({str(key): value for key, value in plain.items()})
+    return checked.verify() if checked.run.mode == "verify" else checked.fit(suffix)
 
 
 def main() -> None:

@@ -18,14 +18,14 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._pairs: dict[str, tuple[float | Tensor, float | Tensor]] = {}
+        self._pairs: dict[str, tuple[float | Tensor, ...]] = {}
+        self._weights: dict[str, tuple[float | Tensor, ...]] = {}  # (count, sum, sum of squares)
         self._largest: dict[str, float] = {}
         self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Adds to the sum and to the weight of a mean. Tensors stay where they are until `reduce`."""
-        before = self._pairs.get(name, (0.0, 0.0))
-        self._pairs[name] = (before[0] + total, before[1] + weight)
+        _add(self._pairs, name, (total, weight))
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Adds values, or those of them under the mask, with weight one each."""
@@ -47,6 +47,11 @@ class Metrics:
             part = (len(values), mean, float((values - mean).square().sum()))
             self._moments.setdefault(name, []).append(part)
 
+    def effective_share(self, name: str, weights: Tensor, mask: Tensor) -> None:
+        """Adds weights to an effective sample size, as a share of all samples: (mean w)^2 / mean w^2."""
+        weights = torch.where(mask, weights.detach().double(), 0.0)
+        _add(self._weights, name, (mask.sum(), weights.sum(), weights.square().sum()))
+
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
         """Adds the seconds of the block to `time/<stage>_s`; of several ranks the slowest counts."""
@@ -63,20 +68,27 @@ class Metrics:
         Args:
             gather: returns the list of what each rank handed in, on every rank.
         """
-        mine = {name: (float(total), float(weight)) for name, (total, weight) in self._pairs.items()}
-        pairs: dict[str, tuple[float, float]] = {}
+        mine = [{name: tuple(map(float, part)) for name, part in sums.items()} for sums in (self._pairs, self._weights)]
+        pairs: dict[str, tuple[float, ...]] = {}
+        weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
         moments: dict[str, list[tuple[int, float, float]]] = {}
-        for their_pairs, their_largest, their_moments in gather((mine, self._largest, self._moments)):
-            for name, (total, weight) in their_pairs.items():
-                before = pairs.get(name, (0.0, 0.0))
-                pairs[name] = (before[0] + total, before[1] + weight)
+        for theirs, their_largest, their_moments in gather((mine, self._largest, self._moments)):
+            for sums, their_sums in zip((pairs, weights), theirs, strict=True):
+                for name, part in their_sums.items():
+                    _add(sums, name, part)
             for name, value in their_largest.items():
                 largest[name] = max(largest.get(name, float("-inf")), value)
             for name, parts in their_moments.items():
                 moments.setdefault(name, []).extend(parts)
         means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
-        return means | largest | {name: _pooled(parts) for name, parts in moments.items()}
+        shares = {name: total**2 / (n * squares) for name, (n, total, squares) in weights.items() if squares > 0}
+        return means | shares | largest | {name: _pooled(parts) for name, parts in moments.items()}
+
+
+def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:
+    """Adds numbers to those that go by a name."""
+    sums[name] = tuple(before + number for before, number in zip(sums.get(name, (0.0,) * len(part)), part, strict=True))
 
 
 def _pooled(parts: list[tuple[int, float, float]]) -> float:

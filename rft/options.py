@@ -36,12 +36,12 @@ class Rollout(Sampling):
     engine: Any
 
     def truncates(self) -> bool:
-        """True where training samples from less than the whole distribution."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+        """True where training samples from another distribution than the one that it computes with."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
 
     def untruncated(self, temperature: float) -> Sampling:
         """How evaluations sample."""
-        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
+        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
 
 
 @dataclass
@@ -81,6 +81,10 @@ class Warmup:
             shaping={},
             reward_kl=None,
             critic_loss=None,
+            prm_loss=None,
+            critic_warmup=0,
+            correction=None,
+            gradient_mask=None,
             old_logprobs="actor",
             mask_truncated=False,
         )
@@ -93,7 +97,7 @@ class Run:
     name: str
     seed: int
     steps: int
-    mode: Literal["train"]
+    mode: Literal["train", "verify"]
     output_dir: str
     plugins: list[str]
     resume: bool
@@ -107,6 +111,7 @@ class Run:
     actor: dict[str, Any]
     reference: dict[str, Any]
     critic: dict[str, Any]
+    prm: dict[str, Any]
     rollout: Rollout
     reward: Any
     strategy: dict[str, Any]

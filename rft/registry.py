@@ -42,6 +42,14 @@ class Plugin:
         taken = {name: value for name, value in supplied.items() if name in self._supplied}
         return self._function(*args, **taken, **self.options)
 
+    def call(self, fact: str, *args: Any, **supplied: Any) -> Any:
+        """Calls a fact that is a function, with those options and keyword arguments that it takes."""
+        function = vars(self.facts)[fact]
+        known = {**supplied, **self.options}
+        return function(
+            *args, **{name: known[name] for name in inspect.signature(function).parameters if name in known}
+        )
+
 
 class Registry:
     """Functions by name, each with facts about itself.
@@ -49,13 +57,17 @@ class Registry:
     Args:
         kind: what an entry is called in messages ("loss").
         supplied: keyword arguments that the caller gives at call time; they are not options of the yaml.
-        facts: every fact that an entry may state, with the value it has when it does not. A fact may be given as a
-            callable of the entry's options.
+        functions: the facts whose value is a function.
+        facts: every fact that an entry may state, with the value it has when it does not. Any but the `functions` may
+            be given as a callable of the entry's options.
     """
 
-    def __init__(self, kind: str, *, supplied: tuple[str, ...] = (), **facts: Any) -> None:
+    def __init__(
+        self, kind: str, *, supplied: tuple[str, ...] = (), functions: tuple[str, ...] = (), **facts: Any
+    ) -> None:
         self.kind = kind
         self.supplied = supplied
+        self.functions = functions
         self.facts = facts
         self._entries: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
@@ -102,7 +114,9 @@ class Registry:
         options = {k: v for k, v in node.items() if k != "name"}
         options = consume(options, function, key, f"{self.kind} {name!r}", self.supplied)
         facts = {fact: stated.get(fact, default) for fact, default in self.facts.items()}
-        facts = {fact: value(options) if callable(value) else value for fact, value in facts.items()}
+        for fact, value in facts.items():
+            if callable(value) and fact not in self.functions:
+                facts[fact] = value(options)
         return Plugin(name, function, options, facts)
 
 

@@ -12,6 +12,8 @@ from tensordict import TensorDict
 from rft.actor.actor import Actor, Diverged
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import Method, idle_row
+from rft.algorithm.mismatch import record_mismatch
+from rft.algorithm.roles import ROLES
 from rft.batch import fields, lengths, mini_batches
 from rft.checkpoint import Checkpoints
 from rft.distributed import World
@@ -26,6 +28,7 @@ class Source(Protocol):
 
     temperature: float
     writes: tuple[str, ...]
+    can_write: tuple[str, ...]
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
@@ -77,7 +80,8 @@ class Trainer:
 
     Args:
         world: the processes.
-        policy, reference, critic: the actors; the latter two where the method reads what they compute.
+        policy: the actor that samples and is trained.
+        helpers: the models beside it, by their role: those whose column the method reads.
         copies: which of them begin a stage of reinforcement as a copy of the policy.
         engine: what samples text; it is given the policy's weights after every step.
         evaluator: held-out sets.
@@ -93,8 +97,7 @@ class Trainer:
         *,
         world: World,
         policy: Actor,
-        reference: Actor | None,
-        critic: Actor | None,
+        helpers: dict[str, Actor],
         copies: list[Actor],
         engine: Engine,
         evaluator: Evaluator,
@@ -106,8 +109,7 @@ class Trainer:
     ) -> None:
         self.world = world
         self.policy = policy
-        self.reference = reference
-        self.critic = critic
+        self.helpers = helpers
         self.copies = copies
         self.engine = engine
         self.evaluator = evaluator
@@ -142,7 +144,7 @@ class Trainer:
                     metrics, started = Metrics(), time.perf_counter()
                     batch = stage.source.next(metrics)
                     self.annotate(stage, batch, metrics)
-                    self.update(stage, batch, metrics)
+                    self.update(stage, stage_step, batch, metrics)
                     self.refresh(metrics)
                     self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
@@ -151,10 +153,11 @@ class Trainer:
 
     def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
-        updates = stage.steps * stage.minibatches * stage.epochs
-        self.policy.begin_training(stage.optimizer, updates)
-        if self.critic is not None and self.critic.optimizer_options is not None:
-            self.critic.begin_training(self.critic.optimizer_options, updates)
+        updates = stage.minibatches * stage.epochs
+        self.policy.begin_training(stage.optimizer, (stage.steps - stage.method.options.critic_warmup) * updates)
+        for helper in self.helpers.values():
+            if helper.optimizer_options is not None:
+                helper.begin_training(helper.optimizer_options, stage.steps * updates)
         within = saved is not None and saved["stage"] == number
         if saved is not None:
             for key, state in saved["actors"].items():
@@ -171,7 +174,7 @@ class Trainer:
 
     def actors(self) -> dict[str, Actor]:
         """The actors that exist, by their key."""
-        return {actor.key: actor for actor in (self.policy, self.reference, self.critic) if actor is not None}
+        return {"actor": self.policy, **self.helpers}
 
     def annotate(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
         """Adds the columns that the method reads, then its advantages."""
@@ -180,34 +183,50 @@ class Trainer:
             method.filter(batch)
             if method.options.old_logprobs == "rollout" and "old_logprobs" in reads:
                 batch["old_logprobs"] = batch["rollout_logprobs"]
-            elif "old_logprobs" in reads and (stage.minibatches * stage.epochs > 1 or method.reward_kl is not None):
-                batch["old_logprobs"] = self.policy.compute(batch, "logprobs", stage.source.temperature)
-            if "ref_logprobs" in reads:
-                assert self.reference is not None
-                batch["ref_logprobs"] = self.reference.compute(batch, "logprobs", stage.source.temperature)
-            if "values" in reads:
-                assert self.critic is not None
-                batch["values"] = self.critic.compute(batch, "values", stage.source.temperature)
+            if wanted := method.annotations(stage.minibatches * stage.epochs):
+                outputs = self.policy.compute(batch, tuple(wanted), stage.source.temperature)
+                for name, column in wanted.items():
+                    batch[column] = outputs[name]
+            if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
+                record_mismatch(metrics, batch["old_logprobs"], batch["rollout_logprobs"], batch["keep"])
+            for role in ROLES:
+                if role.column in reads:
+                    columns = self.helpers[role.key].compute(batch, (role.output,), stage.source.temperature)
+                    batch[role.column] = columns[role.output]
             method.advantages(batch, self.world.all_sum, metrics)
 
-    def update(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
+    def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
-        idle = idle_row(batch)
+        method, temperature = stage.method, stage.source.temperature
         units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
+        sampled = "rollout_logprobs" in batch.keys()
+        watch = ("entropy",) if sampled else ()
+        compare = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
-                for chosen in mini_batches(units, stage.minibatches, seed):
+                for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
                     rows = batch[torch.isin(batch["unit"], chosen)]
-                    stage.method.weigh(rows, self.world.all_sum)
+                    moved = epoch > 0 or number > 0
+                    current = self.current(stage, rows, idle_row(batch, rows), moved)
+                    method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
+                    idle = idle_row(batch, rows)
                     try:
-                        watch = ("entropy",) if "rollout_logprobs" in batch.keys() else ()
-                        self.policy.update(rows, idle, stage.method.policy, stage.source.temperature, metrics, watch)
-                        if stage.method.critic is not None:
-                            assert self.critic is not None
-                            self.critic.update(rows, idle, stage.method.critic, stage.source.temperature, metrics)
+                        if stage_step > method.options.critic_warmup:
+                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, compare)
+                        for role, objective in method.learners.items():
+                            self.helpers[role].update(rows, idle, objective, temperature, metrics)
                     except Diverged as problem:
                         raise self.checkpoints.inquest(self.step, problem) from problem
+
+    def current(self, stage: Stage, rows: TensorDict, idle: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
+        """What the method prepares from of the current policy; the old one's columns while the policy has not moved."""
+        wanted = stage.method.prepares
+        if not wanted:
+            return {}
+        if not moved and stage.method.options.old_logprobs == "actor":
+            return {name: rows[f"old_{name}"] for name in wanted}
+        return self.policy.compute(rows, wanted, stage.source.temperature, idle)
 
     def refresh(self, metrics: Metrics) -> None:
         """Gives the engine the new weights."""

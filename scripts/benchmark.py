@@ -1,22 +1,24 @@
-"""Measures how fast `rft` is, beside other tools where they are installed.
+"""Measures how fast `rft` is, beside other tools where they are installed, and how its losses stand old samples.
 
 python scripts/benchmark.py step            # a GRPO step by stage, and the same work through TRL (extra `bench`)
 python scripts/benchmark.py step --equal    # the same with responses of equal length
+python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
 import argparse
 from pathlib import Path
 
-from bench import step
+from bench import staleness, step
 from bench.workload import SIZES
 from rich.console import Console
 
 
 def main() -> None:
     """Runs the section that the command line names."""
-    parser = argparse.ArgumentParser(description="Measures how fast rft is.")
+    parser = argparse.ArgumentParser(description="Measures rft.")
     sections = parser.add_subparsers(dest="section", required=True, metavar="section")
     add_step(sections.add_parser("step", help="seconds per stage of a GRPO step, and against TRL's GRPOTrainer"))
+    staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

@@ -24,14 +24,14 @@ COMPANIONS = {
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
     "reward/terms/format": ["reward.accuracy=format"],
 }
-ROLES = ("actor/reference", "actor/critic")  # the same group under another key: the default selects them
+ROLES = ("actor/reference", "actor/critic", "actor/prm")  # the same group under another key: the default selects them
 
 
 def option(path: Path) -> str:
     return str(path.relative_to(CONFIG).with_suffix(""))
 
 
-ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp", "ppo", "sft"]
+ALGORITHMS = sorted(path.stem for path in CONFIG.glob("algorithm/*.yaml"))
 OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/*.yaml"))
 
 

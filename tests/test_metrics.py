@@ -39,6 +39,7 @@ def test_any_split_gives_the_global_numbers(split):
             metrics.mean("rows", VALUES[rows, 0])
             metrics.mean("tokens", VALUES[rows], MASK[rows])
             metrics.deviation("std", VALUES[rows, 0])
+            metrics.effective_share("share", VALUES[rows], MASK[rows])
             metrics.add("ratio", VALUES[rows, 0].double().sum(), VALUES[rows, 1].double().sum())
             for value in VALUES[rows, 0]:
                 metrics.largest("most", value)
@@ -47,6 +48,8 @@ def test_any_split_gives_the_global_numbers(split):
     assert numbers["rows"] == pytest.approx(float(exact[:, 0].mean()), rel=1e-13)
     assert numbers["tokens"] == pytest.approx(float(exact[MASK].mean()), rel=1e-13)
     assert numbers["std"] == pytest.approx(float(exact[:, 0].std()), rel=1e-10)
+    kept = exact[MASK]
+    assert numbers["share"] == pytest.approx(float(kept.mean() ** 2 / kept.square().mean()), rel=1e-13)
     assert numbers["ratio"] == pytest.approx(float(exact[:, 0].sum() / exact[:, 1].sum()), rel=1e-13)
     assert numbers["most"] == float(VALUES[:, 0].max())
 
@@ -71,7 +74,17 @@ def test_what_was_measured_on_nothing_is_left_out():
     metrics.mean("masked", torch.ones(3), torch.zeros(3, dtype=torch.bool))
     metrics.mean("empty", torch.ones(0))
     metrics.deviation("std", torch.ones(0))
+    metrics.effective_share("share", torch.ones(3), torch.zeros(3, dtype=torch.bool))
+    metrics.effective_share("none", torch.zeros(3), torch.ones(3, dtype=torch.bool))
     assert reduced([metrics, Metrics()]) == {}
+
+
+def test_effective_share_by_hand():
+    """Weights 1, 1, 4: (6 / 3)^2 / (18 / 3)."""
+    metrics, nan = Metrics(), float("nan")
+    metrics.effective_share("share", torch.tensor([1.0, nan]), torch.tensor([True, False]))
+    metrics.effective_share("share", torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
+    assert reduced([metrics]) == {"share": pytest.approx(2 / 3, rel=1e-15)}
 
 
 def test_a_single_value_has_no_deviation():

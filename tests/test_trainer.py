@@ -182,7 +182,7 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     def begins(trainer, number, stage, saved):
         before = weights(trainer.policy)
         done = begin(trainer, number, stage, saved)
-        seen.append((stage.name, before, weights(trainer.reference), trainer))
+        seen.append((stage.name, before, weights(trainer.helpers["reference"]), trainer))
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
@@ -191,7 +191,7 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     assert not same(seen[0][1], seen[1][1]), "the warm-up did something"
     assert same(seen[1][1], seen[1][2])
     trainer = seen[1][3]
-    assert same(weights(trainer.reference), seen[1][2]), "and stays what it is"
+    assert same(weights(trainer.helpers["reference"]), seen[1][2]), "and stays what it is"
     assert not same(weights(trainer.policy), seen[1][2])
 
 
@@ -221,7 +221,7 @@ def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
 
     def begins(trainer, number, stage, saved):
         done = begin(trainer, number, stage, saved)
-        seen.append((weights(trainer.policy), weights(trainer.critic)))
+        seen.append((weights(trainer.policy), weights(trainer.helpers["critic"])))
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
@@ -236,7 +236,7 @@ def test_no_actor_is_loaded_that_nothing_reads(tiny, monkeypatch):
     calls = watch(monkeypatch, "annotate")
     Job(tiny("steps=1", "warmup=none")).fit("")
     [(trainer, _)] = calls
-    assert trainer.reference is None and trainer.critic is None
+    assert trainer.helpers == {}
 
 
 # Old log-probabilities and controllers
@@ -252,7 +252,7 @@ def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
         annotate(trainer, stage, batch, metrics)
         if stage.name == "train":
             assert "old_logprobs" not in batch.keys()
-            batch["old_logprobs"] = trainer.policy.compute(batch, "logprobs", stage.source.temperature)
+            batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
 
     monkeypatch.setattr(Trainer, "annotate", annotating)
     config["output_dir"] = str(tmp_path / "computed")

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from rft.actor.load import blocks, load_model, read_config
 from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
 from rft.actor.optimizer import Optimizer
-from rft.algorithm.mismatch import mismatch
+from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.objective import Objective
 from rft.batch import micro_batches, trim
 from rft.distributed import World
@@ -101,20 +101,25 @@ class Actor:
         self.optimizer, self.scheduler = optimizer.build(self.network.parameters(), updates)
 
     @torch.no_grad()
-    def compute(self, batch: TensorDict, output: str, temperature: float) -> Tensor:
-        """One column of the batch, (B, T), without gradients. Every rank must take part.
+    def compute(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+    ) -> dict[str, Tensor]:
+        """Columns of the batch, (B, T) each, without gradients. Every rank must take part.
 
         Args:
             batch: this rank's rows.
-            output: `logprobs`, `entropy` or `values`.
+            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `values`.
             temperature: what the logits are divided by.
+            idle: a row for a rank that has fewer micro-batches than others; None where each has a row of its own.
         """
-        column = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
-        for rows, micro in self._micro_batches(batch, batch[:1]):
-            part = self.network(micro["tokens"], micro["keep"], (output,), temperature)[output].to(column.device)
-            column[rows, : part.shape[1]] = part[: len(rows)]
+        zeros = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
+        columns = {output: zeros.clone() for output in outputs}
+        for rows, micro in self._micro_batches(batch, batch[:1] if idle is None else idle):
+            parts = self.network(micro["tokens"], micro["keep"], outputs, temperature)
+            for output, part in parts.items():
+                columns[output][rows, : part.shape[1]] = part[: len(rows)].to(zeros.device)
         self.strategy.reshard(self.network)
-        return column
+        return columns
 
     def update(
         self,
@@ -124,6 +129,7 @@ class Actor:
         temperature: float,
         metrics: Metrics,
         watch: tuple[str, ...] = (),
+        compare: bool = False,
     ) -> None:
         """One optimizer step over this rank's rows of a mini-batch.
 
@@ -135,12 +141,13 @@ class Actor:
             metrics: receives `loss/*`, the statistics, `grad_norm` and `lr`, under this actor's name unless it is the
                 policy.
             watch: outputs whose mean over trained tokens is logged although no loss reads them.
+            compare: logs how far the current policy is from the one that sampled.
 
         Raises:
             Diverged: the loss or the gradient is not finite; the weights are as they were.
         """
         prefix = "" if self.key == "actor" else f"{self.key}/"
-        outputs = tuple(dict.fromkeys((*objective.outputs, *watch)))
+        outputs = tuple(dict.fromkeys((*objective.outputs, *watch, *(("logprobs",) if compare else ()))))
         total = torch.zeros((), device=self.world.device)
         for _, micro in self._micro_batches(batch, idle):
             columns = self.network(micro["tokens"], micro["keep"], outputs, temperature)
@@ -149,8 +156,8 @@ class Actor:
             loss, shares, statistics = objective(columns, micro)
             loss.backward()
             total += loss.detach()
-            if "rollout_logprobs" in micro.keys() and "logprobs" in columns:
-                statistics |= mismatch(micro["old_logprobs"], micro["rollout_logprobs"])
+            if compare:
+                record_mismatch(metrics, columns["logprobs"].detach(), micro["rollout_logprobs"], micro["keep"])
             statistics |= {name: columns[name] for name in watch}
             mask = micro["tokens", "attention_mask"]
             metrics.add("padding/waste", mask.numel() - mask.sum(), mask.numel())
@@ -195,8 +202,7 @@ class Actor:
         """
         found = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
-        for output in outputs:
-            columns[output] = self.compute(batch if len(batch) else idle, output, temperature)
+        columns |= self.compute(batch if len(batch) else idle, outputs, temperature)
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():

@@ -14,9 +14,15 @@ CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target, and the entropy of each distribution, of softmax(logits / temperature).
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    with_squares: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each target, entropy and sum of squares of each distribution softmax(logits / temperature).
 
     Args:
         hidden: (N, D) the states that predict the targets.
@@ -24,11 +30,13 @@ def token_logprobs(
         targets: (N,) token ids.
         temperature: what the logits are divided by.
         with_entropy: computes the entropy too; zeros otherwise.
+        with_squares: computes the sum of squared probabilities too; zeros otherwise.
 
     Returns:
-        Two tensors (N,), float32 (float64 for float64 input), in nats. Both are differentiable in hidden, weight, bias.
+        Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both differentiable
+        in hidden, weight and bias, and the sum of squares, which is not.
     """
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares)
 
 
 def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float, room: Tensor) -> Tensor:
@@ -50,35 +58,40 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+        with_squares: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normalizers = torch.empty_like(logprobs)
-        entropy = torch.zeros_like(logprobs)
+        entropy, squares = torch.zeros_like(logprobs), torch.zeros_like(logprobs)
         step = max(1, CHUNK_ELEMENTS // weight.shape[0])
         head = weight.to(dtype)
         room = logprobs.new_empty(min(step, len(hidden)), len(head))  # (chunk, V)
-        powers = torch.empty_like(room) if with_entropy else room
+        powers = torch.empty_like(room) if with_entropy or with_squares else room
         for start in range(0, len(hidden), step):
             part = slice(start, start + step)
             logits = _logits(hidden[part], head, bias, temperature, room)  # (n, V)
-            if with_entropy:
+            if with_entropy or with_squares:
                 top = logits.amax(-1)
                 power = torch.sub(logits, top[:, None], out=powers[: len(logits)]).exp_()
                 total = power.sum(-1)
                 normalizer = top + total.log()
-                entropy[part] = normalizer - torch.einsum("nv,nv->n", power, logits) / total
+                if with_entropy:
+                    entropy[part] = normalizer - torch.einsum("nv,nv->n", power, logits) / total
+                if with_squares:
+                    squares[part] = torch.einsum("nv,nv->n", power, power) / total.square()
             else:
                 normalizer = logits.logsumexp(-1)
             normalizers[part] = normalizer
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
         ctx.save_for_backward(hidden, weight, bias, targets, normalizers, entropy)
         ctx.temperature, ctx.with_entropy, ctx.step = temperature, with_entropy, step
-        return logprobs, entropy
+        ctx.mark_non_differentiable(squares)
+        return logprobs, entropy, squares
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalizers, entropy = ctx.saved_tensors
         dtype = normalizers.dtype
         hidden_grad = torch.empty_like(hidden)
@@ -107,6 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
+            None,
             None,
             None,
             None,

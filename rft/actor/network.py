@@ -25,7 +25,7 @@ def aligned(values: Tensor, select: Tensor) -> Tensor:
 
 
 class LanguageNetwork(nn.Module):
-    """A causal language model. Columns: `logprobs` and `entropy` of the selected tokens."""
+    """A causal language model. Columns: `logprobs`, `entropy`, `sum_p_squared` of the selected tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -38,11 +38,17 @@ class LanguageNetwork(nn.Module):
         where = select[:, 1:]
         hidden = predicting_states(self.model.base_model, tokens)[where]  # (N, D)
         head = self.model.get_output_embeddings()
-        logprobs, entropy = token_logprobs(
-            hidden, head.weight, head.bias, tokens["input_ids"][:, 1:][where], temperature, "entropy" in outputs
+        logprobs, entropy, squares = token_logprobs(
+            hidden,
+            head.weight,
+            head.bias,
+            tokens["input_ids"][:, 1:][where],
+            temperature,
+            with_entropy="entropy" in outputs,
+            with_squares="sum_p_squared" in outputs,
         )
         select = nn.functional.pad(where, (1, 0))
-        columns = {"logprobs": logprobs, "entropy": entropy}
+        columns = {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
         return {name: aligned(columns[name], select) for name in outputs}
 
 

@@ -1,23 +1,34 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
-from rft.algorithm import aggregation, kl, shaping
-from rft.algorithm.advantage import group, returns
-from rft.algorithm.loss import clip, nll, terms, value
-from rft.algorithm.registries import ADVANTAGES, AGGREGATIONS, KL_CONTROLS, LOSSES, SHAPINGS
+from rft.algorithm import aggregation, control, gradient_mask, kl, shaping
+from rft.algorithm.advantage import group, process, returns, solved, tracker
+from rft.algorithm.loss import clip, implicit_reward, nll, selected, sequence, soft, terms, trust, value
+from rft.algorithm.registries import ADVANTAGES, AGGREGATIONS, CONTROLS, GRADIENT_MASKS, LOSSES, SHAPINGS
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
-    "KL_CONTROLS",
+    "CONTROLS",
+    "GRADIENT_MASKS",
     "LOSSES",
     "SHAPINGS",
     "aggregation",
     "clip",
+    "control",
+    "gradient_mask",
     "group",
+    "implicit_reward",
     "kl",
     "nll",
+    "process",
     "returns",
+    "selected",
+    "sequence",
     "shaping",
+    "soft",
+    "solved",
     "terms",
+    "tracker",
+    "trust",
     "value",
 ]

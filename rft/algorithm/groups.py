@@ -16,19 +16,21 @@ class GroupStatistics(NamedTuple):
         mean: mean score.
         std: standard deviation with ddof 1; 0 in a group of one.
         tied: bool, True where all scores of the group are equal up to rounding (so, too, in a group of one).
+        centred: score - mean; exactly 0 in a tied group, where rounding would leave a rest that a std blows up.
     """
 
     size: Tensor
     mean: Tensor
     std: Tensor
     tied: Tensor
+    centred: Tensor
 
 
 def group_statistics(scores: Tensor, group: Tensor) -> GroupStatistics:
     """Statistics of the group of every row.
 
     Args:
-        scores: (N,).
+        scores: (N,); N may be 0.
         group: (N,) int64; whole groups, in any order.
     """
     scores = scores.double()
@@ -36,12 +38,12 @@ def group_statistics(scores: Tensor, group: Tensor) -> GroupStatistics:
     zeros = scores.new_zeros(len(ids))
     size = zeros.index_add(0, index, torch.ones_like(scores))
     mean = zeros.index_add(0, index, scores) / size
-    squares = zeros.index_add(0, index, (scores - mean[index]).square())
-    std = (squares / (size - 1).clamp(min=1)).sqrt()
+    rest = scores - mean[index]
+    std = (zeros.index_add(0, index, rest.square()) / (size - 1).clamp(min=1)).sqrt()
     lowest = zeros.scatter_reduce(0, index, scores, "amin", include_self=False)
     highest = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
-    tied = highest - lowest <= ROUNDING * torch.maximum(highest.abs(), lowest.abs())
-    return GroupStatistics(size[index], mean[index], std[index], tied[index])
+    tied = (highest - lowest <= ROUNDING * torch.maximum(highest.abs(), lowest.abs()))[index]
+    return GroupStatistics(size[index], mean[index], std[index], tied, torch.where(tied, 0.0, rest))
 
 
 def informative_groups(scores: Tensor, group: Tensor) -> Tensor:
@@ -57,3 +59,37 @@ def informative_groups(scores: Tensor, group: Tensor) -> Tensor:
         (N,) bool.
     """
     return ~group_statistics(scores, group).tied
+
+
+def weighted_centred(scores: Tensor, weights: Tensor, group: Tensor) -> Tensor:
+    """Score - weighted mean of the group, (N,) float64; exactly 0 in a tied group and in one without weight.
+
+    Args:
+        scores: (N,).
+        weights: (N,) not negative.
+        group: (N,) int64; whole groups, in any order.
+    """
+    ids, index = torch.unique(group, return_inverse=True)
+    totals = torch.stack([weights.double(), weights.double() * scores])  # (2, N)
+    weight, weighted = totals.new_zeros(2, len(ids)).index_add(1, index, totals)[:, index]  # (N,) each
+    nothing = group_statistics(scores, group).tied | (weight == 0)
+    return torch.where(nothing, 0.0, scores.double() - weighted / weight)
+
+
+def best_over_second(scores: Tensor, group: Tensor) -> Tensor:
+    """r(1) - r(2) for the best row of its group and 0 for the others, (N,) float64.
+
+    A group of one, and one whose best rows are several (up to rounding), has 0 everywhere.
+
+    Args:
+        scores: (N,).
+        group: (N,) int64; whole groups, in any order.
+    """
+    scores = scores.double()
+    ids, index = torch.unique(group, return_inverse=True)
+    lowest = scores.new_full((len(ids),), -torch.inf)
+    highest = lowest.scatter_reduce(0, index, scores, "amax")[index]
+    best = highest - scores <= ROUNDING * highest.abs()
+    alone = lowest.new_zeros(len(ids)).index_add(0, index, best.double())[index] == 1
+    second = lowest.scatter_reduce(0, index, torch.where(best, -torch.inf, scores), "amax")[index]
+    return torch.where(best & alone & second.isfinite(), scores - second, 0.0)

@@ -1,14 +1,12 @@
-"""Estimates of the KL divergence from sampled tokens, and control of its coefficient."""
+"""Estimates of the KL divergence from sampled tokens."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rft.algorithm.ratio import LARGEST_LOG_RATIO
-from rft.algorithm.registries import KL_CONTROLS
-from rft.registry import convert
 
 
 def k1(d: Tensor) -> Tensor:
@@ -27,6 +25,11 @@ def k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
+def straight_through(value: Tensor, gradient: Tensor) -> Tensor:
+    """The value of one estimate with the gradient of another."""
+    return gradient + (value - gradient).detach()
+
+
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": torch.abs}
 
 
@@ -39,71 +42,3 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: Literal["k1
     """
     d = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32)) - ref_logprobs
     return ESTIMATORS[estimator](d)  # (B, T)
-
-
-class KLControl:
-    """A fixed coefficient of the KL.
-
-    Attributes:
-        coef: beta, as it stands now.
-    """
-
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
-
-    def update(self, kl: float, rows: int) -> None:
-        """Told the mean KL of the step over all ranks and how many rows it was measured on."""
-
-    def state_dict(self) -> dict[str, float]:
-        """What a checkpoint holds: nothing, as the yaml says it all."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Takes up what `state_dict` gave."""
-
-
-@KL_CONTROLS.register("adaptive")
-class AdaptiveKL(KLControl):
-    """beta *= 1 + clip(KL / target - 1, +-0.2) * rows / horizon. arXiv 1909.08593, section 2.2.
-
-    Args:
-        initial: beta at the start.
-        target: the KL that it steers for, in the unit in which `update` is told the KL; above 0.
-        horizon: rows over which a KL that is off by 20 % or more moves beta by 20 %; above 0.
-
-    Raises:
-        ValueError: `target` or `horizon` is not above 0.
-    """
-
-    def __init__(self, *, initial: float, target: float, horizon: float) -> None:
-        for name, number in (("target", target), ("horizon", horizon)):
-            if number <= 0:
-                raise ValueError(f"{name}: the adaptive KL control needs a number above 0, got {number}")
-        super().__init__(initial)
-        self.target = target
-        self.horizon = horizon
-
-    def update(self, kl: float, rows: int) -> None:
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * rows / self.horizon
-
-    def state_dict(self) -> dict[str, float]:
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.coef = state["coef"]
-
-
-def build_control(node: Any, key: str) -> KLControl:
-    """The control that a yaml node asks for: a number is a fixed coefficient, a mapping names a KL control.
-
-    Raises:
-        ValueError: names the key of what does not fit.
-    """
-    if not isinstance(node, Mapping):
-        return KLControl(convert(node, float, key))
-    plugin = KL_CONTROLS.build(node, key)
-    try:
-        return plugin()
-    except ValueError as error:
-        raise ValueError(f"{key}.{error}") from error

@@ -1,17 +1,23 @@
 """An algorithm, put together from registered functions by its yaml: what one step does with the columns of a batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import unit_weights
-from rft.algorithm.kl import KLControl, build_control, kl_penalty
+from rft.algorithm.check import check_method
+from rft.algorithm.control import Control, build_control
+from rft.algorithm.correction import Correction, CorrectionOptions
+from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
 from rft.algorithm.registries import AllSum
 from rft.algorithm.rewards import token_rewards
+from rft.algorithm.roles import ROLES
 from rft.metrics import Metrics
 
 
@@ -39,10 +45,14 @@ class MethodOptions:
         advantage: null where the loss needs none.
         loss: the policy's loss.
         terms: summands beside the loss, each with a `coef`.
-        aggregation: the weight of a token.
+        aggregation: the weight of a token; null where the loss is not per token.
         shaping: what happens to the score before the advantage, in order.
         reward_kl: KL in the reward, or null.
         critic_loss: what the critic minimises, or null.
+        prm_loss: what the process reward model minimises, or null.
+        critic_warmup: steps at the start in which the critic alone is trained.
+        correction: what is done about a rollout policy that is not the training policy, or null.
+        gradient_mask: which tokens pass the loss's gradient, or null for all of them.
         old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
         mask_truncated: rows that the length limit ended do not train (overlong filtering).
     """
@@ -57,6 +67,10 @@ class MethodOptions:
     shaping: dict[str, Any]
     reward_kl: RewardKL | None
     critic_loss: Any
+    prm_loss: Any
+    critic_warmup: int
+    correction: CorrectionOptions | None
+    gradient_mask: Any
     old_logprobs: Literal["actor", "rollout"]
     mask_truncated: bool
 
@@ -67,45 +81,49 @@ class Method:
     Args:
         options: the yaml.
         key: its place ("algorithm").
+        term_weights: the weight of every reward term, for advantages that combine raw terms.
 
     Raises:
         ValueError: names the key of an option that does not fit.
     """
 
-    def __init__(self, options: MethodOptions, key: str) -> None:
+    def __init__(self, options: MethodOptions, key: str, term_weights: Mapping[str, float] | None = None) -> None:
         self.options = options
+        self.term_weights = term_weights
         self.advantage = None if options.advantage is None else ADVANTAGES.build(options.advantage, f"{key}.advantage")
         loss = LOSSES.build(options.loss, f"{key}.loss")
         terms = [_term(name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
         if loss.name in options.terms:
             raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
-        self.policy = Objective([Term(loss.name, loss, KLControl(1.0)), *terms])
-        for term in self.policy.terms:
-            if term.plugin.facts.head != "lm":
-                raise ValueError(f"{key}.loss: {term.plugin.name!r} is a loss of the critic, not of the policy")
-            if term.plugin.facts.unit not in ("token", "sequence"):
-                raise ValueError(
-                    f"{key}.loss: {term.plugin.name!r} states unit={term.plugin.facts.unit!r}; this version weighs "
-                    "tokens and rows alone: register it with unit token or sequence"
-                )
-        self.critic = None
-        if options.critic_loss is not None:
-            critic_loss = LOSSES.build(options.critic_loss, f"{key}.critic_loss")
-            if critic_loss.facts.head != "value":
-                raise ValueError(f"{key}.critic_loss: {critic_loss.name!r} is a loss of the policy, not of the critic")
-            self.critic = Objective([Term(critic_loss.name, critic_loss, KLControl(1.0))])
-        self.aggregation = AGGREGATIONS.build(options.aggregation, f"{key}.aggregation")
+        mask = options.gradient_mask and GRADIENT_MASKS.build(options.gradient_mask, f"{key}.gradient_mask")
+        self.correction = options.correction and Correction(options.correction, f"{key}.correction")
+        weighs = self.correction is not None and self.correction.weighs
+        self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
+        self.learners: dict[str, Objective] = {}  # what the models beside the policy minimise, by their role
+        for role in ROLES:
+            if role.loss is not None and (node := vars(options)[role.loss]) is not None:
+                plugin = LOSSES.build(node, f"{key}.{role.loss}")
+                self.learners[role.key] = Objective([Term(plugin.name, plugin, Control(1.0))])
+        self.aggregation = options.aggregation and AGGREGATIONS.build(options.aggregation, f"{key}.aggregation")
         self.shaping = [SHAPINGS.build(node, f"{key}.shaping.{name}") for name, node in options.shaping.items()]
         self.reward_kl = options.reward_kl
-        for part, given in (("shaping", self.shaping), ("reward_kl", self.reward_kl)):
-            if given and self.advantage is None:
-                raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
         self.reward_control = build_control(coef, f"{key}.reward_kl.coef")
+        check_method(self, key)
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
+        stages = self.early_stages()
+        stages.append(("algorithm.aggregation", ("keep", "group"), ("loss_weights",)))
+        stages.append(("algorithm.loss", self.policy.reads, ()))
+        stages += [(f"algorithm.{role}_loss", objective.reads, ()) for role, objective in self.learners.items()]
+        return stages
+
+    def early_stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """Those of the stages that come before the first update."""
         stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
+        if self.correction is not None:
+            stages.append(("algorithm.correction", self.correction.reads, ()))
         if self.reward_kl is not None:
             stages.append(("algorithm.reward_kl", ("ref_logprobs", "old_logprobs"), ()))
         for plugin in self.shaping:
@@ -113,29 +131,58 @@ class Method:
         if self.advantage is not None:
             facts = self.advantage.facts
             stages.append(("algorithm.advantage", ("scores", *facts.reads), tuple(facts.writes)))
-        stages.append(("algorithm.aggregation", ("keep", "group"), ("loss_weights",)))
-        stages.append(("algorithm.loss", self.policy.reads, ()))
-        if self.critic is not None:
-            stages.append(("algorithm.critic_loss", self.critic.reads, ()))
         return stages
 
     def reads(self) -> set[str]:
         """Every column that any part of the method reads: decides which actors exist."""
         return {column for _, columns, _ in self.stages() for column in columns}
 
+    def annotations(self, updates: int) -> dict[str, str]:
+        """Outputs of the policy that are computed before the update, and the columns they become.
+
+        Args:
+            updates: optimizer steps on the batch. With one, the old policy is the current one: a loss alone needs no
+                pass for it.
+        """
+        early = {column for _, columns, _ in self.early_stages() for column in columns}
+        wanted = {"sum_p_squared": "sum_p_squared"} if "sum_p_squared" in early else {}
+        if self.options.old_logprobs == "actor":
+            if "old_logprobs" in early or (updates > 1 and "old_logprobs" in self.policy.reads):
+                wanted["logprobs"] = "old_logprobs"
+            wanted |= {name: f"old_{name}" for name in self.prepares}
+        return wanted
+
     def filter(self, batch: TensorDict) -> None:
-        """Writes `keep`, (B, T) bool."""
+        """Writes `keep`, (B, T) bool, and makes units of groups for a loss that needs whole groups."""
+        if self.policy.terms[0].plugin.facts.unit == "group":
+            batch["unit"] = batch["group"]
         keep = batch["response_mask"].clone()
         keep[:, 0] = False  # nothing predicts the first token
         batch["keep"] = keep & ~batch["truncated"][:, None] if self.options.mask_truncated else keep
 
     def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Writes what the advantage estimator writes: scores are shaped, KL is taken off, then the estimator runs."""
-        if self.advantage is None:
-            return
+        """Corrects for the rollout policy, then writes what the advantage estimator writes.
+
+        Scores are shaped, KL is taken off, then the estimator runs over the rows that were not rejected.
+
+        Raises:
+            ValueError: a score is not finite; names the rows.
+        """
+        correction = self.correction if self.correction and self.correction.anchor == "old" else None
+        if correction is not None:
+            correction.unsigned(batch["old_logprobs"], batch, all_sum, metrics)
+        if self.advantage is not None:
+            self._estimate(batch, all_sum, metrics)
+        if correction is not None:
+            correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
+
+    def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+        assert self.advantage is not None
         scores = batch["scores"]
         for shape in self.shaping:
             scores = shape(scores, batch)
+        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+            raise ValueError(f"the scores of rows {wrong} are not finite after algorithm.shaping: {scores[wrong]}")
         if self.shaping:
             metrics.mean("reward/shaped", scores)
         penalty = None
@@ -143,22 +190,50 @@ class Method:
             penalty = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], estimator=self.reward_kl.estimator)
             metrics.mean("kl/reward", penalty, batch["keep"])
         scores, rewards = token_rewards(scores, batch["keep"], penalty, self.reward_control.coef)
-        for name, column in self.advantage(scores, rewards, batch, all_sum=all_sum).items():
-            batch[name] = column.float()
+        used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
+        rows = batch.exclude("fields")[used]
+        supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
+        for name, column in self.advantage(scores[used], rewards[used], rows, **supplied).items():
+            batch[name] = torch.zeros(batch["keep"].shape, device=scores.device)
+            batch[name][used] = column.float()
+
+    def prepare(
+        self, current: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int, metrics: Metrics
+    ) -> None:
+        """What depends on the whole mini-batch: correction against the current policy, statistics, weights.
+
+        Writes `loss_weights` (B, T), `unit_weights` (B,), with totals over all ranks, and what the plugins prepare.
+
+        Args:
+            current: what the current policy computes of this mini-batch, the columns `prepares`, (B, T) each.
+            batch: this rank's rows of the mini-batch.
+            seed: of this optimizer step.
+        """
+        if self.correction is not None and self.correction.anchor == "rollout":
+            self.correction.unsigned(current["logprobs"], batch, all_sum, metrics)
+            self.correction.signed(current["logprobs"], batch, all_sum, metrics)
+        self.policy.prepare(current, batch, all_sum, seed)
+        self.weigh(batch, all_sum)
+
+    @property
+    def prepares(self) -> tuple[str, ...]:
+        """Outputs of the current policy that `prepare` asks for."""
+        corrects = self.correction is not None and self.correction.anchor == "rollout"
+        return tuple(dict.fromkeys((*(("logprobs",) if corrects else ()), *self.policy.prepares)))
 
     def weigh(self, batch: TensorDict, all_sum: AllSum) -> None:
         """Writes `loss_weights` (B, T) and `unit_weights` (B,) of a mini-batch, with totals over all ranks."""
-        batch["loss_weights"] = self.aggregation(batch["keep"], batch["group"], all_sum=all_sum)
+        if self.aggregation is not None:
+            batch["loss_weights"] = self.aggregation(batch["keep"], batch["group"], all_sum=all_sum)
         batch["unit_weights"] = unit_weights(batch["keep"], all_sum=all_sum)
 
     def steer(self, numbers: dict[str, float], rows: int) -> None:
         """Tells the controllers what the KL was over the step."""
         if "kl/reward" in numbers:
             self.reward_control.update(numbers["kl/reward"], rows)
-        if "kl/ref" in numbers:
-            for term in self.policy.terms[1:]:
-                if "ref_logprobs" in term.plugin.facts.reads:
-                    term.coef.update(numbers["kl/ref"], rows)
+        for term in self.policy.terms[1:]:
+            if term.plugin.facts.steered_by in numbers:
+                term.coef.update(numbers[term.plugin.facts.steered_by], rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The controllers' coefficients."""
@@ -179,10 +254,15 @@ def _term(name: str, node: Any, key: str) -> Term:
     return Term(name, LOSSES.build(options, key), build_control(node["coef"], f"{key}.coef"))
 
 
-def idle_row(batch: TensorDict) -> TensorDict:
-    """A row of weight zero, for a rank that has nothing left to do while others still work."""
+def idle_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
+    """A row of weight zero, for a rank that has nothing left to do while others still work.
+
+    Args:
+        batch: this rank's rows of the step; it has at least one.
+        rows: those of them that are in the mini-batch, maybe none, with all columns.
+    """
     row = batch[:1].clone()
-    row["keep"] = torch.zeros_like(row["keep"])
-    row["loss_weights"] = torch.zeros(row["keep"].shape)
-    row["unit_weights"] = torch.zeros(1)
+    for name, column in rows.items():
+        if isinstance(column, Tensor) and (name not in row.keys() or name in ("keep", "loss_weights", "unit_weights")):
+            row[name] = column.new_zeros(1, *column.shape[1:])
     return row

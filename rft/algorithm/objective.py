@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.kl import KLControl
+from rft.algorithm.control import Control
+from rft.algorithm.registries import AllSum
 from rft.registry import Plugin
 
 
@@ -16,21 +17,65 @@ class Term:
 
     name: str
     plugin: Plugin
-    coef: KLControl
+    coef: Control
 
 
 class Objective:
     """The sum of a loss and its terms.
 
+    Args:
+        terms: the loss, then what is added to it.
+        mask: which tokens pass the loss's gradient (the terms' gradients pass everywhere); None for all.
+        corrected: the loss, but none of the terms, is multiplied by the column `correction_weights` (B, T).
+
     Attributes:
         outputs: columns that the forward must compute.
         reads: columns that the batch must hold.
+        prepares: columns of a forward that `prepare` needs over the whole mini-batch; empty where nobody does.
     """
 
-    def __init__(self, terms: list[Term]) -> None:
+    def __init__(self, terms: list[Term], mask: Plugin | None = None, corrected: bool = False) -> None:
         self.terms = terms
+        self.mask = mask
+        self.corrected = corrected
         self.outputs = tuple(dict.fromkeys(name for term in terms for name in term.plugin.facts.outputs))
-        self.reads = tuple(dict.fromkeys(name for term in terms for name in term.plugin.facts.reads))
+        early = [term.plugin for term in terms if term.plugin.facts.prepare is not None]
+        early += [] if mask is None else [mask]
+        reading = [*(term.plugin for term in terms), *early]
+        self.reads = tuple(dict.fromkeys(name for plugin in reading for name in plugin.facts.reads))
+        self.prepares = tuple(dict.fromkeys(name for plugin in early for name in plugin.facts.outputs))
+
+    def prepare(self, outputs: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int) -> None:
+        """Writes the columns that depend on the whole mini-batch of all ranks.
+
+        Args:
+            outputs: the columns `prepares` of the current policy, (B, T) each.
+            batch: this rank's rows of the mini-batch.
+            seed: of this optimizer step, for random choices.
+        """
+        for term in self.terms:
+            if term.plugin.facts.prepare is not None:
+                given = [outputs[name] for name in term.plugin.facts.outputs]
+                columns = term.plugin.call("prepare", *given, batch, all_sum=all_sum, seed=seed)
+                for name, column in columns.items():
+                    batch[name] = column
+        if self.mask is not None:
+            given = [outputs[name] for name in self.mask.facts.outputs]
+            batch["gradient_mask"] = self.mask(*given, batch, all_sum=all_sum, seed=seed)
+
+    def evaluate(
+        self, term: Term, outputs: dict[str, Tensor], batch: TensorDict
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Value and weight of a term, (B, T) or (B,) as its unit says, and its statistics."""
+        given = [outputs[name] for name in term.plugin.facts.outputs]
+        main = term is self.terms[0]
+        if main and self.mask is not None:
+            given = [torch.where(batch["gradient_mask"], column, column.detach()) for column in given]
+        loss, statistics = term.plugin(*given, batch)
+        weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
+        if main and self.corrected:
+            weights = weights * batch["correction_weights"]
+        return loss, weights, statistics
 
     def __call__(
         self, outputs: dict[str, Tensor], batch: TensorDict
@@ -45,12 +90,11 @@ class Objective:
             The scalar to differentiate, each term's share of `loss/<term>` (detached scalars that add up over
             micro-batches and ranks), and the statistics of every term, unreduced.
         """
-        total = torch.zeros((), device=batch["loss_weights"].device)
+        total = torch.zeros((), device=batch["unit_weights"].device)
         shares: dict[str, Tensor] = {}
         statistics: dict[str, Tensor] = {}
         for term in self.terms:
-            loss, numbers = term.plugin(*[outputs[name] for name in term.plugin.facts.outputs], batch)
-            weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
+            loss, weights, numbers = self.evaluate(term, outputs, batch)
             share = (loss * weights).where(weights != 0, 0.0).sum()
             total = total + term.coef.coef * share
             shares[f"loss/{term.name}"] = share.detach()
@@ -61,12 +105,11 @@ class Objective:
         """Rows whose loss, or whose gradient of it, is not finite, by the name of the term. All columns are finite."""
         found: dict[str, list[int]] = {}
         for term in self.terms:
-            given = [outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs]
+            leaves = {name: outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs}
             with torch.enable_grad():
-                loss, _ = term.plugin(*given, batch)
-                weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
+                loss, weights, _ = self.evaluate(term, leaves, batch)
                 loss = loss.where(weights != 0, 0.0)
-                gradients = torch.autograd.grad(loss.sum(), given)
+                gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
             values = {f"loss/{term.name}": [loss.detach()], f"gradient of loss/{term.name}": gradients}
             for name, parts in values.items():
                 finite = [part.isfinite().reshape(len(batch), -1).all(1) for part in parts]  # (B,) each

@@ -1,13 +1,19 @@
 """The registries of the math: which functions there are, and which facts each states about itself.
 
-Advantage:   f(scores (B,), rewards (B, T), batch, *, [all_sum,] options) -> {column: (B, T)}, zero where `keep` is not.
-Loss:        f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
-Aggregation: f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
-Shaping:     f(scores (B,), batch, *, options) -> scores (B,).
-KL control:  f(*, options) -> a `KLControl`.
+Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero where
+               `keep` is not.
+Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
+Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
+Shaping:       f(scores (B,), batch, *, options) -> scores (B,).
+Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, the tokens that pass a gradient.
+Control:       f(*, options) -> a `Control`.
 
 `all_sum` sums a tensor over all ranks; it is how a function gets statistics of the whole step without knowing what a
 rank is. Trained tokens are `batch["keep"]`.
+
+A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (no gradient) and the
+whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or (B,)}. The
+columns are in the batch when the loss is called on a part of it.
 """
 
 from collections.abc import Callable
@@ -19,8 +25,27 @@ from rft.registry import Registry
 AllSum = Callable[[Tensor], Tensor]
 Unreduced = tuple[Tensor, dict[str, Tensor]]  # a loss per unit, and statistics of the same shape
 
-ADVANTAGES = Registry("advantage", supplied=("all_sum",), reads=(), writes=("advantages",), group_baseline=False)
-LOSSES = Registry("loss", reads=(), outputs=("logprobs",), head="lm", unit="token")
-AGGREGATIONS = Registry("aggregation", supplied=("all_sum",))
+ADVANTAGES = Registry(
+    "advantage",
+    supplied=("all_sum", "term_weights"),
+    reads=(),
+    writes=("advantages",),
+    group_baseline=False,
+    raw=False,
+    gradient=None,
+)
+LOSSES = Registry(
+    "loss",
+    functions=("prepare",),
+    reads=(),
+    outputs=("logprobs",),
+    head="lm",
+    unit="token",
+    prepare=None,
+    steered_by=None,
+    gradient=None,
+)
+AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)
 SHAPINGS = Registry("shaping", reads=())
-KL_CONTROLS = Registry("KL control")
+GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",))
+CONTROLS = Registry("control")

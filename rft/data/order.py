@@ -1,6 +1,7 @@
-"""The order in which rows are drawn: a permutation per epoch, the same whatever the number of ranks."""
+"""The order in which rows are drawn, the same whatever the number of ranks: by epochs, or by weight."""
 
 import torch
+from torch import Tensor
 
 
 class Cursor:
@@ -18,15 +19,54 @@ class Cursor:
         self._epoch = -1
         self._order: list[int] = []
 
-    def take(self, number: int) -> list[tuple[int, int]]:
-        """The next (position, row) pairs; positions count all draws of the run and never repeat."""
-        taken = []
-        for position in range(self.position, self.position + number):
-            epoch, place = divmod(position, self._count)
+    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
+        """The next (position, row) pairs; positions count all draws of the run and never repeat.
+
+        Args:
+            number: how many.
+            weights: (N,); rows of weight 0 are passed over, and so are their positions. At least one has weight.
+        """
+        passed = set() if weights is None else set((weights == 0).nonzero().flatten().tolist())
+        assert len(passed) < self._count, "no row has weight"
+        taken: list[tuple[int, int]] = []
+        while len(taken) < number:
+            epoch, place = divmod(self.position, self._count)
             if epoch != self._epoch:
-                generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-                self._order = torch.randperm(self._count, generator=generator).tolist()
+                self._order = torch.randperm(self._count, generator=_generator(self._seed, epoch)).tolist()
                 self._epoch = epoch
-            taken.append((position, self._order[place]))
-        self.position += number
+            if self._order[place] not in passed:
+                taken.append((self.position, self._order[place]))
+            self.position += 1
         return taken
+
+
+class Lottery(Cursor):
+    """Draws rows by weight, without epochs."""
+
+    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
+        """The next (position, row) pairs; positions count all draws of the run and never repeat.
+
+        One row after the other is drawn with a chance in proportion to its weight among those that are left; when none
+        is left, all of them are put back.
+
+        Args:
+            number: how many.
+            weights: (N,) float64, at least one above 0, or None where all are equal. Rows of weight 0 are not drawn.
+        """
+        weights = torch.ones(self._count, dtype=torch.float64) if weights is None else weights
+        tickets = int((weights > 0).sum())
+        assert tickets > 0, "no row has weight"
+        taken: list[tuple[int, int]] = []
+        while len(taken) < number:
+            draws = torch.rand(self._count, generator=_generator(self._seed, self.position), dtype=torch.float64)
+            # The first of exponential clocks with these rates to ring is a draw by weight; so is each that follows.
+            rings = torch.where(weights > 0, -torch.log1p(-draws) / weights, torch.inf)
+            count = min(tickets, number - len(taken))
+            chosen = rings.argsort(stable=True)[:count].tolist()
+            taken += zip(range(self.position, self.position + count), chosen, strict=True)
+            self.position += count
+        return taken
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)

@@ -21,6 +21,7 @@ class DatasetSource:
     """
 
     writes = SOURCE_COLUMNS
+    can_write = ()
     temperature = 1.0
 
     def __init__(

@@ -17,6 +17,7 @@ class WeightedSum:
     Attributes:
         accuracy: the term that tells right from wrong.
         names: the terms.
+        weights: of each term in the sum.
         fields: what the terms read of a row of the data set.
 
     Args:
@@ -36,6 +37,7 @@ class WeightedSum:
         self.accuracy = accuracy
         self.names = tuple(terms)
         self._terms = {name: _term(node, f"reward.terms.{name}") for name, node in terms.items()}
+        self.weights = {name: weight for name, (weight, _) in self._terms.items()}
         self.fields = tuple(sorted({field for _, rule in self._terms.values() for field in rule.facts.reads}))
 
     def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:

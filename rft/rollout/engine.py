@@ -11,6 +11,25 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class FirstToken:
+    """The first new token is drawn apart (FIRE, 2410.21236): hot, so that answers begin differently.
+
+    Attributes:
+        temperature: of this token alone.
+        top_k: it is one of so many of the most likely tokens; no other truncation touches it.
+    """
+
+    temperature: float
+    top_k: int
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"rollout.first_token.temperature={self.temperature}: set it above 0")
+        if self.top_k < 1:
+            raise ValueError(f"rollout.first_token.top_k={self.top_k}: set it to 1 or more")
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn. Temperature comes first, then top-k, top-p and min-p, each on what the one before left.
 
@@ -21,6 +40,7 @@ class Sampling:
         top_k: keeps that many of the most likely tokens; 0 is off.
         min_p: keeps tokens of at least this share of the largest probability; 0 is off.
         stop: strings that end a text.
+        first_token: how the first new token is drawn, or None: as the others.
     """
 
     max_new_tokens: int
@@ -29,6 +49,7 @@ class Sampling:
     top_k: int
     min_p: float
     stop: list[str]
+    first_token: FirstToken | None
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,10 @@ class HFEngine:
         left = len(seeds)
         history: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for step in range(max(limits)):
-            if sampling.temperature == 0:
+            if step == 0 and sampling.first_token is not None:
+                hot = sampling.first_token
+                tokens, logprobs = sample(logits, uniform(streams, 0), hot.temperature, hot.top_k, 1.0, 0.0)  # (R,)
+            elif sampling.temperature == 0:
                 tokens, logprobs = greedy(logits)  # (R,)
             else:
                 tokens, logprobs = sample(

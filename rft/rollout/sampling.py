@@ -4,31 +4,17 @@ rows share the batch, on the order of rows, or on the process that holds them.""
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit number
-_MIX = (-4658895280553007687, -7723592293110705685)
-
-
-def mix(z: Tensor) -> Tensor:
-    """A 64-bit hash of each element, (...) int64: SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 17)."""
-    z = (z ^ _shift(z, 30)) * _MIX[0]
-    z = (z ^ _shift(z, 27)) * _MIX[1]
-    return z ^ _shift(z, 31)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own keeps the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+from rft.hash import GOLDEN, mix, shift, signed
 
 
 def stream(seeds: list[int]) -> Tensor:
     """Start values of one random stream a seed, (R,) int64. Neighbouring seeds give unrelated streams."""
-    return mix(torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds]))
+    return mix(torch.tensor([signed(seed) for seed in seeds]))
 
 
 def uniform(streams: Tensor, position: int) -> Tensor:
     """The number in [0, 1) of each stream at a position, (R,) float64."""
-    step = ((position + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
-    return _shift(mix(streams + step), 11) * 2.0**-53
+    return shift(mix(streams + signed((position + 1) * GOLDEN)), 11).double() * 2.0**-53
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,12 +41,14 @@ class RolloutSource:
     """Samples a group of responses for each prompt and scores them.
 
     Args:
-        world, engine, encoder, score, rows, prompts, group_size, sampling, seed: supplied; `prompts` is the number of
-            groups of a step over all ranks.
+        world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns: supplied; `prompts` is the
+            number of groups of a step over all ranks, `columns` what the method reads: where it reads `greedy_scores`,
+            every prompt is answered once more, with the most likely tokens, and every row of its group gets that score.
         redraw: dynamic sampling, or null.
     """
 
-    writes = (*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms")
+    writes: tuple[str, ...] = (*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms")
+    can_write: tuple[str, ...] = ("greedy_scores",)
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class RolloutSource:
         group_size: int,
         sampling: Sampling,
         seed: int,
+        columns: tuple[str, ...],
         redraw: Redraw | None,
     ) -> None:
         self.temperature = sampling.temperature
@@ -70,8 +73,11 @@ class RolloutSource:
         self._prompts = prompts
         self._group_size = group_size
         self._sampling = sampling
+        wants_greedy = "greedy_scores" in columns
+        self._greedy = replace(sampling, temperature=0.0, first_token=None) if wants_greedy else None
         self._seed = seed
         self._redraw = redraw
+        self._mine = slice(world.rank, None, world.size)  # this rank's share of what all of them draw
         self._cursor = Cursor(len(rows), seed)
         self._surplus: list[list[dict[str, Any]]] = []
 
@@ -87,34 +93,50 @@ class RolloutSource:
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """One round: this rank's share of the next prompts, as scored groups."""
-        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
-        prompts = self._encoder.prompts([self._rows[row] for _, row in mine])
+        return self._answer(self._cursor.take(self._prompts)[self._mine], metrics)
+
+    def _answer(self, mine: list[tuple[int, int]], metrics: Metrics) -> list[list[dict[str, Any]]]:
+        """Scored groups of these (position, row) pairs."""
+        rows = [self._rows[row] for _, row in mine]
+        prompts = self._encoder.prompts(rows)
         requests = [
             Request(prompt, [row_seed(self._seed, position, sample) for sample in range(self._group_size)])
             for prompt, (position, _) in zip(prompts, mine, strict=True)
         ]
-        with metrics.timer("rollout"):
-            completions = self._engine.generate(requests, self._sampling, None)
-        texts = [completion.text for group in completions for completion in group]
-        fields = [self._rows[row] for _, row in mine for _ in range(self._group_size)]
-        with metrics.timer("reward"):
-            scores, terms = self._score(texts, fields)
+        completions, scores, terms = self._sample(requests, rows, self._sampling, metrics)
+        shared: list[dict[str, Any]] = [{"group": position} for position, _ in mine]
+        if self._greedy is not None:
+            _, greedy, _ = self._sample([Request(prompt, [0]) for prompt in prompts], rows, self._greedy, metrics)
+            metrics.mean("rollout/greedy_score", greedy)
+            shared = [columns | {"greedy_scores": score} for columns, score in zip(shared, greedy, strict=True)]
         groups = []
-        for number, ((position, row), request) in enumerate(zip(mine, requests, strict=True)):
+        for number, (prompt, columns) in enumerate(zip(prompts, shared, strict=True)):
             group = []
             for sample, completion in enumerate(completions[number]):
                 place = number * self._group_size + sample
                 group.append(
-                    rollout_row(request.prompt, completion, self._rows[row])
+                    rollout_row(prompt, completion, rows[number])
+                    | columns
                     | {
-                        "group": position,
-                        "unit": position * self._group_size + sample,
+                        "unit": columns["group"] * self._group_size + sample,
                         "scores": scores[place],
                         "terms": {name: values[place] for name, values in terms.items()},
                     }
                 )
             groups.append(group)
         return groups
+
+    def _sample(
+        self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, metrics: Metrics
+    ) -> tuple[list[list[Completion]], Tensor, dict[str, Tensor]]:
+        """Completions per request, and of all of them in order the scores (B,) and the terms, (B,) each."""
+        with metrics.timer("rollout"):
+            completions = self._engine.generate(requests, sampling, None)
+        texts = [completion.text for group in completions for completion in group]
+        fields = [row for row, group in zip(rows, completions, strict=True) for _ in group]
+        with metrics.timer("reward"):
+            scores, terms = self._score(texts, fields)
+        return completions, scores, terms
 
     def _draw_until_full(self, redraw: Redraw, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; what is left over waits for the next step."""
@@ -138,9 +160,9 @@ class RolloutSource:
             )  # fmt: skip
         good, spare = self._everyones(good), self._everyones(spare)
         chosen = good[: self._prompts] + spare[: max(0, self._prompts - found)]
-        mine = slice(self._world.rank, None, self._world.size)  # who finds signal is chance: groups move between ranks
-        self._surplus = good[self._prompts :][mine]
-        return chosen[mine]
+        # Who finds signal is chance: groups move between ranks.
+        self._surplus = good[self._prompts :][self._mine]
+        return chosen[self._mine]
 
     def _everyones(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """The groups of all ranks in the order in which they were drawn."""
@@ -157,7 +179,7 @@ class RolloutSource:
         """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
         self._cursor.position = states[0]["position"]
         surplus = sorted((group for state in states for group in state["surplus"]), key=_position)
-        self._surplus = surplus[self._world.rank :: self._world.size]
+        self._surplus = surplus[self._mine]
 
 
 def _position(group: list[dict[str, Any]]) -> int:

@@ -74,6 +74,10 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             shaping={},
             reward_kl=None,
             critic_loss={"name": "value", "clip": 0.2},
+            prm_loss=None,
+            critic_warmup=0,
+            correction=None,
+            gradient_mask=None,
             old_logprobs="actor",
             mask_truncated=False,
         ),
@@ -113,13 +117,13 @@ def make_batch(seed=0):
     return batch
 
 
-def update(actor, batch, method, temperature=0.8, idle=None, watch=()):
+def update(actor, batch, method, temperature=0.8, idle=None, watch=(), compare=False):
     """One update; the numbers that it logged."""
     metrics = Metrics()
     rows = batch.clone()
     method.weigh(rows, actor.world.all_sum)
-    objective = method.policy if actor.key == "actor" else method.critic
-    actor.update(rows, idle_row(batch if idle is None else idle), objective, temperature, metrics, watch)
+    objective = method.policy if actor.key == "actor" else method.learners["critic"]
+    actor.update(rows, idle_row(batch if idle is None else idle, rows), objective, temperature, metrics, watch, compare)
     return metrics.reduce(actor.world.gather)
 
 
@@ -265,7 +269,7 @@ def test_compute_gives_every_row_its_column(world, output, cap):
         for parameter in actor.network.parameters():
             parameter += 0.1
     batch = make_batch()
-    column = actor.compute(batch, output, 0.8)
+    column = actor.compute(batch, (output,), 0.8)[output]
     assert not column.requires_grad
     assert column.shape == batch["keep"].shape
     assert (column != 0).equal(batch["keep"])
@@ -277,22 +281,28 @@ def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
     """Then every ratio is 1: nothing is clipped and the gradient is the same as with the column written first."""
     batch, method = make_batch(), make_method()
     one, other = make(world, cap=30), make(world, cap=30)
-    batch["old_logprobs"] = one.compute(batch, "logprobs", 0.8)
+    batch["old_logprobs"] = one.compute(batch, ("logprobs",), 0.8)["logprobs"]
     without = batch.exclude("old_logprobs")
     first, second = update(one, batch, method), update(other, without, method)
     assert second["clip/high"] == second["clip/low"] == 0.0
     assert second["kl/old"] == pytest.approx(0.0, abs=1e-9)
     assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
     same(weights(other), weights(one))
-    gap = (batch["old_logprobs"] - batch["rollout_logprobs"])[batch["keep"]]
-    assert second["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
-    assert second["rollout/kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()), rel=1e-4)
+
+
+def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
+    batch, method, actor = make_batch(), make_method(), make(world, cap=30)
+    now = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
+    gap = (now - batch["rollout_logprobs"])[batch["keep"]]
+    numbers = update(actor, batch, method, compare=True)
+    assert numbers["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
+    assert numbers["rollout/kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()), rel=1e-4)
 
 
 def test_statistics_are_means_over_trained_tokens(world):
     batch, method, actor = make_batch(), make_method(terms=TERMS), make(world, cap=12)
     keep = batch["keep"]
-    now, entropy = (actor.compute(batch, output, 0.8)[keep] for output in ("logprobs", "entropy"))
+    now, entropy = (actor.compute(batch, (output,), 0.8)[output][keep] for output in ("logprobs", "entropy"))
     numbers = update(actor, batch, method, watch=("entropy",))
     ratio, advantages = (now - batch["old_logprobs"][keep]).exp(), batch["advantages"][keep]
     high = ((advantages > 0) & (ratio > 1.3)).double().mean()
@@ -344,7 +354,7 @@ def test_a_model_that_is_not_finite_is_found_out(world):
 
 def test_a_unit_over_the_cap_is_refused(world):
     with pytest.raises(ValueError, match=r"actor\.micro_batch_tokens=8 .* to at least 12"):
-        make(world, cap=8).compute(make_batch(), "logprobs", 1.0)
+        make(world, cap=8).compute(make_batch(), ("logprobs",), 1.0)["logprobs"]
 
 
 @pytest.mark.parametrize("reshard", [False, True])
@@ -357,13 +367,15 @@ def test_start_like_takes_over_the_weights(world, head, tied, reshard):
     key, output = {"lm": ("actor", "logprobs"), "value": ("critic", "values")}[head]
     other = make(world, key, head, seed=2, reshard=reshard, tie_word_embeddings=tied)
     for actor, name in ((policy, "logprobs"), (other, output)):
-        actor.compute(batch, name, 1.0)
+        actor.compute(batch, (name,), 1.0)[name]
     other.start_like(policy)
     theirs = {name.removeprefix("model."): tensor for name, tensor in policy.weights()}
     for name, tensor in other.weights():
         assert torch.equal(tensor, theirs[name.removeprefix("model.")])
     if head == "lm":
-        assert torch.equal(other.compute(batch, "logprobs", 1.0), policy.compute(batch, "logprobs", 1.0))
+        assert torch.equal(
+            other.compute(batch, ("logprobs",), 1.0)["logprobs"], policy.compute(batch, ("logprobs",), 1.0)["logprobs"]
+        )
     before = weights(policy)
     other.begin_training(Optimizer(**OPTIMIZER), 10)
     update(other, batch, make_method())
@@ -381,11 +393,11 @@ def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_bloc
     batch, method = make_batch(), make_method()
     one, other = make(world), make(world, reshard=False)
     for actor in (one, other):
-        actor.compute(batch, "logprobs", 1.0)
+        actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
         actor.begin_training(Optimizer(**OPTIMIZER), 10)
         for _ in range(2):
             update(actor, batch, method)
-            actor.compute(batch, "logprobs", 1.0)
+            actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
     same(weights(other), weights(one))
     assert not torch.equal(weights(other)["model.lm_head.weight"], weights(make(world))["model.lm_head.weight"])
 
@@ -407,7 +419,7 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, t
     logp = (model(input_ids=batch["tokens", "input_ids"]).logits / 0.8).log_softmax(-1)
     expected = logp[:, :-1].gather(-1, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
     expected = torch.nn.functional.pad(expected, (1, 0)).where(batch["keep"], 0.0)
-    same(actor.compute(batch, "logprobs", 0.8), expected)
+    same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
     loaded = Actor(
         "actor", world, actor.strategy, actor.tokenizer, 5, str(tmp_path), None, "lm", ALL, Optimizer(**OPTIMIZER)
     )
@@ -432,7 +444,7 @@ def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
     batch = make_batch()
     ids = batch["tokens", "input_ids"]
     logp = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    same(actor.compute(batch, "logprobs", 1.0)[:, 1:], logp.where(batch["keep"][:, 1:], 0.0), 1e-5)
+    same(actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], logp.where(batch["keep"][:, 1:], 0.0), 1e-5)
 
 
 @pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])

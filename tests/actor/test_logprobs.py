@@ -33,7 +33,7 @@ def chunk(request, monkeypatch):
 @pytest.mark.parametrize("bias", [False, True])
 def test_values_and_gradients_are_those_of_log_softmax(chunk, bias, temperature):
     leaves, targets = inputs(bias=bias)
-    mine = token_logprobs(*leaves, targets, temperature, True)
+    mine = token_logprobs(*leaves, targets, temperature, True)[:2]
     theirs = plainly(*leaves, targets, temperature)
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     weights = torch.randn(2, N, dtype=F64, generator=torch.Generator().manual_seed(1))
@@ -48,13 +48,13 @@ def test_values_and_gradients_are_those_of_log_softmax(chunk, bias, temperature)
 def test_gradcheck(monkeypatch, temperature):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * V)
     leaves, targets = inputs(n=7)
-    assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True), leaves)
+    assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True)[:2], leaves)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, False)[0], leaves)
 
 
 def test_entropy_is_zero_where_it_is_not_asked_for():
     leaves, targets = inputs()
-    logprobs, entropy = token_logprobs(*leaves, targets, 1.0, False)
+    logprobs, entropy, _ = token_logprobs(*leaves, targets, 1.0, False)
     assert not entropy.any()
     torch.testing.assert_close(logprobs, plainly(*leaves, targets, 1.0)[0], rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad((logprobs + entropy).sum(), leaves[0])
@@ -62,9 +62,19 @@ def test_entropy_is_zero_where_it_is_not_asked_for():
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_sum_of_squares_is_that_of_the_softmax_and_has_no_gradient(chunk, with_entropy):
+    leaves, targets = inputs()
+    hidden, weight, bias = leaves
+    logprobs, _, squares = token_logprobs(*leaves, targets, 0.7, with_entropy, with_squares=True)
+    logits = (hidden @ weight.T + (0 if bias is None else bias)) / 0.7
+    torch.testing.assert_close(squares, logits.softmax(-1).square().sum(-1), rtol=1e-12, atol=1e-12)
+    assert logprobs.requires_grad and not squares.requires_grad
+
+
 def test_no_token_gives_zero_gradients():
     leaves, targets = inputs(n=0)
-    logprobs, entropy = token_logprobs(*leaves, targets, 1.0, True)
+    logprobs, entropy, _ = token_logprobs(*leaves, targets, 1.0, True)
     assert logprobs.shape == entropy.shape == (0,)
     gradients = torch.autograd.grad(logprobs.sum() + entropy.sum(), leaves)
     assert [gradient.shape for gradient in gradients] == [(0, D), (V, D), (V,)]
@@ -74,7 +84,7 @@ def test_no_token_gives_zero_gradients():
 def test_logits_of_a_thousand_do_not_overflow():
     hidden = torch.tensor([[1000.0], [-1000.0]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0]], requires_grad=True)
-    logprobs, entropy = token_logprobs(hidden, weight, None, torch.tensor([0, 0]), 1.0, True)
+    logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.tensor([0, 0]), 1.0, True)
     assert logprobs.tolist() == [0.0, -1000.0]
     assert entropy.tolist() == [0.0, 0.0]
     (logprobs.sum() + entropy.sum()).backward()
@@ -84,7 +94,7 @@ def test_logits_of_a_thousand_do_not_overflow():
 
 def test_bfloat16_is_computed_in_float32():
     leaves, targets = inputs(dtype=torch.bfloat16)
-    found = token_logprobs(*leaves, targets, 0.8, True)
+    found = token_logprobs(*leaves, targets, 0.8, True)[:2]
     expected = plainly(*[leaf.float() for leaf in leaves], targets, 0.8)
     assert found[0].dtype == found[1].dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -115,7 +125,7 @@ def test_the_logits_are_never_held_whole(monkeypatch):
         Largest() as mine,
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t),
     ):
-        logprobs, entropy = token_logprobs(hidden, weight, None, targets, 0.9, True)
+        logprobs, entropy, _ = token_logprobs(hidden, weight, None, targets, 0.9, True)
         (logprobs + entropy).sum().backward()
     cap = max(rows * vocabulary, n * D, vocabulary * D)
     assert mine.elements <= cap < n * vocabulary

@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import rft
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import token_mean, unit_weights
-from rft.algorithm.kl import build_control, kl_penalty
+from rft.algorithm.control import build_control
+from rft.algorithm.kl import kl_penalty
 from rft.registry import consume
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
@@ -36,7 +37,8 @@ PERMUTATION = torch.tensor([6, 2, 4, 0, 5, 1, 3])
 
 
 def load(path: Path, keyed: bool) -> dict:
-    whole = OmegaConf.merge({"rollout": {"max_new_tokens": 16}}, {"node": OmegaConf.load(path)})
+    run = {"rollout": {"max_new_tokens": 16}, "reward": {"accuracy": "right"}}
+    whole = OmegaConf.merge(run, {"node": OmegaConf.load(path)})
     node = OmegaConf.to_container(whole, resolve=True)["node"]
     return next(iter(node.values())) if keyed else node
 
@@ -56,6 +58,7 @@ LOSS_NODES = nodes("loss") | nodes("critic_loss") | nodes("terms", keyed=True)
 ADVANTAGE_NODES = nodes("advantage")
 AGGREGATION_NODES = nodes("aggregation")
 SHAPING_NODES = nodes("shaping", keyed=True)
+MASK_NODES = nodes("gradient_mask")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ SHAPING_NODES = nodes("shaping", keyed=True)
         (ADVANTAGES, ADVANTAGE_NODES),
         (AGGREGATIONS, AGGREGATION_NODES),
         (SHAPINGS, SHAPING_NODES),
+        (GRADIENT_MASKS, MASK_NODES),
     ],
     ids=lambda value: value.kind if isinstance(value, type(LOSSES)) else "",
 )
@@ -115,12 +119,23 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
     columns = {}
     for name in names:
         normal = torch.randn(KEEP.shape, dtype=F64, generator=generator)
-        columns[name] = -normal.abs() if "logprobs" in name else normal
+        if "logprobs" in name:
+            columns[name] = -normal.abs()
+        elif name == "terms":
+            right = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0], dtype=F64)
+            columns[name] = TensorDict({"right": right, "form": normal[:, 0].clone()}, batch_size=[len(KEEP)])
+        elif name.endswith("_scores"):
+            columns[name] = normal[:, 0].clone()
+        elif name == "sum_p_squared":
+            columns[name] = normal.sigmoid()
+        else:
+            columns[name] = normal
     return columns
 
 
 def batch_of(names, seed=0) -> TensorDict:
-    return TensorDict({"keep": KEEP, "group": GROUP, **random_columns(names, seed)}, batch_size=[len(KEEP)])
+    rows = {"keep": KEEP, "response_mask": KEEP, "group": GROUP, "unit": torch.arange(len(KEEP)) * 3}
+    return TensorDict(rows | random_columns(names, seed), batch_size=[len(KEEP)])
 
 
 def padded(column):
@@ -136,6 +151,12 @@ def same(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+SPLITS = {  # micro-batches, and ranks; a loss of groups gets them whole
+    "row": (torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4, 5, 6])),
+    "group": (torch.tensor([0, 1, 2]), torch.tensor([3, 6]), torch.tensor([4, 5])),
+}
+
+
 class LossCase:
     """A loss with its options, random columns, and the weights of the whole batch."""
 
@@ -143,12 +164,23 @@ class LossCase:
         self.plugin = LOSSES.build(node, "loss")
         self.batch = batch_of(self.plugin.facts.reads)
         self.outputs = random_columns(self.plugin.facts.outputs, seed=1)
-        weights = {"token": token_mean(KEEP, GROUP, all_sum=alone), "sequence": unit_weights(KEEP, all_sum=alone)}
-        self.weights = weights[self.plugin.facts.unit].to(F64)
+        unit = self.plugin.facts.unit
+        rows = unit_weights(KEEP, all_sum=alone)
+        self.weights = {"token": token_mean(KEEP, GROUP, all_sum=alone)}.get(unit, rows).to(F64)
+        self.splits = SPLITS["group" if unit == "group" else "row"]
 
-    def __call__(self, rows=slice(None), change=alone):
-        """Weighted sum, gradients of the outputs and summed statistics of some rows, under a change of the columns."""
+    def prepared(self, rows=slice(None), change=alone, all_sum=alone):
+        """Some rows under a change of the columns, with what the plugin prepares of them as a mini-batch."""
         batch = self.batch.apply(change, batch_size=self.batch.batch_size)[rows]
+        if self.plugin.facts.prepare is not None:
+            outputs = [change(output)[rows] for output in self.outputs.values()]
+            for name, column in self.plugin.call("prepare", *outputs, batch, all_sum=all_sum, seed=3).items():
+                batch[name] = column
+        return batch
+
+    def __call__(self, rows=slice(None), change=alone, batch=None):
+        """Weighted sum, gradients of the outputs and summed statistics of some rows, under a change of the columns."""
+        batch = self.prepared(rows, change) if batch is None else batch[rows]
         leaves = [change(output)[rows].clone().requires_grad_() for output in self.outputs.values()]
         loss, statistics = self.plugin(*leaves, batch)
         weights = change(self.weights)[rows].nan_to_num()
@@ -182,10 +214,26 @@ def test_loss_ignores_padding(loss):
 
 def test_loss_is_the_sum_over_micro_batches(loss):
     total, gradients, statistics = loss()
-    parts = [loss(rows=slice(0, 3)), loss(rows=slice(3, 4)), loss(rows=slice(4, 7))]
+    whole = loss.prepared()
+    parts = [loss(rows, batch=whole) for rows in loss.splits]
+    back = torch.cat(loss.splits).argsort()
     same(sum(part[0] for part in parts), total)
-    same(tuple(torch.cat(pieces) for pieces in zip(*[part[1] for part in parts], strict=True)), gradients)
+    same(tuple(torch.cat(pieces)[back] for pieces in zip(*[part[1] for part in parts], strict=True)), gradients)
     same({name: sum(part[2][name] for part in parts) for name in statistics}, statistics)
+
+
+def test_what_a_loss_prepares_does_not_depend_on_ranks(loss):
+    whole = loss.prepared()
+    parts = on_ranks(*[lambda all_sum, rows=rows: loss.prepared(rows, all_sum=all_sum) for rows in loss.splits])
+    back = torch.cat(loss.splits).argsort()
+    for name in whole.keys():
+        if name != "terms":
+            same(torch.cat([part[name] for part in parts])[back], whole[name])
+
+
+def test_a_loss_prepares_without_rows(loss):
+    empty = loss.prepared(slice(0, 0))
+    assert len(empty) == 0
 
 
 def test_loss_ignores_what_is_outside_keep(loss):
@@ -206,6 +254,34 @@ def test_loss_of_a_batch_without_trained_tokens_is_zero(loss):
     assert all(number == 0 for number in statistics.values())
 
 
+class MaskCase:
+    """A gradient mask with its options and random columns."""
+
+    def __init__(self, node):
+        self.plugin = GRADIENT_MASKS.build(node, "gradient_mask")
+        self.batch = batch_of(self.plugin.facts.reads)
+        self.outputs = random_columns(self.plugin.facts.outputs, seed=1)
+
+    def __call__(self, rows=slice(None), change=alone, all_sum=alone):
+        batch = self.batch.apply(change, batch_size=self.batch.batch_size)[rows]
+        outputs = [change(output)[rows] for output in self.outputs.values()]
+        return self.plugin(*outputs, batch, all_sum=all_sum, seed=3)
+
+
+@pytest.mark.parametrize("name", sorted(MASK_NODES))
+def test_gradient_mask_depends_on_no_order_padding_rank_or_what_is_outside_keep(name):
+    mask = MaskCase(MASK_NODES[name])
+    whole = mask()
+    assert whole.dtype == torch.bool and whole.any() and not (whole & ~KEEP).any() and (KEEP & ~whole).any()
+    assert torch.equal(mask(rows=PERMUTATION), whole[PERMUTATION])
+    assert torch.equal(mask(change=padded), padded(whole))
+    assert torch.equal(mask(change=spoilt), whole)
+    parts = on_ranks(*[lambda all_sum, rows=rows: mask(rows, all_sum=all_sum) for rows in SPLITS["row"]])
+    assert torch.equal(torch.cat(parts), whole)
+    mask.batch["keep"] = torch.zeros_like(KEEP)
+    assert not mask().any()
+
+
 class AdvantageCase:
     """An advantage with its options, random columns, scores with a tied group, and rewards that end in the scores."""
 
@@ -217,7 +293,8 @@ class AdvantageCase:
 
     def __call__(self, rows=slice(None), change=alone, all_sum=alone):
         batch = self.batch.apply(change, batch_size=self.batch.batch_size)[rows]
-        return self.plugin(self.scores[rows], change(self.rewards)[rows], batch, all_sum=all_sum)
+        supplied = {"all_sum": all_sum, "term_weights": {"right": 1.0, "form": 0.5}}
+        return self.plugin(self.scores[rows], change(self.rewards)[rows], batch, **supplied)
 
 
 @pytest.fixture(params=sorted(ADVANTAGE_NODES))
@@ -252,6 +329,13 @@ def test_advantage_does_not_depend_on_ranks(advantage):
     back = torch.cat([first, second]).argsort()
     expected = advantage()
     same({name: torch.cat([part[name] for part in parts])[back] for name in expected}, expected)
+
+
+def test_advantage_of_no_rows_is_empty(advantage):
+    rows = torch.arange(len(KEEP))
+    none, every = on_ranks(*[lambda all_sum, part=part: advantage(part, all_sum=all_sum) for part in (rows[:0], rows)])
+    assert all(column.shape == (0, KEEP.shape[1]) for column in none.values())
+    same(every, advantage())
 
 
 def test_advantage_without_trained_tokens_is_zero(advantage):

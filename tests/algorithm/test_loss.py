@@ -1,4 +1,4 @@
-"""Losses: numbers and gradients by hand, degenerate ratios, equal gradients where the old policy is the current one."""
+"""Losses: numbers and gradients by hand, degenerate ratios."""
 
 import math
 
@@ -7,9 +7,9 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.loss.clip import gspo, ppo_clip
+from rft.algorithm.loss.clip import ppo_clip
 from rft.algorithm.loss.nll import nll
-from rft.algorithm.loss.terms import entropy, kl
+from rft.algorithm.loss.terms import drift, entropy, kl
 from rft.algorithm.loss.value import value
 
 F64 = torch.float64
@@ -53,26 +53,12 @@ def test_ppo_clip_by_hand(dual_clip, third, slope, high):
     close(statistics["kl/old"], [[r - 1 - math.log(r) for r in RATIOS]])  # 0 outside keep: its ratio is 1
 
 
-@pytest.mark.parametrize(
-    ("clip_high", "expected", "slope", "active"), [(0.3, math.exp(0.2), math.exp(0.2), 0), (0.1, 1.1, 0, 1)]
-)
-def test_gspo_by_hand(clip_high, expected, slope, active):
-    batch = batch_of([[False, True, False, True]], old_logprobs=[[-1.0] * 4], advantages=[[2.0] * 4])
-    losses, gradient, statistics = value_and_gradient(
-        gspo, [[-1.0, -0.9, 5.0, -0.7]], batch, clip_low=0.2, clip_high=clip_high
-    )  # log-ratios 0.1 and 0.3: mean 0.2
-    close(losses, [[0, -2 * expected, 0, -2 * expected]])
-    close(gradient, [[0, -2 * slope, 0, -2 * slope]])
-    close(statistics["clip/high"], [[0, active, 0, active]])
-
-
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
 @pytest.mark.parametrize("log_ratio", [44.0, -44.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_a_ratio_beyond_float_stays_finite(name, log_ratio, advantage):
-    options = {"clip_low": 0.2, "clip_high": 0.2} | ({"dual_clip": None} if name == "ppo_clip" else {})
+def test_a_ratio_beyond_float_stays_finite(log_ratio, advantage):
+    options = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
     batch = batch_of([[True]], old_logprobs=[[0.0]], advantages=[[advantage]])
-    losses, gradient, _ = value_and_gradient(LOSSES.function(name), [[log_ratio]], batch, **options)
+    losses, gradient, _ = value_and_gradient(ppo_clip, [[log_ratio]], batch, **options)
     clamped = math.exp(math.copysign(20, log_ratio))
     close(losses, [[max(-advantage * clamped, -advantage * min(max(clamped, 0.8), 1.2))]])
     assert gradient.isfinite().all()
@@ -130,6 +116,16 @@ def test_kl_term_by_hand():
     close(gradient, [[0.4, 0, 0.4]])
 
 
+def test_drift_term_by_hand():
+    batch = batch_of([[True, False, True, True, True]], old_logprobs=[[-1.0] * 5])
+    now = [[-0.5, 7.0, -1.1, -45.0, 43.0]]  # log-ratios 0.5, -0.1 and +-44
+    losses, gradient, statistics = value_and_gradient(drift, now, batch)
+    expected = [[math.exp(0.5) - 1.5, 0, math.exp(-0.1) - 0.9, math.exp(-44) + 43, math.exp(20) - 21]]
+    close(losses, expected)
+    close(gradient, [[math.exp(0.5) - 1, 0, math.exp(-0.1) - 1, math.exp(-44) - 1, 0]])
+    close(statistics["kl/old"], expected)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k4"])
 def test_kl_term_refuses_other_estimators(estimator):
     with pytest.raises(ValueError, match=r"terms\.kl\.estimator: expected one of k2, k2_row, k3"):
@@ -156,16 +152,3 @@ def test_gradient_of_the_kl_term_over_all_sequences(estimator, exact):
     error = max((f - t).abs().max().item() for f, t in zip(found, truth, strict=True))
     assert (error < 1e-12) is exact
     assert exact or error > 1e-3
-
-
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
-def test_where_old_is_current_the_gradient_is_that_of_reinforce(name):
-    generator = torch.Generator().manual_seed(0)
-    now, advantages = torch.randn(2, 4, 6, dtype=F64, generator=generator)
-    keep = torch.ones(4, 6, dtype=torch.bool)
-    keep[:, 0] = False
-    batch = batch_of(keep.tolist(), old_logprobs=now, advantages=advantages)
-    options = {"clip_low": 0.2, "clip_high": 0.2} | ({"dual_clip": 3.0} if name == "ppo_clip" else {})
-    _, gradient, statistics = value_and_gradient(LOSSES.function(name), now, batch, **options)
-    torch.testing.assert_close(gradient, torch.where(keep, -advantages, 0.0), rtol=1e-12, atol=1e-12)
-    assert statistics["clip/low"].sum() == statistics["clip/high"].sum() == 0

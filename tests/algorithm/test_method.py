@@ -26,6 +26,10 @@ def make(**changes):
         "shaping": {},
         "reward_kl": None,
         "critic_loss": None,
+        "prm_loss": None,
+        "critic_warmup": 0,
+        "correction": None,
+        "gradient_mask": None,
         "old_logprobs": "actor",
         "mask_truncated": False,
     }
@@ -66,7 +70,7 @@ def test_stages_say_who_reads_and_who_writes():
         ("algorithm.critic_loss", ("values", "returns"), ()),
     ]
     assert method.policy.outputs == ("logprobs", "entropy")
-    assert method.critic.outputs == ("values",)
+    assert method.learners["critic"].outputs == ("values",)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_stages_say_who_reads_and_who_writes():
             {"loss": {"name": "value", "clip": None}},
             r"^algorithm\.loss: 'value' is a loss of the critic, not of the pol",
         ),
-        ({"critic_loss": CLIP}, r"^algorithm\.critic_loss: 'ppo_clip' is a loss of the policy, not of the critic"),
+        ({"critic_loss": CLIP}, r"^algorithm\.critic_loss: 'ppo_clip' is not a loss of the critic, a value model"),
         ({"terms": {"v": {"name": "value", "clip": None, "coef": 1.0}}}, r"'value' is a loss of the critic"),
         ({"terms": {"kl": {"name": "kl", "estimator": "k3"}}}, r"^algorithm\.terms\.kl\.coef is missing: every term"),
         ({"terms": {"kl": 0.1}}, r"^algorithm\.terms\.kl\.coef is missing"),
@@ -230,7 +234,10 @@ def test_coefficients_come_back():
 
 def test_an_idle_row_weighs_nothing():
     batch = scored()
-    row = idle_row(batch)
+    make().weigh(batch, alone)
+    batch["prepared"] = torch.ones(2, 4)
+    row = idle_row(batch.exclude("prepared"), batch[:0])
+    assert row["prepared"].tolist() == [[0.0] * 4]
     assert len(row) == 1 and not row["keep"].any()
     assert not row["loss_weights"].any() and not row["unit_weights"].any()
     assert row["response_mask"].equal(batch["response_mask"][:1])
@@ -240,7 +247,7 @@ def test_an_idle_row_weighs_nothing():
 def test_a_loss_whose_unit_nothing_weighs_is_refused():
     LOSSES.register("of_pairs", unit="pair")(lambda logprobs, batch: (logprobs, {}))
     try:
-        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token or sequence"):
+        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group"):
             make(loss={"name": "of_pairs"})
     finally:
         del LOSSES._entries["of_pairs"]

@@ -4,12 +4,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.kl import KLControl
+from rft.algorithm.control import Control
 from rft.algorithm.objective import Objective, Term
+from rft.algorithm.registries import GRADIENT_MASKS, LOSSES
 from rft.registry import Registry
 
 F64 = torch.float64
-PLUGINS = Registry("loss", reads=(), outputs=("logprobs",), head="lm", unit="token")
+PLUGINS = Registry("loss", functions=LOSSES.functions, **LOSSES.facts)
+MASKS = Registry("gradient mask", supplied=GRADIENT_MASKS.supplied, **GRADIENT_MASKS.facts)
 
 
 @PLUGINS.register("tokens", reads=("advantages",))
@@ -22,8 +24,22 @@ def rows(entropy, logprobs, batch):
     return batch["scores"] * entropy.sum(1), {"entropy_sum": entropy.detach().sum(1)}
 
 
+def share_of_total(entropy, batch, *, all_sum, seed, power):
+    return {"share": (entropy / all_sum(entropy.sum())) ** power + seed}
+
+
+@PLUGINS.register("shares", outputs=("entropy",), prepare=share_of_total)
+def shares_of_all(entropy, batch, *, power: int):
+    return batch["share"] * entropy, {}
+
+
+@MASKS.register("beyond", reads=("advantages",))
+def beyond(logprobs, batch, *, all_sum, seed, bound: float):
+    return logprobs < bound
+
+
 def term(name, coef=1.0, called=None):
-    return Term(called or name, PLUGINS.build({"name": name}, "loss"), KLControl(coef))
+    return Term(called or name, PLUGINS.build({"name": name}, "loss"), Control(coef))
 
 
 def case():
@@ -93,3 +109,36 @@ def test_a_batch_that_weighs_nothing_has_a_zero_gradient_and_still_a_graph():
     total.backward()
     assert float(total.detach()) == 0.0 and not any(shares.values())
     assert not outputs["logprobs"].grad.any()
+
+
+def test_what_a_plugin_prepares_is_a_column_of_the_batch():
+    (outputs, batch), node = case(), {"name": "shares", "power": 2}
+    objective = Objective([Term("shares", PLUGINS.build(node, "loss"), Control(1.0))])
+    assert objective.prepares == objective.outputs == ("entropy",)
+    objective.prepare(outputs, batch, all_sum=lambda tensor: 2 * tensor, seed=7)
+    assert batch["share"].tolist() == [[7.0, 7.0025, 7.01], [7.0, 7.0225, 7.04]]
+    total, _, _ = objective(outputs, batch)
+    assert float(total.detach()) == pytest.approx(0.5 * 7.0025 + 0.25 * 7.01 * 2 + 0.25 * 7.0225 * 3)
+
+
+def test_a_mask_stops_the_gradient_of_the_loss_alone():
+    outputs, batch = case()
+    mask = MASKS.build({"name": "beyond", "bound": -1.5}, "mask")
+    objective = Objective([term("tokens"), term("rows")], mask)
+    assert objective.prepares == ("logprobs",) and objective.reads == ("advantages", "scores")
+    objective.prepare(outputs, batch, all_sum=lambda tensor: tensor, seed=0)
+    total, shares, _ = objective(outputs, batch)
+    assert shares["loss/tokens"] == 6.25, "the value and the weights stay"
+    logprobs, entropy = torch.autograd.grad(total, [outputs["logprobs"], outputs["entropy"]])
+    assert logprobs.tolist() == [[0.0, 0.0, -0.75], [0.0, -1.25, 0.0]]
+    assert entropy.tolist() == [[5.0] * 3] * 2
+
+
+def test_correction_weighs_the_loss_and_not_the_terms():
+    outputs, batch = case()
+    batch["correction_weights"] = torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 1.0]], dtype=F64)
+    objective = Objective([term("tokens"), term("tokens", 0.1, "again")], corrected=True)
+    total, shares, _ = objective(outputs, batch)
+    assert {name: float(share) for name, share in shares.items()} == {"loss/tokens": 5.75, "loss/again": 6.25}
+    assert float(total.detach()) == pytest.approx(5.75 + 0.625)
+    assert objective.spoilt_rows(outputs, batch) == {}

@@ -12,8 +12,8 @@ from rft.rollout.evaluate import Evaluator, measured, pass_at_k, with_error
 from rft.rollout.source import row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
-GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [])
-SAMPLED = Sampling(4, 1.0, 1.0, 0, 0.0, [])
+GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
+SAMPLED = Sampling(4, 1.0, 1.0, 0, 0.0, [], None)
 SEED = 11
 
 

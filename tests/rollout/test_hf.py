@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -16,8 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from rft.options import Rollout
+from rft.registry import consume
 from rft.rollout.cache import can_join
-from rft.rollout.engine import Request, Sampling
+from rft.rollout.engine import FirstToken, Request, Sampling
 from rft.rollout.hf import HFEngine, StopStrings, chunks, waves
 
 VOCABULARY = 40
@@ -63,7 +66,15 @@ def prompts_of(*lengths):
 
 
 def sampling(**changes):
-    plain = {"max_new_tokens": 12, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "stop": []}
+    plain = {
+        "max_new_tokens": 12,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "stop": [],
+        "first_token": None,
+    }
     return Sampling(**plain | changes)
 
 
@@ -184,6 +195,58 @@ def test_first_tokens_follow_the_model(tokenizer):
     assert common.sum() > 10
     chi_square = ((counts[common] - expected[common]) ** 2 / expected[common]).sum()
     assert chi_square < 73.4  # 40 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_the_first_token_is_drawn_hot_and_the_rest_as_usual(tokenizer, temperature):
+    model = build()
+    (prompt,) = prompts_of(5)
+    hot = sampling(max_new_tokens=4, temperature=temperature, top_k=3, first_token=FirstToken(30.0, 16))
+    [found] = HFEngine(model, tokenizer, 4096).generate([Request(prompt, list(range(4000)))], hot)
+    with torch.no_grad():
+        first = TopKLogitsWarper(16)(None, model(torch.tensor([prompt])).logits[:, -1] / 30)[0].log_softmax(-1)
+    counts = torch.tensor([c.tokens[0] for c in found]).bincount(minlength=VOCABULARY)
+    likely = first > -math.inf
+    assert likely.sum() == 16 and counts[~likely].sum() == 0
+    expected = 4000 * first[likely].exp()
+    assert ((counts[likely] - expected) ** 2 / expected).sum() < 37.7  # 15 degrees of freedom, p = 0.001
+    for completion in found[:50]:
+        assert completion.logprobs[0] == pytest.approx(float(first[completion.tokens[0]]), abs=1e-5)
+        assert (completion.tokens[0] == END) == (len(completion.tokens) == 1), "an end token ends the text"
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + completion.tokens])).logits[0, len(prompt) : -1]
+        if temperature > 0:
+            logits = TopKLogitsWarper(3)(None, logits / temperature)
+        else:
+            assert completion.tokens[1:] == logits.argmax(-1).tolist()
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens[1:], dtype=torch.int64)[:, None])
+        torch.testing.assert_close(torch.tensor(completion.logprobs[1:]), expected[:, 0].float(), rtol=0, atol=1e-5)
+    assert any(completion.tokens == [END] and completion.finish_reason == "stop" for completion in found)
+
+
+def test_a_hot_first_token_of_the_ordinary_kind_changes_nothing(tokenizer):
+    engine, requests = HFEngine(build(), tokenizer, 64), [Request(prompt, [1, 2]) for prompt in prompts_of(3, 7)]
+    plain = engine.generate(requests, sampling())
+    assert engine.generate(requests, sampling(first_token=FirstToken(1.0, VOCABULARY))) == plain
+    assert engine.generate(requests, sampling(first_token=FirstToken(30.0, 16))) != plain
+
+
+def test_a_first_token_of_no_heat_or_of_no_choice_is_refused():
+    with pytest.raises(ValueError, match=r"^rollout\.first_token\.temperature=0\.0: set it above 0$"):
+        FirstToken(0.0, 16)
+    with pytest.raises(ValueError, match=r"^rollout\.first_token\.top_k=0: set it to 1 or more$"):
+        FirstToken(30.0, 0)
+
+
+def test_the_yaml_of_the_first_token(resolved):
+    plain, fire = resolved()["rollout"], resolved("algorithm=fire", "rollout.first_token.temperature=20")["rollout"]
+    assert plain["first_token"] is None
+    assert fire == plain | {"first_token": {"temperature": 20, "top_k": 16}}
+    options = Rollout(**consume(fire, Rollout, "rollout", "Rollout"))
+    assert options.first_token == FirstToken(20.0, 16) and options.truncates()
+    for temperature in (0.0, 1.0):
+        assert options.untruncated(temperature).first_token is None
+    assert not Rollout(**consume(plain, Rollout, "rollout", "Rollout")).truncates()
 
 
 def test_no_end_token_is_forged(tokenizer):

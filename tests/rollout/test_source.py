@@ -8,11 +8,11 @@ import torch
 from rft.batch import fields
 from rft.data.order import Cursor
 from rft.metrics import Metrics
-from rft.rollout.engine import Completion, Sampling
+from rft.rollout.engine import Completion, FirstToken, Sampling
 from rft.rollout.source import Redraw, RolloutSource, rollout_row, row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
-SAMPLING = Sampling(max_new_tokens=3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[])
+SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 GROUP = 4
 SEED = 5
 
@@ -25,14 +25,13 @@ class Encoder:
 
 
 class Engine:
-    """Says the seed."""
-
-    def __init__(self):
-        self.asked = []
+    """Says the seed; of a greedy answer the prompt."""
 
     def generate(self, requests, sampling, progress):
+        if sampling.temperature == 0:
+            assert sampling.first_token is None and all(len(request.seeds) == 1 for request in requests)
+            return [[Completion([1], [0.0], "stop", f"greedy {request.prompt[0]}", 6)] for request in requests]
         assert sampling is SAMPLING
-        self.asked += requests
         return [[self.say(seed) for seed in request.seeds] for request in requests]
 
     def say(self, seed):
@@ -53,9 +52,9 @@ def score(signal):
     return run
 
 
-def source(world, signal=range(10), prompts=4, redraw=None):
+def source(world, signal=range(10), prompts=4, redraw=None, columns=()):
     return RolloutSource(
-        world, Engine(), Encoder(), score(signal), ROWS, prompts, GROUP, SAMPLING, SEED, redraw
+        world, Engine(), Encoder(), score(signal), ROWS, prompts, GROUP, SAMPLING, SEED, columns, redraw
     )  # fmt: skip
 
 
@@ -133,6 +132,45 @@ def test_a_source_goes_on_where_it_was(ranks):
 
     for expected, found in ranks(2, work):
         assert found == expected
+
+
+# Greedy baselines
+
+
+def prompt_scores(texts, rows):
+    """A greedy answer scores the number of its prompt, any other its place."""
+    numbers = [float(text.split()[1]) if "greedy" in text else float(place) for place, text in enumerate(texts)]
+    return torch.tensor(numbers), {"right": torch.zeros(len(texts))}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("redraw", [None, Redraw(term="right", max_rounds=2)])
+def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, ranks):
+    def work(world):
+        mine = source(world, redraw=redraw, columns=("greedy_scores", "scores"))
+        mine._score = prompt_scores
+        metrics = Metrics()
+        batch = mine.next(metrics)
+        return batch, metrics.reduce(world.gather)["rollout/greedy_score"]
+
+    found = ranks(size, work)
+    for batch, _ in found:
+        assert set(batch.keys()) == {*RolloutSource.writes, *RolloutSource.can_write}
+        assert batch["greedy_scores"].shape == (16 // size,) and batch["greedy_scores"].dtype == torch.float32
+        assert batch["greedy_scores"].tolist() == [int(row["answer"]) + 1 for row in fields(batch)]
+        assert batch["rollout_logprobs"][batch["response_mask"]].lt(0).all(), "the greedy answer is not trained"
+    if redraw is None:
+        drawn = [row + 1 for _, row in Cursor(10, SEED).take(4)]
+        assert found[0][1] == sum(drawn) / 4
+
+
+def test_a_greedy_answer_changes_no_other(ranks):
+    def work(world):
+        return source(world).next(Metrics()), source(world, columns=("greedy_scores",)).next(Metrics())
+
+    [(plain, watched)] = ranks(1, work)
+    assert texts(plain) == texts(watched)
+    assert torch.equal(plain["scores"], watched["scores"])
 
 
 # Dynamic sampling

@@ -46,6 +46,10 @@ METHOD = {
     "shaping": {},
     "reward_kl": None,
     "critic_loss": {"name": "value", "clip": None},
+    "prm_loss": None,
+    "critic_warmup": 0,
+    "correction": None,
+    "gradient_mask": None,
     "old_logprobs": "actor",
     "mask_truncated": False,
 }

@@ -47,7 +47,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     if job["state"] is not None:
         actor.load_state_dict(job["state"], with_optimizer=True)
     method = Method(MethodOptions(**job["method"]), "algorithm")
-    objective = method.critic if job["head"] == "value" else method.policy
+    objective = method.learners["critic"] if job["head"] == "value" else method.policy
     assert objective is not None
     batch = job["batch"]
     mine = batch[torch.tensor(job["shares"][world.size][world.rank], dtype=torch.int64)]
@@ -57,13 +57,14 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
             metrics, rows = Metrics(), mine.clone()
             method.weigh(rows, world.all_sum)
             watch = ("entropy",) if job["head"] == "lm" else ()
-            actor.update(rows, idle_row(batch), objective, 0.8, metrics, watch)
+            actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics, watch)
             numbers.append(metrics.reduce(world.gather))
     except Diverged as problem:
         return {"suspects": world.gather(problem.suspects)}
-    computed = actor.compute(mine if len(mine) else idle_row(batch), objective.outputs[0], 0.8)
+    output = objective.outputs[0]
+    computed = actor.compute(mine, (output,), 0.8, idle_row(batch, mine))[output]
     column = torch.zeros(batch["keep"].shape)
-    column[job["shares"][world.size][world.rank]] = computed[: len(mine)]
+    column[job["shares"][world.size][world.rank]] = computed
     return {
         "numbers": numbers,
         "gradient": strategy.gradient,

@@ -5,21 +5,31 @@ A row without a trained token gets no advantage, yet its score counts in the sta
 
 import functools
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import GroupStatistics, group_statistics
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.groups import group_statistics, weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import moments
+from rft.algorithm.whiten import moments, whitened
 
 log = logging.getLogger(__name__)
 EPSILON = 1e-6
+OWN_SCORE = Gradient("scaled", factor=lambda n: (n - 1) / n, note="a row's own score is in its baseline")
 
 
-@ADVANTAGES.register("group_norm", group_baseline=True)
+def _gradient_of_group_norm(options: dict[str, Any]) -> Gradient:
+    if options["scale"] == "none":
+        return OWN_SCORE
+    cosine = 0.989 if options["scale"] == "group" else 0.995
+    return Gradient("near", cosine=cosine, note="a rescale for binary scores of one prompt; graded scores turn it")
+
+
+@ADVANTAGES.register("group_norm", group_baseline=True, gradient=_gradient_of_group_norm)
 def group_norm(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, scale: Literal["group", "batch", "none"]
 ) -> dict[str, Tensor]:
@@ -32,22 +42,22 @@ def group_norm(
             ranks (arXiv 2508.08221); none (Dr.GRPO).
     """
     group = group_statistics(scores, batch["group"])
-    advantage = _centred(scores, group)
+    advantage = group.centred
     if scale == "group":
         advantage = advantage / (group.std + EPSILON)
     elif scale == "batch":
         _, variance = moments(scores, torch.ones_like(scores, dtype=torch.bool), all_sum)
         advantage = advantage / (variance.sqrt() + EPSILON)
-    return _spread(advantage, scores, batch)
+    return {"advantages": spread(advantage, scores, batch)}
 
 
-@ADVANTAGES.register("dr_grpo", group_baseline=True)
+@ADVANTAGES.register("dr_grpo", group_baseline=True, gradient=OWN_SCORE)
 def dr_grpo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
     """R - mean_g. Dr.GRPO, arXiv 2503.20783, section 3.2; its other half is the constant of the aggregation."""
-    return _spread(_centred(scores, group_statistics(scores, batch["group"])), scores, batch)
+    return {"advantages": spread(group_statistics(scores, batch["group"]).centred, scores, batch)}
 
 
-@ADVANTAGES.register("rloo", group_baseline=True)
+@ADVANTAGES.register("rloo", group_baseline=True, gradient=Gradient("exact"))
 def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
     """R - mean score of the other rows of the group. RLOO, arXiv 2402.14740, section 3.
 
@@ -56,17 +66,55 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
     group = group_statistics(scores, batch["group"])
     if (group.size == 1).any():
         _warn_of_single_rows()
-    return _spread(_centred(scores, group) * group.size / (group.size - 1).clamp(min=1), scores, batch)
+    return {"advantages": spread(group.centred * group.size / (group.size - 1).clamp(min=1), scores, batch)}
 
 
-def _centred(scores: Tensor, group: GroupStatistics) -> Tensor:
-    """R - mean_g, (B,) float64; exactly 0 in a tied group, where rounding would leave a rest that a std blows up."""
-    return torch.where(group.tied, 0.0, scores.double() - group.mean)
+@ADVANTAGES.register(
+    "reinforce_pp_baseline", group_baseline=True, gradient=Gradient("near", cosine=0.992, note="its scale is random")
+)
+def reinforce_pp_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+    """R - mean_g, whitened over the trained tokens of all ranks. REINFORCE++ with baseline, arXiv 2501.03262."""
+    centred = spread(group_statistics(scores, batch["group"]).centred, scores, batch)
+    return {"advantages": whitened(centred, batch["keep"], all_sum)}
 
 
-def _spread(advantage: Tensor, scores: Tensor, batch: TensorDict) -> dict[str, Tensor]:
-    """A row's advantage (B,) on each of its trained tokens."""
-    return {"advantages": torch.where(batch["keep"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)
+@ADVANTAGES.register(
+    "opo", group_baseline=True, gradient=Gradient("near", cosine=1.0, note="a row's own score is in its baseline")
+)
+def opo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
+    """R - sum_g L R / sum_g L, L the trained tokens of a row. OPO, arXiv 2505.23585, section 3.
+
+    With rows of one length it is `dr_grpo`. A row without a trained token weighs nothing in the baseline.
+    """
+    return {"advantages": spread(weighted_centred(scores, batch["keep"].sum(dim=1), batch["group"]), scores, batch)}
+
+
+@ADVANTAGES.register(
+    "gdpo",
+    reads=("terms",),
+    raw=True,
+    group_baseline=True,
+    gradient=Gradient("near", cosine=0.917, note="its scales are random"),
+)
+def gdpo(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, term_weights: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """sum over reward terms k of w_k (R^k - mean_g) / (std_g + 1e-6), whitened. GDPO, arXiv 2601.05242, section 3.
+
+    Every term is normalised by itself, so that none drowns in the spread of another; a group whose rows tie in a term
+    gets 0 for that term. The whitening is over the rows of all ranks, whatever their lengths. Raw terms are read: what
+    is done to `scores` is not seen.
+    """
+    total = torch.zeros_like(scores, dtype=torch.float64)
+    for term, weight in term_weights.items():
+        group = group_statistics(batch["terms", term], batch["group"])
+        total += weight * group.centred / (group.std + EPSILON)
+    return {"advantages": spread(whitened(total, torch.ones_like(total, dtype=torch.bool), all_sum), scores, batch)}
+
+
+def spread(advantage: Tensor, scores: Tensor, batch: TensorDict) -> Tensor:
+    """A row's advantage (B,) on each of its trained tokens, (B, T), in the dtype of the scores."""
+    return torch.where(batch["keep"], advantage.to(scores.dtype)[:, None], 0.0)
 
 
 @functools.cache

@@ -2,15 +2,35 @@
 output, a rejected token) is skipped and takes no discount.
 """
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.groups import weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.whiten import whitened
 
 
-@ADVANTAGES.register("reinforce_pp")
+def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
+    if options["gamma"] == 1:
+        return Gradient("exact")
+    return Gradient("near", note="a discount weighs a score down the longer the answer")
+
+
+@ADVANTAGES.register("reinforce", gradient=_gradient_of_reinforce)
+def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
+    """G_t = r_t + gamma G_{t+1}, and no baseline. REINFORCE, Williams 1992, doi 10.1007/BF00992696.
+
+    Args:
+        gamma: discount per trained token.
+    """
+    return {"advantages": following(rewards, batch["keep"], gamma)}
+
+
+@ADVANTAGES.register("reinforce_pp", gradient=Gradient("near", cosine=0.983, note="its scale and baseline are random"))
 def reinforce_pp(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float
 ) -> dict[str, Tensor]:
@@ -19,12 +39,50 @@ def reinforce_pp(
     Args:
         gamma: discount per trained token.
     """
+    return {"advantages": whitened(following(rewards, batch["keep"], gamma), batch["keep"], all_sum)}
+
+
+@ADVANTAGES.register("remax", reads=("greedy_scores",), gradient=Gradient("exact"))
+def remax(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
+    """G_t - score of the greedy answer to the same prompt, G_t not discounted. ReMax, arXiv 2310.10505, section 3.
+
+    The greedy score is the raw one, without KL: a baseline may be any number that the sampled answer does not change.
+    """
+    advantages = following(rewards, batch["keep"], 1.0) - batch["greedy_scores"].to(rewards.dtype)[:, None]
+    return {"advantages": torch.where(batch["keep"], advantages, 0.0)}
+
+
+@ADVANTAGES.register(
+    "optimal_token_baseline",
+    reads=("sum_p_squared", "old_logprobs"),
+    group_baseline=True,
+    gradient=Gradient("near", cosine=0.999, note="a row's own return and tokens are in its baseline"),
+)
+def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
+    """G_t - sum_g G_t W_t / sum_g W_t, W_t = sum_{s <= t} (1 - 2 p_s + sum_v p_v^2). ArXiv 2602.07078.
+
+    W_t stands for the squared norm of the gradient up to the token: the summand is that of the log-softmax by its
+    logits. t counts trained tokens; the sums are over the rows of the group that have a t-th one. Where they are all
+    equal, or there is one alone, the advantage is 0. G_t is not discounted.
+    """
     keep = batch["keep"]
-    following = estimate(rewards, torch.zeros_like(rewards), keep, gamma, lam=1.0)
-    return {"advantages": whitened(following, keep, all_sum)}
+    energy = 1 - 2 * batch["old_logprobs"].double().exp() + batch["sum_p_squared"]  # (B, T) of the distribution at t
+    weights = torch.where(keep, energy.clamp(min=0), 0.0).cumsum(dim=1)  # (B, T); rounding may go below 0
+    _, group = torch.unique(batch["group"], return_inverse=True)
+    place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) - 1  # (B, T) one number for a group and a t
+    returns = following(rewards.double(), keep, 1.0)
+    advantages = torch.zeros_like(rewards)
+    advantages[keep] = weighted_centred(returns[keep], weights[keep], place[keep]).to(rewards.dtype)
+    return {"advantages": advantages}
 
 
-@ADVANTAGES.register("gae", reads=("values",), writes=("advantages", "returns"))
+def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
+    if options["gamma"] == 1 and options["lam"] == 1 and not options["whiten"]:
+        return Gradient("exact")
+    return Gradient("near", cosine=0.995, note="as far off as the critic is; exact with gamma = lam = 1, not whitened")
+
+
+@ADVANTAGES.register("gae", reads=("values",), writes=("advantages", "returns"), gradient=_gradient_of_gae)
 def gae(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, lam: float, whiten: bool
 ) -> dict[str, Tensor]:
@@ -43,20 +101,49 @@ def gae(
     return {"advantages": whitened(advantages, keep, all_sum) if whiten else advantages, "returns": returns}
 
 
-def estimate(rewards: Tensor, values: Tensor, keep: Tensor, gamma: float, lam: float) -> Tensor:
-    """The recursion of `gae` over the trained tokens, (B, T), zero outside `keep`.
+@ADVANTAGES.register(
+    "gae_length_adaptive",
+    reads=("values",),
+    writes=("advantages", "returns"),
+    gradient=Gradient("near", cosine=0.951, note="as far off as the critic is"),
+)
+def gae_length_adaptive(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, alpha: float, whiten: bool
+) -> dict[str, Tensor]:
+    """`gae` with lam = 1 - 1 / (alpha L) for a row of L trained tokens, 0 at least. VAPO, arXiv 2504.05118, section 4.
+
+    `returns` has lam = 1 (decoupled GAE): what the critic learns from does not depend on the critic.
+
+    Args:
+        gamma: discount per trained token.
+        alpha: above 0; how far a reward reaches back, as a share of the row. Up to 1 / alpha tokens, lam is 0.
+        whiten: whitens the advantages over the trained tokens of all ranks.
+    """
+    keep, values = batch["keep"], batch["values"]
+    lam = (1 - 1 / (alpha * keep.sum(dim=1).double().clamp(min=1))).clamp(min=0)  # (B,)
+    advantages = estimate(rewards, values, keep, gamma, lam)
+    returns = following(rewards, keep, gamma)
+    return {"advantages": whitened(advantages, keep, all_sum) if whiten else advantages, "returns": returns}
+
+
+def following(rewards: Tensor, keep: Tensor, gamma: float) -> Tensor:
+    """The discounted sum of the rewards from a trained token on, (B, T), zero outside `keep`."""
+    return estimate(rewards, torch.zeros_like(rewards), keep, gamma, lam=1.0)
+
+
+def estimate(rewards: Tensor, values: Tensor, keep: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
+    """The recursion of `gae` over the trained tokens, (B, T), zero outside `keep`; lam is one for all rows or (B,).
 
     Trained tokens are moved together, so that the loop over time knows no gaps and is as long as the longest of them.
-    With values of 0 and lam of 1 it is the discounted sum of rewards.
     """
-    longest = int(keep.sum(dim=1).max())
+    longest = max(keep.sum(dim=1).tolist(), default=0)
     order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # (B, L)
     reward = torch.where(keep, rewards.double(), 0.0).gather(1, order)  # (B, L)
     value = torch.where(keep, values.double(), 0.0).gather(1, order)  # (B, L)
     steps = torch.zeros_like(reward)
-    advantage = following = reward.new_zeros(len(reward))  # (B,)
+    advantage = after = reward.new_zeros(len(reward))  # (B,)
     for t in reversed(range(longest)):  # behind a row's last trained token everything is 0 and stays 0
-        advantage = reward[:, t] + gamma * following - value[:, t] + gamma * lam * advantage
-        following = value[:, t]
+        advantage = reward[:, t] + gamma * after - value[:, t] + gamma * lam * advantage
+        after = value[:, t]
         steps[:, t] = advantage
     return torch.zeros_like(rewards).scatter(1, order, steps.to(rewards.dtype))

@@ -1,15 +1,18 @@
-"""Policy losses that clip a ratio to the old policy."""
+"""Policy losses that clip the ratio of every token to the old policy, and are pessimistic about the clip."""
+
+import math
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
 
 
-@LOSSES.register("ppo_clip", reads=("old_logprobs", "advantages"))
+@LOSSES.register("ppo_clip", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def ppo_clip(
     logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Unreduced:
@@ -27,36 +30,58 @@ def ppo_clip(
     return clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip)
 
 
-@LOSSES.register("gspo", reads=("old_logprobs", "advantages"))
-def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
-    """ppo_clip on the ratio of the sequence, s = exp(mean over trained tokens of the log-ratio).
+@LOSSES.register("two_sided", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, delta: float) -> Unreduced:
+    """max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)) per token. INTELLECT-2, arXiv 2505.07291, section 3.4.
 
-    GSPO, arXiv 2507.18071, in the token form of section 4.3: every token carries the value s, and the gradient of its
-    own log-probability. Statistics as `ppo_clip`.
+    Where A < 0 the ratio of `ppo_clip` has no bound, and neither has its loss; here it has. With delta >= 1 + high this
+    is `ppo_clip` with the dual clip delta, and that is how it is computed. Statistics as `ppo_clip`.
 
     Args:
-        clip_low, clip_high: s is clipped to [1 - low, 1 + high].
+        clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
+        delta: the largest ratio outside the clip; at least 1 + high.
     """
-    keep = batch["keep"]
-    difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
-    mean = difference.sum(dim=1, keepdim=True) / keep.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
-    sequence = ratio(mean.detach()) * (difference - difference.detach()).exp()  # (B, T)
-    return clipped(sequence, difference, batch, clip_low, clip_high, dual_clip=None)
+    return ppo_clip(logprobs, batch, clip_low=clip_low, clip_high=clip_high, dual_clip=delta)
+
+
+@LOSSES.register("cpgd", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+    """max(-A l, -A clip(l, ln(1 - low), ln(1 + high))) per token, of the log-ratio l = ln r.
+
+    CPGD, arXiv 2505.12504, section 3: no ratio weighs a gradient, so none can blow it up; the same tokens are clipped
+    as in `ppo_clip`. The paper adds the term `drift`. Statistics as `ppo_clip`.
+
+    Args:
+        clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
+    """
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    loss, low, high = _pessimistic(difference, batch, math.log1p(-clip_low), math.log1p(clip_high))
+    return loss, clip_statistics(low, high, difference)
 
 
 def clipped(
     r: Tensor, log_ratios: Tensor, batch: TensorDict, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Unreduced:
-    """The clipped surrogate of the ratios r, and its statistics; every tensor is (B, T) and zero outside `keep`.
+    """The clipped surrogate of the ratios r, and its statistics; every tensor is (B, T) and zero outside `keep`."""
+    loss, low, high = _pessimistic(r, batch, 1 - clip_low, 1 + clip_high)
+    if dual_clip is not None:
+        advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+        high = high | ((advantages < 0) & (r > dual_clip))
+    return loss, clip_statistics(low, high, log_ratios)
+
+
+def clip_statistics(low: Tensor, high: Tensor, log_ratios: Tensor) -> dict[str, Tensor]:
+    """`clip/low`, `clip/high` and `kl/old`, each (B, T), of two masks and the log-ratios to the old policy."""
+    log_ratios = log_ratios.detach()
+    return {"clip/low": low.to(log_ratios.dtype), "clip/high": high.to(log_ratios.dtype), "kl/old": k3(-log_ratios)}
+
+
+def _pessimistic(x: Tensor, batch: TensorDict, floor: float, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
+    """max(-A x, -A clip(x, floor, ceiling)), and where the floor, where the ceiling takes the gradient away.
 
     Where nothing is clipped both arms of the maximum are equal, and each passes half the gradient.
     """
     advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
-    better, worse = advantages > 0, advantages < 0
-    loss = torch.maximum(-advantages * r, -advantages * r.clamp(1 - clip_low, 1 + clip_high))
-    low, high = worse & (r < 1 - clip_low), better & (r > 1 + clip_high)
-    if dual_clip is not None:
-        loss = torch.where(worse, torch.minimum(loss, -advantages * dual_clip), loss)
-        high = high | (worse & (r > dual_clip))
-    statistics = {"clip/low": low.to(loss.dtype), "clip/high": high.to(loss.dtype), "kl/old": k3(-log_ratios.detach())}
-    return loss, statistics
+    loss = torch.maximum(-advantages * x, -advantages * x.clamp(floor, ceiling))
+    return loss, (advantages < 0) & (x < floor), (advantages > 0) & (x > ceiling)

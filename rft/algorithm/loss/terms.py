@@ -1,24 +1,43 @@
 """Terms: losses that are added to another one with a coefficient."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.kl import k2, k3
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.kl import ESTIMATORS, k2, k3, straight_through
 from rft.algorithm.ratio import log_ratio
-from rft.algorithm.registries import LOSSES, Unreduced
+from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 
 
-@LOSSES.register("entropy", outputs=("entropy",))
+@LOSSES.register(
+    "entropy",
+    outputs=("entropy",),
+    steered_by="entropy",
+    gradient=Gradient("exact", target="entropy per position"),
+)
 def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
-    """-H per token (B, T), so that a positive coefficient rewards entropy."""
+    """-H per token (B, T), so that a positive coefficient rewards entropy.
+
+    The gradient is that of the entropy at the positions that were sampled; what a token does to which positions come
+    after it is left out.
+    """
     return torch.where(batch["keep"], -entropy, 0.0), {}
 
 
-@LOSSES.register("kl", reads=("ref_logprobs",))
-def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3"]) -> Unreduced:
+def kl_gradient(options: dict[str, Any]) -> Gradient:
+    """What the gradient of the `kl` term is with an estimator."""
+    if options["estimator"] == "k2_row":
+        return Gradient("exact", target="kl")
+    if options["estimator"] == "k3":
+        return Gradient("near", target="kl", cosine=0.9, note="at each token the gradient of KL(reference, policy)")
+    return Gradient("near", target="kl", cosine=0.95, note="leaves out what a token does to those after it")
+
+
+@LOSSES.register("kl", reads=("ref_logprobs",), steered_by="kl/ref", gradient=kl_gradient)
+def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3", "k1+", "k3+"]) -> Unreduced:
     """An estimate of KL(policy, reference), of d = lp - lp_ref, per token (B, T).
 
     A term is there for its gradient, and in that the estimators differ (on-policy, measured against the gradient of
@@ -26,6 +45,7 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
     - `k2_row`: half the square of the row's sum of d, each token with its share. Exact: that of k1 in the reward.
     - `k2`: d^2 / 2. Leaves out what a token does to the KL of the tokens after it.
     - `k3`: exp(-d) - 1 + d (GRPO). Its value is unbiased, its gradient that of KL(reference, policy) at each token.
+    - `k1+`, `k3+`: straight-through, the value of k1 or k3 with the gradient of k2.
     - k1, d itself, is refused: its gradient is 0 on average, so as a term it does nothing but add noise.
 
     Statistics: `kl/ref` (k3), whatever the estimator.
@@ -34,4 +54,48 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
     statistics = {"kl/ref": k3(difference.detach())}
     if estimator == "k2_row":
         return 0.5 * difference.sum(dim=1, keepdim=True) * difference, statistics
-    return (k2 if estimator == "k2" else k3)(difference), statistics
+    estimate = ESTIMATORS[estimator.removesuffix("+")](difference)
+    return straight_through(estimate, k2(difference)) if estimator.endswith("+") else estimate, statistics
+
+
+def positive_scale(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum, term: str) -> dict[str, Tensor]:
+    """`positive_scale` (B,): trained tokens / trained tokens of correct rows over all ranks, 0 in the other rows."""
+    keep, correct = batch["keep"], batch["terms"][term] > 0
+    tokens = all_sum(torch.stack([keep.sum(), keep[correct].sum()])).double()
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    return {"positive_scale": (correct * tokens[0] / tokens[1].clamp(min=1)).to(dtype)}
+
+
+@LOSSES.register(
+    "positive_nll",
+    reads=("terms",),
+    prepare=positive_scale,
+    gradient=Gradient("exact", target="log likelihood", note="of the correct rows, given them"),
+)
+def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced:
+    """-lp on the trained tokens of correct rows, times trained tokens / trained tokens of correct rows (B, T).
+
+    VAPO, arXiv 2504.05118, section 4.3, divides by the tokens of the correct rows: so does this, where the aggregation
+    is token_mean; under another one every correct row keeps its weight in it, times the same factor.
+
+    Args:
+        term: the reward term, before any shaping, that is above 0 where a row is correct.
+    """
+    return torch.where(batch["keep"], -logprobs * batch["positive_scale"][:, None], 0.0), {}
+
+
+@LOSSES.register(
+    "drift",
+    reads=("old_logprobs",),
+    steered_by="kl/old",
+    gradient=Gradient("none", note="nothing to pull at on policy; off policy exact for KL(old, current)"),
+)
+def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """r - 1 - ln r per token (B, T), the k3 estimate of KL(old, current): unbiased in value and in gradient, (r - 1).
+
+    The policy drift of CPGD, arXiv 2505.12504, section 3.
+
+    Statistics: `kl/old`, the same.
+    """
+    divergence = k3(-log_ratio(logprobs, batch["old_logprobs"], batch["keep"]))
+    return divergence, {"kl/old": divergence.detach()}

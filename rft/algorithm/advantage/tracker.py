@@ -1,0 +1,25 @@
+"""Advantages against what is known of a prompt from earlier visits: they need no second answer to it."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.algorithm.whiten import whitened
+
+
+@ADVANTAGES.register(
+    "spo",
+    reads=("baseline_scores",),
+    gradient=Gradient("near", cosine=0.999, note="rows are in the mean that the whitening takes off"),
+)
+def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+    """R - p, whitened over the rows of all ranks that have a trained token. SPO, arXiv 2509.13232, section 3.
+
+    p is `baseline_scores` (B,): the solve rate of the prompt as the source knew it before these answers. It depends on
+    none of them, so it moves no gradient, also where R is not on its scale.
+    """
+    trained = batch["keep"].any(-1)  # (B,)
+    advantage = whitened(scores.double() - batch["baseline_scores"].double(), trained, all_sum)
+    return {"advantages": torch.where(batch["keep"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)

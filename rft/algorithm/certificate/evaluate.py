@@ -1,0 +1,78 @@
+"""A plugin on the rows of a `sample`, whatever its kind."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.certificate.policy import term_weights
+from rft.algorithm.certificate.sample import alone, sample
+from rft.registry import Plugin
+
+Kind = Literal["advantage", "loss", "aggregation"]
+
+
+class Outcome(NamedTuple):
+    """What a plugin makes of rows.
+
+    Attributes:
+        columns: of every row, (B, T) each: advantages, weights, or gradients of a loss by the outputs.
+        sums: over all rows: a loss and its statistics.
+    """
+
+    columns: dict[str, Tensor]
+    sums: dict[str, Tensor]
+
+
+def sample_for(plugin: Plugin, kind: Kind, on_policy: bool) -> TensorDict:
+    """Rows with what the plugin reads, and with weights for a loss: unequal from row to row, where it is per token."""
+    if kind == "aggregation":
+        return sample((), (), {}, on_policy)
+    outputs = plugin.facts.outputs if kind == "loss" else ()
+    rows = sample(plugin.facts.reads, outputs, plugin.options, on_policy)
+    if kind == "loss":
+        keep = rows["batch", "keep"]
+        each = keep.any(1) / (3.0 + torch.arange(len(keep), dtype=torch.float64))  # (B,)
+        rows["weights"] = keep * each[:, None] if plugin.facts.unit == "token" else keep.any(1).double() / len(keep)
+    return rows
+
+
+def prepared(plugin: Plugin, kind: Kind, rows: TensorDict) -> TensorDict:
+    """Rows as a mini-batch: with what a loss prepares of them."""
+    if kind != "loss" or plugin.facts.prepare is None:
+        return rows
+    rows = rows.clone()
+    given = [rows["outputs", name] for name in plugin.facts.outputs]
+    for name, column in plugin.call("prepare", *given, rows["batch"], all_sum=alone, seed=0).items():
+        rows["batch", name] = column
+    return rows
+
+
+def call_loss(plugin: Plugin, rows: TensorDict) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    """The outputs as leaves, the loss of rows that are prepared, and its statistics."""
+    leaves = {name: rows["outputs", name].clone().requires_grad_() for name in plugin.facts.outputs}
+    loss, statistics = plugin(*leaves.values(), rows["batch"])
+    return leaves, loss, statistics
+
+
+def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
+    """Calls the plugin on rows that are prepared."""
+    batch = rows["batch"]
+    if kind == "advantage":
+        supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options)}
+        return Outcome(plugin(batch["scores"], batch["rewards"], batch, **supplied), {})
+    if kind == "aggregation":
+        return Outcome({"weights": plugin(batch["keep"], batch["group"], all_sum=alone)}, {})
+    leaves, loss, statistics = call_loss(plugin, rows)
+    total = (rows["weights"] * loss).where(rows["weights"] != 0, 0.0).sum()
+    sums = {"loss": total.detach(), **{name: number.sum() for name, number in statistics.items()}}
+    return Outcome(differentiated(total, leaves), sums)
+
+
+def differentiated(total: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient by every leaf, 0 where there is none."""
+    if not total.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))

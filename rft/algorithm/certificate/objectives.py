@@ -1,0 +1,96 @@
+"""What a gradient is compared with: objectives to be maximised."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rft.algorithm.certificate.policy import TinyPolicy
+
+Options = Mapping[str, Any]
+
+
+def _mean(policy: TinyPolicy, logits: Tensor, values: Tensor) -> Tensor:
+    """Of values (Y,), the mean over the answers to a prompt and over prompts."""
+    return (policy.probabilities(logits) * values).sum() / policy.prompts
+
+
+def reward(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """The mean score."""
+    return _mean(policy, logits, policy.columns["scores"])
+
+
+def max_reward(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """The mean of the best score of a group."""
+    probabilities, scores = policy.probabilities(logits), policy.columns["scores"]
+    best = [(orders * probabilities[rows].prod(1) * scores[rows].amax(1)).sum() for rows, orders in policy.groups(n)]
+    return sum(best, logits.new_zeros(())) / policy.prompts
+
+
+def log_likelihood(policy: TinyPolicy, logits: Tensor, order: int) -> Tensor:
+    """log p, p the chance of a right answer, as its series -sum of (1 - p)^k / k up to an order. Scores are 0 or 1."""
+    right = policy.probabilities(logits) * policy.columns["scores"]
+    p = right.new_zeros(policy.prompts).index_add(0, policy.prompt, right)
+    return -sum((((1 - p) ** k / k).sum() for k in range(1, order + 1)), logits.new_zeros(())) / policy.prompts
+
+
+def process_reward(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """The mean of the score and of beta * log-ratio of a reward model to the reference, over whole answers."""
+    log_ratio = (policy.columns["prm_logprobs"] - policy.columns["ref_logprobs"]).sum(1)
+    return _mean(policy, logits, policy.columns["scores"] + options["beta"] * log_ratio)
+
+
+def kl(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """Minus KL(policy, reference) over whole answers."""
+    return -_mean(policy, logits, (policy.forward(logits)["logprobs"] - policy.columns["ref_logprobs"]).sum(1))
+
+
+def entropy_per_position(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """The entropy of the next token, summed over positions, whose own chance to be reached is held fixed."""
+    entropy = policy.forward(logits)["entropy"].sum(1)
+    return (policy.probabilities(logits).detach() * entropy).sum() / policy.prompts
+
+
+# Expectations: f(policy, logits, rows of a group, options of the plugin).
+OBJECTIVES: dict[str, Callable[[TinyPolicy, Tensor, int, Options], Tensor]] = {
+    "reward": reward,
+    "max reward": max_reward,
+    "log likelihood to order n-1": lambda policy, logits, n, options: log_likelihood(policy, logits, n - 1),
+    "log likelihood to order n": lambda policy, logits, n, options: log_likelihood(policy, logits, n),
+    "reward and process reward": process_reward,
+    "kl": kl,
+    "entropy per position": entropy_per_position,
+}
+BINARY = ("log likelihood to order n-1", "log likelihood to order n")  # they know scores of 0 and 1 alone
+
+
+def _reinforce(outputs: Mapping[str, Tensor], batch: TensorDict) -> Tensor:
+    return batch["advantages"] * outputs["logprobs"]
+
+
+def _length(batch: TensorDict) -> Tensor:
+    return batch["keep"].sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+
+
+def outcome_likelihood(outputs: Mapping[str, Tensor], batch: TensorDict, options: Options) -> Tensor:
+    """log of the chance of a row's outcome, which is sigmoid(beta * sum of log-ratios) for 1; spread over the row."""
+    logits = options["beta"] * (outputs["logprobs"] - batch["ref_logprobs"]).where(batch["keep"], 0.0).sum(1)
+    outcome = batch["terms", options["term"]]
+    likelihood = outcome * logsigmoid(logits) + (1 - outcome) * logsigmoid(-logits)
+    return (likelihood / _length(batch)[:, 0])[:, None].expand(batch["keep"].shape)
+
+
+# Of given rows, on policy: f(outputs, batch, options of the plugin) -> (B, T), of which the trained tokens are summed.
+SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tensor]] = {
+    "reward": lambda outputs, batch, options: _reinforce(outputs, batch),
+    "reward, mean over tokens": lambda outputs, batch, options: _reinforce(outputs, batch) / _length(batch),
+    "reward, times tokens": lambda outputs, batch, options: _reinforce(outputs, batch) * _length(batch),
+    "likelihood": lambda outputs, batch, options: outputs["logprobs"],
+    "likelihood of correct rows": lambda outputs, batch, options: (
+        outputs["logprobs"] * (batch["terms", options["term"]] > 0)[:, None]
+    ),
+    "likelihood of the outcome": outcome_likelihood,
+    "value error": lambda outputs, batch, options: -0.5 * (outputs["values"] - batch["returns"]).square(),
+}

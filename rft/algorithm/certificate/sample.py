@@ -1,0 +1,74 @@
+"""A small batch of all that batches have: rows of unequal length, gaps, a row without a trained token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.certificate.policy import term_weights
+
+KEEP = torch.tensor(
+    [
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [0, 1, 0, 0, 1, 1, 1, 1],  # a gap
+        [0, 0, 0, 0, 0, 0, 0, 0],  # nothing trained
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 1, 1, 1, 1],
+        [0, 0, 1, 1, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1, 0],
+    ],
+    dtype=torch.bool,
+)
+GROUP = torch.tensor([4, 4, 4, 1, 6, 6, 1])
+PARTS = {  # of the batch, as micro-batches; groups are whole where a plugin counts groups
+    "row": (torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4, 5, 6])),
+    "group": (torch.tensor([0, 1, 2]), torch.tensor([3, 6]), torch.tensor([4, 5])),
+}
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """`all_sum` of one rank."""
+    return tensor
+
+
+def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any], on_policy: bool) -> TensorDict:
+    """Rows as one TensorDict of `batch`, and of the `outputs` of a model for them: one index reaches all columns.
+
+    Args:
+        reads: columns of the batch, beside those that every batch has.
+        outputs: of the model.
+        options: of the plugin; an option `term` names a reward term.
+        on_policy: current, old and rollout policy are one, the values are those of the batch, and the advantages of a
+            row are equal and sum to 0 over a group. If not, all columns are random.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = len(KEEP)
+
+    def column(name: str) -> Any:
+        normal = torch.randn(KEEP.shape, dtype=torch.float64, generator=generator)
+        if name == "terms":
+            terms = {term: (normal[:, i] > 0).double() for i, term in enumerate(term_weights(options))}
+            return TensorDict(terms, batch_size=[rows])
+        if name.endswith("scores"):
+            return normal[:, 0].clone()
+        if name.endswith("logprobs"):
+            return -normal.abs()
+        return normal.abs() if name in ("entropy", "sum_p_squared") else normal
+
+    batch = TensorDict({"keep": KEEP, "response_mask": KEEP, "group": GROUP}, batch_size=[rows])
+    batch["unit"], batch["truncated"] = torch.arange(rows) * 3, torch.arange(rows) % 3 == 0
+    for name in ("scores", "rewards", *reads):
+        if name not in batch.keys():
+            batch[name] = column(name)
+    given = {name: column(name) for name in outputs}
+    if on_policy:
+        for name, output in {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "values": "values"}.items():
+            if name in reads and output in given:
+                batch[name] = given[output]
+        if "advantages" in reads:
+            mates = ((GROUP[:, None] == GROUP) & KEEP.any(1)).double()  # (B, B)
+            scores = 3 * batch["scores"]  # so far apart that bounds on a covariance have something between them
+            batch["advantages"] = (scores - mates @ scores / mates.sum(1))[:, None].expand(KEEP.shape).clone()
+    return TensorDict({"batch": batch, "outputs": given}, batch_size=[rows])

@@ -1,0 +1,91 @@
+"""Combinations of functions that make no sense together. Every refusal names the yaml key and the cure."""
+
+from typing import TYPE_CHECKING
+
+from rft.algorithm.roles import ROLES
+
+if TYPE_CHECKING:
+    from rft.algorithm.method import Method
+
+UNITS = ("token", "sequence", "group")
+
+
+def check_method(method: "Method", key: str) -> None:
+    """Refuses what would be accepted and then ignored, or counted twice.
+
+    Raises:
+        ValueError: names the key and the cure.
+    """
+    _check_heads(method, key)
+    _check_units(method, key)
+    _check_scores(method, key)
+    _check_correction(method, key)
+    if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
+        raise ValueError(
+            f"{key}.critic_warmup={method.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
+            "choose an algorithm/critic_loss"
+        )
+
+
+def _check_heads(method: "Method", key: str) -> None:
+    for term in method.policy.terms:
+        if term.plugin.facts.head != "lm":
+            raise ValueError(f"{key}.loss: {term.plugin.name!r} is a loss of the critic, not of the policy")
+    for role in ROLES:
+        if (
+            role.key in method.learners
+            and (plugin := method.learners[role.key].terms[0].plugin).facts.head != role.head
+        ):
+            raise ValueError(f"{key}.{role.loss}: {plugin.name!r} is not a loss of the {role.key}, a {role.head} model")
+
+
+def _check_units(method: "Method", key: str) -> None:
+    plugins = [term.plugin for term in method.policy.terms]
+    for plugin in plugins:
+        if plugin.facts.unit not in UNITS:
+            raise ValueError(
+                f"{key}.loss: {plugin.name!r} states unit={plugin.facts.unit!r}; this version weighs {', '.join(UNITS)}: "
+                "register it with one of them"
+            )
+    learners = [objective.terms[0].plugin for objective in method.learners.values()]
+    per_token = [plugin.name for plugin in (*plugins, *learners) if plugin.facts.unit == "token"]
+    if per_token and method.aggregation is None:
+        raise ValueError(f"{key}.aggregation is null, but {per_token[0]!r} needs the weight of a token; choose one")
+    if not per_token and method.aggregation is not None:
+        raise ValueError(
+            f"{key}.aggregation={method.aggregation.name} weighs tokens, but {plugins[0].name!r} has a value per "
+            f"{plugins[0].facts.unit}; choose algorithm/aggregation=none"
+        )
+
+
+def _check_scores(method: "Method", key: str) -> None:
+    for part, given in (("shaping", method.shaping), ("reward_kl", method.reward_kl)):
+        if given and method.advantage is None:
+            raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
+        if given and method.advantage is not None and method.advantage.facts.raw:
+            raise ValueError(
+                f"{key}.{part} changes scores, but the advantage {method.advantage.name!r} reads the raw reward terms; "
+                "take it out or choose another advantage"
+            )
+
+
+def _check_correction(method: "Method", key: str) -> None:
+    correction, loss = method.correction, method.policy.terms[0].plugin
+    if correction is None:
+        return
+    copied = method.options.old_logprobs == "rollout"
+    if correction.anchor == "old" and copied:
+        raise ValueError(
+            f"{key}.correction.anchor=old compares old with rollout log-probabilities, but {key}.old_logprobs=rollout "
+            f"makes them the same; set {key}.old_logprobs=actor or {key}.correction.anchor=rollout"
+        )
+    if correction.weighs and loss.facts.unit != "token":
+        raise ValueError(
+            f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; choose a "
+            "correction that rejects (such as geo_rs) or a loss per token"
+        )
+    if correction.weighs and correction.anchor == "rollout" and "old_logprobs" in loss.facts.reads:
+        raise ValueError(
+            f"{key}.correction weighs with the ratio of the current to the rollout policy, and {loss.name!r} has a ratio "
+            f"of its own: it would count twice; choose algorithm/loss=reinforce or {key}.correction.anchor=old"
+        )

@@ -1,0 +1,117 @@
+"""Control of a coefficient: fixed, or moved after every step by a number that was measured in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rft.algorithm.registries import CONTROLS
+from rft.registry import convert
+
+
+class Control:
+    """A fixed coefficient of a term.
+
+    Attributes:
+        coef: as it stands now.
+    """
+
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def update(self, measured: float, rows: int) -> None:
+        """Told what was measured (the mean over the step and all ranks) and on how many rows."""
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint holds: nothing, as the yaml says it all."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Takes up what `state_dict` gave."""
+
+
+@CONTROLS.register("adaptive")
+class AdaptiveKL(Control):
+    """beta *= 1 + clip(KL / target - 1, +-0.2) * rows / horizon. arXiv 1909.08593, section 2.2.
+
+    Args:
+        initial: beta at the start.
+        target: the KL that it steers for, in the unit in which `update` is told the KL; above 0.
+        horizon: rows over which a KL that is off by 20 % or more moves beta by 20 %; above 0.
+
+    Raises:
+        ValueError: `target` or `horizon` is not above 0.
+    """
+
+    def __init__(self, *, initial: float, target: float, horizon: float) -> None:
+        for name, number in (("target", target), ("horizon", horizon)):
+            if number <= 0:
+                raise ValueError(f"{name}: the adaptive KL control needs a number above 0, got {number}")
+        super().__init__(initial)
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, measured: float, rows: int) -> None:
+        error = min(max(measured / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * rows / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coef = state["coef"]
+
+
+@CONTROLS.register("target_entropy")
+class TargetEntropy(Control):
+    """c goes up by `step` after a step whose entropy was below the target, and down by it after one above it, not
+    below 0. The coefficient is c while the entropy is at or below the target, and 0 otherwise.
+
+    Skywork-OR1, arXiv 2505.22312, section 3.2.5, with the entropy of the step before. There c may fall below 0, and
+    would then punish entropy once it is too low.
+
+    Args:
+        initial: c, and the coefficient, at the start; 0 or more.
+        target: the entropy per token that is kept; above 0.
+        step: above 0.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(self, *, initial: float, target: float, step: float) -> None:
+        if initial < 0:
+            raise ValueError(f"initial: the entropy control needs a number not below 0, got {initial}")
+        for name, number in (("target", target), ("step", step)):
+            if number <= 0:
+                raise ValueError(f"{name}: the entropy control needs a number above 0, got {number}")
+        super().__init__(initial)
+        self.level = initial
+        self.target = target
+        self.step = step
+
+    def update(self, measured: float, rows: int) -> None:
+        if measured < self.target:
+            self.level += self.step
+        elif measured > self.target:
+            self.level = max(self.level - self.step, 0.0)
+        self.coef = self.level if measured <= self.target else 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef, "level": self.level}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coef, self.level = state["coef"], state["level"]
+
+
+def build_control(node: Any, key: str) -> Control:
+    """The control that a yaml node asks for: a number is a fixed coefficient, a mapping names a control.
+
+    Raises:
+        ValueError: names the key of what does not fit.
+    """
+    if not isinstance(node, Mapping):
+        return Control(convert(node, float, key))
+    plugin = CONTROLS.build(node, key)
+    try:
+        return plugin()
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from error

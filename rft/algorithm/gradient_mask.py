@@ -1,0 +1,29 @@
+"""Which tokens of a mini-batch pass a gradient of the policy loss. The weights of the tokens do not change."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.registries import GRADIENT_MASKS, AllSum
+from rft.algorithm.select import largest, share_of
+from rft.hash import token_draws
+
+
+@GRADIENT_MASKS.register("high_entropy", outputs=("entropy",))
+def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: float) -> Tensor:
+    """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.
+
+    Of tokens of equal entropy at the boundary some are drawn, so that the share is met.
+
+    Args:
+        entropy: (B, T).
+        all_sum: called at most 18 times.
+        seed: of the drawing.
+        rho: share of all trained tokens, rounded down, at least one token.
+
+    Returns:
+        (B, T) bool.
+    """
+    keep = batch["keep"]
+    draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
+    return largest(entropy, keep, share_of(rho, keep, all_sum), draws, all_sum)

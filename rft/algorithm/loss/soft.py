@@ -1,0 +1,122 @@
+"""Policy losses of the form -A w lp, whose weight w passes no gradient, and others that bound a step without a clip."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.kl import k3
+from rft.algorithm.ratio import log_ratio, ratio
+from rft.algorithm.registries import LOSSES, Unreduced
+
+
+def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a loss with the option `anchor` reads."""
+    return (f"{options['anchor']}_logprobs", "advantages")
+
+
+def reinforced(logprobs: Tensor, batch: TensorDict, weight: Tensor | float) -> Tensor:
+    """-A w lp at the trained tokens, 0 elsewhere (B, T); float32 at least. The weight must not carry a gradient."""
+    logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
+    keep = batch["keep"]
+    return -torch.where(keep, batch["advantages"] * weight, 0.0) * torch.where(keep, logprobs, 0.0)
+
+
+@LOSSES.register("reinforce", reads=("advantages",), gradient=Gradient("exact"))
+def reinforce(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """-A lp per token. Williams 1992, doi 10.1007/BF00992696. No statistics, as it reads no other policy."""
+    return reinforced(logprobs, batch, 1.0), {}
+
+
+@LOSSES.register("cispo", reads=anchored, gradient=Gradient("exact"))
+def cispo(
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    clip_low: float | None,
+    clip_high: float,
+    anchor: Literal["old", "rollout"],
+) -> Unreduced:
+    """-A sg(clip(r, 1 - low, 1 + high)) lp per token: a clipped weight, and no token without a gradient.
+
+    CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
+
+    Statistics: `clip/low`, `clip/high` (1 where the weight is on that bound, whatever the sign of A), and the k3
+    estimate of the KL divergence of the anchor from the current policy, `kl/old` or `kl/rollout`.
+
+    Args:
+        clip_low: the weight is at least 1 - low; null for no lower bound.
+        clip_high: the weight is at most 1 + high. Others write the bound itself: our 4 is their 5.
+        anchor: the policy that r is the ratio to: the proximal one, or the one that sampled.
+    """
+    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["keep"])  # (B, T)
+    r = ratio(difference)
+    floor, ceiling = (0.0 if clip_low is None else 1 - clip_low), 1 + clip_high
+    statistics = {
+        "clip/low": (r < floor).to(r.dtype),
+        "clip/high": (r > ceiling).to(r.dtype),
+        f"kl/{anchor}": k3(-difference),
+    }
+    return reinforced(logprobs, batch, r.clamp(floor, ceiling)), statistics
+
+
+@LOSSES.register("sapo", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negative: float) -> Unreduced:
+    """-A (4 / tau) sigmoid(tau (r - 1)) per token, tau by the sign of A: a gate that closes smoothly on both sides.
+
+    SAPO, arXiv 2511.20347, equations 5 and 6. At r = 1 the slope of the gate is 1.
+
+    Statistics: `kl/old`, as `ppo_clip`.
+
+    Args:
+        tau_positive: how fast the gate closes where A > 0.
+        tau_negative: the same where A <= 0; larger, as those tokens make training less stable.
+    """
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    gate = torch.sigmoid(tau * (ratio(difference) - 1)) * 4 / tau
+    return -advantages * gate, {"kl/old": k3(-difference.detach())}
+
+
+@LOSSES.register("dro", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["token", "row"]) -> Unreduced:
+    """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
+
+    DRO, arXiv 2405.19107, section 3, whose regression (R - V - beta l)^2 / 2 has this gradient, divided by beta; V is
+    the advantage's affair.
+
+    Statistics: `kl/old`, as `ppo_clip`.
+
+    Args:
+        beta: strength of the pull to the old policy.
+        level: `row`: the square is that of the row's sum of l, as in the paper, each token with its share; `token`: of
+            every token's own l.
+    """
+    return _pulled(logprobs, batch, beta, level)
+
+
+@LOSSES.register("kimi", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def kimi(logprobs: Tensor, batch: TensorDict, *, tau: float, level: Literal["token", "row"]) -> Unreduced:
+    """-A lp + tau / 2 l^2 per token, l the log-ratio to the old policy: policy mirror descent.
+
+    Kimi k1.5, arXiv 2501.12599, equation 3. The same function as `dro`; the papers differ in the baseline.
+
+    Statistics: `kl/old`, as `ppo_clip`.
+
+    Args:
+        tau: strength of the pull to the old policy.
+        level: `row`: the square is that of the row's sum of l, as in the paper, each token with its share; `token`: of
+            every token's own l.
+    """
+    return _pulled(logprobs, batch, tau, level)
+
+
+def _pulled(logprobs: Tensor, batch: TensorDict, strength: float, level: str) -> Unreduced:
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    total = difference.sum(dim=1, keepdim=True) if level == "row" else difference
+    loss = reinforced(logprobs, batch, 1.0) + 0.5 * strength * total * difference
+    return loss, {"kl/old": k3(-difference.detach())}

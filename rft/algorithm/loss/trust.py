@@ -1,0 +1,87 @@
+"""Policy losses with a trust region: a token that has left it, and would go further, gets no gradient.
+
+DPPO, arXiv 2602.04879. A ratio says little of how far a distribution has moved: that of a rare token doubles at once.
+These look at the probability of the sampled token, which bounds the divergence of the whole distribution from below.
+"""
+
+from typing import Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.kl import k3
+from rft.algorithm.loss.soft import anchored, reinforced
+from rft.algorithm.ratio import log_ratio, ratio
+from rft.algorithm.registries import LOSSES, Unreduced
+
+
+@LOSSES.register("dppo_tv", reads=anchored, gradient=Gradient("exact"))
+def dppo_tv(
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    clip_low: float,
+    clip_high: float,
+    ratio_cap: float,
+    anchor: Literal["old", "rollout"],
+) -> Unreduced:
+    """-A sg(min(r, cap)) lp per token, 0 where A > 0 and p - p_anchor > high, or A < 0 and p - p_anchor < -low.
+
+    DPPO with the binary total variation |p - p_anchor| of the sampled token.
+
+    Statistics: `clip/low`, `clip/high` (1 where A < 0, where A > 0 and the gradient is taken away), and the k3 estimate
+    of the KL divergence of the anchor from the current policy, `kl/old` or `kl/rollout`.
+
+    Args:
+        clip_low, clip_high: how far a probability may fall, and rise.
+        ratio_cap: the largest weight of a token.
+        anchor: the centre of the trust region, and the policy that r is the ratio to.
+    """
+    now, then = (_kept(column, batch).exp() for column in (logprobs, batch[f"{anchor}_logprobs"]))  # (B, T)
+    return _trusted(logprobs, batch, now - then < -clip_low, now - then > clip_high, ratio_cap, anchor)
+
+
+@LOSSES.register("dppo_kl", reads=anchored, gradient=Gradient("exact"))
+def dppo_kl(
+    logprobs: Tensor, batch: TensorDict, *, max_kl: float, ratio_cap: float, anchor: Literal["old", "rollout"]
+) -> Unreduced:
+    """-A sg(min(r, cap)) lp per token, 0 where the binary KL exceeds `max_kl` and the step would widen it.
+
+    DPPO with the KL divergence of (p_anchor, 1 - p_anchor) from (p, 1 - p), p of the sampled token. A step widens it
+    where A > 0 and p > p_anchor, or A < 0 and p < p_anchor. Statistics as `dppo_tv`.
+
+    Args:
+        max_kl: the radius of the trust region, in nats.
+        ratio_cap: the largest weight of a token.
+        anchor: the centre of the trust region, and the policy that r is the ratio to.
+    """
+    now, then = (_kept(column, batch) for column in (logprobs, batch[f"{anchor}_logprobs"]))  # (B, T)
+    outside = binary_kl(then, now) > max_kl
+    return _trusted(logprobs, batch, outside & (now < then), outside & (now > then), ratio_cap, anchor)
+
+
+def binary_kl(logprobs: Tensor, other: Tensor) -> Tensor:
+    """KL((p, 1 - p), (q, 1 - q)) of two log-probabilities of one token; float32 at least, of the shape given."""
+    smallest = torch.finfo(logprobs.dtype).eps  # what a probability that is rounded to 1 may leave to the other tokens
+    rest, other_rest = ((-torch.expm1(column)).clamp(min=smallest) for column in (logprobs, other))
+    return logprobs.exp() * (logprobs - other) + rest * (rest.log() - other_rest.log())
+
+
+def _kept(logprobs: Tensor, batch: TensorDict) -> Tensor:
+    """Without a gradient, 0 outside `keep`, float32 at least."""
+    logprobs = logprobs.detach().to(torch.promote_types(logprobs.dtype, torch.float32))
+    return torch.where(batch["keep"], logprobs, 0.0)
+
+
+def _trusted(
+    logprobs: Tensor, batch: TensorDict, fallen: Tensor, risen: Tensor, ratio_cap: float, anchor: str
+) -> Unreduced:
+    """-A sg(min(r, cap)) lp but where A < 0 and p has `fallen`, or A > 0 and p has `risen`, too far."""
+    advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+    low, high = (advantages < 0) & fallen, (advantages > 0) & risen
+    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["keep"])  # (B, T)
+    weight = torch.where(low | high, 0.0, ratio(difference).clamp(max=ratio_cap))
+    statistics = {"clip/low": low.to(weight.dtype), "clip/high": high.to(weight.dtype), f"kl/{anchor}": k3(-difference)}
+    return reinforced(logprobs, batch, weight), statistics

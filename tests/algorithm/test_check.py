@@ -1,0 +1,172 @@
+"""Functions that do not go together, and what a method says of the passes that it needs."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.algorithm import LOSSES
+from rft.algorithm.correction import CorrectionOptions, Rule
+from rft.algorithm.method import Method, MethodOptions, RewardKL
+from rft.metrics import Metrics
+
+CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+TOKEN_TIS = Rule("ratio", "token", None, "clamp", None, 2.0, "any")
+GEO_RS = Rule("ratio", "sequence", "geometric", "mask", 0.9, 1.1, "any")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """A loss of rows and one of groups, for the time of a test."""
+    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    LOSSES.register("of_rows", unit="sequence")(lambda logprobs, batch: (logprobs.sum(1), {}))
+    LOSSES.register("of_groups", unit="group")(lambda logprobs, batch: (logprobs.sum(1), {}))
+    LOSSES.register("prepared", outputs=("entropy",), prepare=lambda entropy, batch: {})(
+        lambda entropy, batch: (entropy, {})
+    )
+
+
+def make(**changes):
+    plain = {
+        "name": "test",
+        "group_size": 2,
+        "source": None,
+        "advantage": {"name": "dr_grpo"},
+        "loss": CLIP,
+        "terms": {},
+        "aggregation": {"name": "token_mean"},
+        "shaping": {},
+        "reward_kl": None,
+        "critic_loss": None,
+        "prm_loss": None,
+        "critic_warmup": 0,
+        "correction": None,
+        "gradient_mask": None,
+        "old_logprobs": "actor",
+        "mask_truncated": False,
+    }
+    return Method(MethodOptions(**plain | changes), "algorithm", {"right": 1.0})
+
+
+def correction(anchor, *rules):
+    return CorrectionOptions(anchor, False, {f"rule{number}": rule for number, rule in enumerate(rules)})
+
+
+ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"name": "of_groups"}, "aggregation": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"aggregation": None}, r"^algorithm\.aggregation is null, but 'ppo_clip' needs the weight of a token"),
+        (
+            {"loss": {"name": "of_rows"}},
+            r"^algorithm\.aggregation=token_mean weighs tokens, but 'of_rows' has a value per sequence; choose algorithm/"
+            "aggregation=none",
+        ),
+        (
+            ROWS | {"terms": {"entropy": {"name": "entropy", "coef": 0.1}}},
+            r"^algorithm\.aggregation is null, but 'entropy' needs the weight of a token",
+        ),
+        ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
+        (
+            {"advantage": {"name": "gdpo"}, "reward_kl": RewardKL("k1", 0.1)},
+            r"^algorithm\.reward_kl changes scores, but the advantage 'gdpo' reads the raw reward terms",
+        ),
+        ({"prm_loss": CLIP | {"name": "value"}}, r"algorithm\.prm_loss"),
+        (
+            {"correction": correction("old", GEO_RS), "old_logprobs": "rollout"},
+            r"^algorithm\.correction\.anchor=old compares old with rollout .* algorithm\.old_logprobs=rollout",
+        ),
+        (
+            ROWS | {"correction": correction("old", TOKEN_TIS)},
+            r"^algorithm\.correction gives every token a weight, but 'of_rows' has a value per sequence",
+        ),
+        (
+            {"correction": correction("rollout", TOKEN_TIS)},
+            r"^algorithm\.correction weighs with the ratio .*'ppo_clip' has a ratio of its own: it would count twice",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ROWS,
+        GROUPS,
+        ROWS | {"correction": correction("old", GEO_RS)},
+        {"correction": correction("old", TOKEN_TIS)},
+        {"correction": correction("rollout", GEO_RS), "old_logprobs": "rollout"},
+        {"correction": correction("rollout", TOKEN_TIS), "loss": {"name": "reinforce"}},
+    ],
+)
+def test_what_goes_together(changes):
+    make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "updates", "wanted"),
+    [
+        ({}, 1, {}),
+        ({}, 2, {"logprobs": "old_logprobs"}),
+        ({"old_logprobs": "rollout"}, 2, {}),
+        ({"loss": {"name": "nll"}}, 2, {}),
+        ({"reward_kl": RewardKL("k1", 0.1)}, 1, {"logprobs": "old_logprobs"}),
+        ({"correction": correction("old", GEO_RS)}, 1, {"logprobs": "old_logprobs"}),
+        ({"loss": {"name": "prepared"}}, 1, {"entropy": "old_entropy"}),
+        ({"loss": {"name": "prepared"}, "old_logprobs": "rollout"}, 1, {}),
+        (
+            {"advantage": {"name": "optimal_token_baseline"}},
+            1,
+            {"sum_p_squared": "sum_p_squared", "logprobs": "old_logprobs"},
+        ),
+    ],
+)
+def test_passes_before_the_update_are_those_that_something_needs(changes, updates, wanted):
+    assert make(**changes).annotations(updates) == wanted
+
+
+def test_prepares_is_what_mini_batches_need_of_the_current_policy():
+    assert make().prepares == ()
+    assert make(loss={"name": "prepared"}).prepares == ("entropy",)
+    bypass = make(loss={"name": "prepared"}, correction=correction("rollout", GEO_RS))
+    assert bypass.prepares == ("logprobs", "entropy")
+
+
+def test_a_loss_of_groups_keeps_them_together():
+    keep = torch.tensor([[False, True]] * 3)
+    columns = {"response_mask": keep, "truncated": ~keep[:, 1], "group": torch.tensor([4, 7, 4])}
+    batch = TensorDict(columns | {"unit": torch.tensor([0, 1, 2])}, batch_size=[3])
+    make(**ROWS).filter(batch)
+    assert batch["unit"].tolist() == [0, 1, 2]
+    make(**GROUPS).filter(batch)
+    assert batch["unit"].tolist() == [4, 7, 4]
+
+
+def test_rejected_rows_are_in_no_statistic_of_their_group():
+    keep = torch.tensor([[False, True, True]] * 4)
+    rollout = torch.zeros(4, 3)
+    rollout[3, 1:] = -1.0  # exp(1) off at every token
+    columns = {
+        "keep": keep,
+        "response_mask": keep,
+        "group": torch.zeros(4, dtype=torch.int64),
+        "scores": torch.tensor([1.0, 2.0, 6.0, 100.0]),
+        "old_logprobs": torch.zeros(4, 3),
+        "rollout_logprobs": rollout,
+    }
+    batch, metrics = TensorDict(columns, batch_size=[4]), Metrics()
+    make(correction=correction("old", GEO_RS)).advantages(batch, lambda tensor: tensor, metrics)
+    assert batch["advantages"][:, 1].tolist() == [-2.0, -1.0, 3.0, 0.0]
+    assert batch["keep"].any(1).tolist() == [True, True, True, False]
+
+
+def test_scores_that_are_not_finite_are_refused_by_row():
+    keep = torch.tensor([[False, True]] * 3)
+    columns = {"keep": keep, "group": torch.zeros(3, dtype=torch.int64)}
+    batch = TensorDict(columns | {"scores": torch.tensor([1.0, torch.nan, torch.inf])}, batch_size=[3])
+    with pytest.raises(ValueError, match=r"scores of rows \[1, 2\] are not finite"):
+        make().advantages(batch, lambda tensor: tensor, Metrics())

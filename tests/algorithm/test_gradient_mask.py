@@ -1,0 +1,59 @@
+"""The mask of the most uncertain tokens: by hand, with ties, over ranks, without tokens."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.algorithm.gradient_mask import high_entropy
+
+
+def alone(tensor):
+    return tensor
+
+
+def batch_of(keep):
+    keep = torch.as_tensor(keep)
+    return TensorDict({"keep": keep, "unit": torch.arange(len(keep)) + 100}, batch_size=[len(keep)])
+
+
+def test_high_entropy_by_hand():
+    batch = batch_of([[False, True, True], [True, False, True], [True, True, True], [True, True, True]])
+    entropy = torch.tensor([[9.0, 0.1, 0.7], [0.2, 9.0, 0.6], [0.3, 0.8, 0.4], [0.0, 0.0, 0.5]])
+    expected = torch.zeros(4, 3, dtype=torch.bool)
+    for rho, place in ((0.01, (2, 1)), (0.2, (0, 2)), (0.3, (1, 2))):  # 1, 2 and 3 of 10 tokens
+        expected[place] = True
+        assert torch.equal(high_entropy(entropy, batch, all_sum=alone, seed=0, rho=rho), expected)
+    assert torch.equal(high_entropy(entropy, batch, all_sum=alone, seed=0, rho=1.0), batch["keep"])
+
+
+def test_the_share_is_met_where_all_entropies_are_equal():
+    batch = batch_of(torch.ones(5, 8, dtype=torch.bool))
+    masks = [high_entropy(torch.full((5, 8), 1.6), batch, all_sum=alone, seed=seed, rho=0.2) for seed in (1, 2)]
+    assert masks[0].sum() == masks[1].sum() == 8
+    assert not torch.equal(*masks)
+
+
+def test_without_trained_tokens_or_rows_the_mask_is_empty():
+    batch = batch_of(torch.zeros(2, 3, dtype=torch.bool))
+    assert not high_entropy(torch.ones(2, 3), batch, all_sum=alone, seed=0, rho=0.2).any()
+    assert high_entropy(torch.ones(0, 3), batch[:0], all_sum=alone, seed=0, rho=0.2).shape == (0, 3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_mask_does_not_depend_on_ranks_order_or_padding(over_ranks, tied):
+    generator = torch.Generator().manual_seed(0)
+    entropy = torch.rand(10, 6, generator=generator)
+    entropy = (entropy * 3).round() if tied else entropy
+    batch = batch_of(torch.rand(10, 6, generator=generator) < 0.8)
+    whole = high_entropy(entropy, batch, all_sum=alone, seed=4, rho=0.2)
+    assert whole.sum() == int(0.2 * batch["keep"].sum())
+    wide = batch_of(torch.nn.functional.pad(batch["keep"], (0, 5)))
+    found = high_entropy(torch.nn.functional.pad(entropy, (0, 5), value=9.0), wide, all_sum=alone, seed=4, rho=0.2)
+    assert torch.equal(found, torch.nn.functional.pad(whole, (0, 5)))
+
+    order = torch.randperm(10, generator=generator)
+
+    def part(rows, all_sum):
+        return high_entropy(entropy[rows], batch[rows], all_sum=all_sum, seed=4, rho=0.2)
+
+    assert torch.equal(over_ranks(part, order.tensor_split((0, 3, 4))), whole[order])
