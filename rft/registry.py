@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,33 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`"; did you mean X?"`, or nothing where no known name is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def within(*names: str, low: float, high: float = math.inf, open: bool = False) -> Callable[[dict], str | None]:
+    """A `fault` for options that must lie in a range; null is in every range.
+
+    Args:
+        names: the options.
+        low, high: the bounds.
+        open: the bounds themselves are out.
+    """
+
+    def fault(options: dict[str, Any]) -> str | None:
+        for name in names:
+            value = options[name]
+            if value is not None and not (low < value < high if open else low <= value <= high):
+                bounds = f"above {low}" if open else f"at least {low}"
+                if high < math.inf:
+                    bounds += f" and below {high}" if open else f" and at most {high}"
+                return f"{name}={value}: it must be {bounds}"
+        return None
+
+    return fault
+
+
+def faults(*checks: Callable[[dict], str | None]) -> Callable[[dict], str | None]:
+    """The first fault that one of several checks finds."""
+    return lambda options: next((found for check in checks if (found := check(options)) is not None), None)
 
 
 class Plugin:
@@ -59,7 +87,8 @@ class Registry:
         supplied: keyword arguments that the caller gives at call time; they are not options of the yaml.
         functions: the facts whose value is a function.
         facts: every fact that an entry may state, with the value it has when it does not. Any but the `functions` may
-            be given as a callable of the entry's options.
+            be given as a callable of the entry's options. The fact `fault`, which every registry has, is what is wrong
+            with the options ("option=value: what it must be"), or None.
     """
 
     def __init__(
@@ -68,7 +97,7 @@ class Registry:
         self.kind = kind
         self.supplied = supplied
         self.functions = functions
-        self.facts = facts
+        self.facts: dict[str, Any] = {"fault": None, **facts}
         self._entries: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, name: str, **facts: Any) -> Callable:
@@ -100,7 +129,8 @@ class Registry:
         """Binds a yaml node `{name: ..., option: ...}` to its function.
 
         Raises:
-            ValueError: names the key where the name is unknown, an option is unknown, missing or of a wrong type.
+            ValueError: names the key where the name is unknown, an option is unknown, missing, of a wrong type or
+                out of its range.
         """
         if not isinstance(node, Mapping) or "name" not in node:
             raise ValueError(f"{key}: expected a {self.kind} as {{name: ..., options}}, got {node!r}")
@@ -117,6 +147,8 @@ class Registry:
         for fact, value in facts.items():
             if callable(value) and fact not in self.functions:
                 facts[fact] = value(options)
+        if (fault := facts.pop("fault")) is not None:
+            raise ValueError(f"{key}.{fault}")
         return Plugin(name, function, options, facts)
 
 

@@ -20,7 +20,7 @@ def certify(method: Method, console: Console) -> bool:
         Whether all of them state what they are, and are what they state.
 
     Raises:
-        ValueError: a function states a target that is not known.
+        ValueError: a function states a target that is not known, or reads a column that it does not state.
     """
     title = f"certificate of {method.options.name}: each part by itself, on policy"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
@@ -83,10 +83,10 @@ def _verdict(found: Certificate) -> str:
         )
     if failed:
         return f"fails the check of {', '.join(failed)}"
-    if found.as_declared:
-        note = found.declared.note if found.declared is not None else ""
-        return f"as declared{'; ' if note else ''}{note}"
     wanted = _spelled(found)
+    if found.declared is not None and found.as_declared:
+        cosine = "" if found.same_cosine else f", with these options {wanted}"
+        return f"as declared{cosine}{'; ' if found.declared.note else ''}{found.declared.note}"
     if found.declared is None:
         return f"states no gradient; if what was measured is meant, register it with gradient={wanted}"
     return f"is not what it states; measured: gradient={wanted}"

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from atlas_tables import (
     CONFIG,
-    NAMED,
     REGISTRIES,
-    chosen,
     codes,
     corrections_table,
     mark,
@@ -23,6 +21,8 @@ from atlas_tables import (
     resolved,
     rules,
     say,
+    selected,
+    spell,
     table,
     what,
 )
@@ -61,10 +61,11 @@ def pages() -> dict[Path, str]:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"settings": [], "algorithms": {}}
     measured = results["algorithms"]
     atlas = [Algorithm.read(name) for name in algorithms()]
-    blocks = {group: options_table(group) for group in REGISTRIES}
+    page = DOCS / "algorithms.md"
+    blocks = {group: options_table(group) for group in marked(page) if group in REGISTRIES}
     blocks |= {"correction": corrections_table(), "algorithms": algorithms_table(atlas)}
     blocks |= {"accuracy": accuracy_table(measured), "settings": settings(results)}
-    found = {DOCS / "algorithms.md": filled(DOCS / "algorithms.md", blocks)}
+    found = {page: filled(page, blocks)}
     for algorithm in atlas:
         page, entry = DOCS / "algorithms" / f"{algorithm.name}.md", measured.get(algorithm.name)
         blocks = {"facts": facts(algorithm), "metrics": "", "measured": "Not measured yet."}
@@ -86,13 +87,12 @@ class Algorithm(NamedTuple):
 
     name: str
     job: Job
-    selected: dict[str, str]
+    selected: dict[str, Any]
 
     @classmethod
     def read(cls, name: str) -> "Algorithm":
         """Composes and checks it."""
-        config, selected = chosen(f"algorithm={name}")
-        return cls(name, Job(config), selected)
+        return cls(name, Job(resolved(f"algorithm={name}")), selected(name))
 
     @property
     def papers(self) -> str:
@@ -103,6 +103,11 @@ class Algorithm(NamedTuple):
 def algorithms() -> list[str]:
     """The name of every algorithm."""
     return sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml"))
+
+
+def marked(page: Path) -> list[str]:
+    """The names of the generated parts of a page."""
+    return re.findall(r"^<!-- atlas: (\w+) -->$", page.read_text(), re.MULTILINE)
 
 
 def filled(page: Path, blocks: dict[str, str], new: str = "") -> str:
@@ -136,13 +141,12 @@ def parts(job: Job) -> list[tuple[str, Plugin]]:
     return [(key, plugin) for key, plugin in found if plugin is not None]
 
 
-def beside(found: Algorithm, usual: Algorithm) -> list[str]:
+def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
     """The options and keys by which an algorithm differs from the default one, beside those with a column."""
-    config, default = found.job.config["algorithm"], usual.job.config["algorithm"]
-    words = {group: option for group, option in found.selected.items() if option != usual.selected[group]}
-    words |= {key: f"[{','.join(config[key])}]" for key in NAMED if config[key] != default[key]}
+    config, default = (one.job.config["algorithm"] for one in (algorithm, usual))
+    words = {key: value for key, value in algorithm.selected.items() if value != usual.selected.get(key)}
     words |= {key: value for key, value in config.items() if isinstance(value, int) and value != default[key]}
-    return [f"`{key}={value}`" for key, value in words.items() if key not in ("algorithm", *COLUMNS)]
+    return [f"`{key}={spell(value)}`".replace('"', "") for key, value in words.items() if key not in COLUMNS]
 
 
 def reads(job: Job) -> list[str]:

@@ -32,16 +32,20 @@ OPEN = re.compile(r"[*|<]")  # what Markdown would take for its own
 
 def resolved(*overrides: str) -> dict[str, Any]:
     """A config as the command line composes it, in plain containers."""
-    return chosen(*overrides)[0]
-
-
-def chosen(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A config, and which option is selected of every group; `algorithm/` is taken off the groups' names."""
     with initialize_config_dir(str(CONFIG), version_base="1.3"):
-        config = compose("main", list(overrides), return_hydra_config=True)
-        selected = plain(config.hydra.runtime.choices)
-    config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return plain(config), {group.removeprefix("algorithm/"): str(option) for group, option in selected.items()}
+        return plain(compose("main", list(overrides)))
+
+
+def selected(name: str) -> dict[str, Any]:
+    """The option that an algorithm's yaml, or one that it builds on, selects of every group."""
+    found: dict[str, Any] = {}
+    for entry in plain(OmegaConf.load(CONFIG / "algorithm" / f"{name}.yaml"))["defaults"]:
+        if isinstance(entry, Mapping):
+            for group, option in entry.items():
+                found[group.removeprefix("override ").split("@")[0].removeprefix("/")] = option
+        elif entry != "_self_":
+            found |= selected(entry)
+    return found
 
 
 def plain(node: Any) -> dict[str, Any]:

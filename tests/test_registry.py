@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rft.registry import Registry, Target, consume, convert, spell
+from rft.registry import Registry, Target, consume, convert, faults, spell, within
 
 
 @dataclass
@@ -62,8 +62,43 @@ def test_facts_are_stated_computed_from_options_or_the_default(losses):
 
 
 def test_a_fact_that_the_registry_does_not_know_is_a_mistake_of_the_programmer(losses):
-    with pytest.raises(AssertionError, match="states unknown facts \\['haed'\\]; known: \\['head', 'reads'\\]"):
+    with pytest.raises(AssertionError, match="states unknown facts \\['haed'\\]; known: \\['fault', 'head', 'reads'\\]"):
         losses.register("other", haed="value")
+
+
+def test_a_fact_that_is_a_function_is_called_with_what_it_takes():
+    registry = Registry("loss", supplied=("seed",), functions=("prepare",), prepare=None)
+
+    def prepare(logprobs, *, seed, clip_low):
+        return logprobs, seed, clip_low
+
+    registry.register("ppo_clip", prepare=prepare)(lambda logprobs, *, clip_low: None)
+    plugin = registry.build({"name": "ppo_clip", "clip_low": 0.2}, KEY)
+    assert plugin.call("prepare", "l", seed=3, all_sum="sum") == ("l", 3, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clip": 0.0, "tau": 0.1}, None),
+        ({"clip": 1.0, "tau": 9e9}, None),
+        ({"clip": None, "tau": 0.1}, None),
+        ({"clip": -0.1, "tau": 0.1}, "clip=-0.1: it must be at least 0 and at most 1"),
+        ({"clip": 1.1, "tau": 0.0}, "clip=1.1: it must be at least 0 and at most 1"),
+        ({"clip": 0.5, "tau": 0.0}, "tau=0.0: it must be above 0"),
+        ({"clip": 0.5, "tau": float("nan")}, "tau=nan: it must be above 0"),
+    ],
+)
+def test_options_out_of_their_range_are_refused_by_key(options, said):
+    registry = Registry("loss")
+    fault = faults(within("clip", low=0, high=1), within("tau", low=0, open=True))
+    registry.register("bounded", fault=fault)(lambda *, clip, tau: None)
+    if said is None:
+        registry.build({"name": "bounded", **options}, KEY)
+        return
+    with pytest.raises(ValueError) as caught:
+        registry.build({"name": "bounded", **options}, KEY)
+    assert str(caught.value) == f"{KEY}.{said}"
 
 
 def test_names_are_sorted_and_lead_to_their_functions(losses):

@@ -72,6 +72,9 @@ RUNS = {
     "grpo at the boundary": ((), 4),
     "grpo in training": ((), 6),
     "grpo in its first step of training": ((), 5),
+    "prime with its reward model": (("algorithm=prime",), 6),
+    "spo with what it knows of the prompts": (("algorithm=spo", "algorithm.group_size=1"), 6),
+    "vapo at the end of the critic's warm-up": (("algorithm=vapo", "algorithm.critic_warmup=1"), 6),
     "grpo from a checkpoint two steps back": (("checkpoint.every=4",), 6),
     "grpo with several updates a step": (("batch.minibatches=2", "batch.epochs=2"), 6),
     "grpo with adaptive KL": (ADAPTIVE, 6),
@@ -275,6 +278,50 @@ def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
     assert numbers(tmp_path / "run")[-1]["kl/old"] != 0
     optimizer = state(tmp_path / "run")["actors"]["actor"]["optimizer"]
     assert {int(entry["step"]) for entry in optimizer["state"].values()} == {4}
+
+
+def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
+    """What is prepared from the current policy comes from the old columns until the policy has moved."""
+    calls = watch(monkeypatch, "current")
+    given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "steps=1", "warmup=none")
+    Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
+    assert [moved for _, (_, _, _, moved) in calls] == [False, True, True, True]
+    trainer = calls[0][0]
+    (stage, rows, idle, _) = calls[0][1]
+    first = trainer.current(stage, rows, idle, False)
+    assert set(first) == {"logprobs", "entropy"} and all(first[name] is rows[f"old_{name}"] for name in first)
+    again = trainer.current(stage, rows, idle, True)
+    assert not torch.allclose(again["logprobs"], first["logprobs"]), "by now it has moved"
+
+
+def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "refresh")
+    before, whole = {}, Trainer.refresh
+
+    def refreshing(trainer, metrics):
+        before[trainer.step] = (weights(trainer.policy), weights(trainer.helpers["critic"]))
+        whole(trainer, metrics)
+
+    monkeypatch.setattr(Trainer, "refresh", refreshing)
+    Job(tiny("algorithm=ppo", "algorithm.critic_warmup=2", "warmup=none")).fit("")
+    assert len(calls) == 3
+    assert same(before[1][0], before[2][0]) and not same(before[1][1], before[2][1])
+    assert not same(before[2][0], before[3][0])
+    rows = numbers(tmp_path / "run")[1:]
+    assert ["loss/ppo_clip" in row for row in rows] == [False, False, True]
+    assert all("loss/value" in row for row in rows)
+
+
+def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monkeypatch):
+    begun = watch(monkeypatch, "begin")
+    Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")
+    trainer = begun[0][0]
+    assert set(trainer.helpers) == {"reference", "prm"}
+    assert not same(weights(trainer.helpers["prm"]), weights(trainer.helpers["reference"]))
+    assert not same(weights(trainer.helpers["prm"]), weights(trainer.policy))
+    first = next(row for row in numbers(tmp_path / "run") if "loss/implicit_reward" in row)
+    assert first["loss/implicit_reward"] == pytest.approx(math.log(2)), "it begins as the reference"
+    assert {"prm/accuracy", "prm/grad_norm", "prm/lr"} <= set(first)
 
 
 @pytest.mark.parametrize(("target", "sign"), [(1e-7, 1), (1e3, -1)])

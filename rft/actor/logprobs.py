@@ -33,8 +33,8 @@ def token_logprobs(
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
 
     Returns:
-        Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both differentiable
-        in hidden, weight and bias, and the sum of squares, which is not.
+        Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both
+        differentiable in hidden, weight and bias, and the sum of squares, which is not.
     """
     return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares)
 

@@ -5,31 +5,44 @@ counts in no denominator.
 Every function takes keep (B, T) bool and group (B,) int64, and returns (B, T) float32.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
+from rft.registry import within
+
+OWN_LENGTH = "a row's own length is in its weight"
 
 
-@AGGREGATIONS.register("token_mean")
+@AGGREGATIONS.register("token_mean", gradient=Gradient("near", cosine=0.999, note="a row's own length counts"))
 def token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / trained tokens. DAPO, arXiv 2503.14476, section 3.3."""
     return keep / _at_least_one(all_sum(keep.sum()))
 
 
-@AGGREGATIONS.register("seq_mean_token_mean")
+@AGGREGATIONS.register(
+    "seq_mean_token_mean", gradient=Gradient("near", cosine=0.971, note="a token weighs less the longer its row")
+)
 def seq_mean_token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / (rows * trained tokens of the row). GRPO, arXiv 2402.03300, equation 3."""
     return keep / _at_least_one(keep.sum(dim=1, keepdim=True)) * unit_weights(keep, all_sum=all_sum)[:, None]
 
 
-@AGGREGATIONS.register("seq_mean_token_sum")
+@AGGREGATIONS.register("seq_mean_token_sum", gradient=Gradient("exact"))
 def seq_mean_token_sum(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / rows."""
     return keep * unit_weights(keep, all_sum=all_sum)[:, None]
 
 
-@AGGREGATIONS.register("seq_mean_token_sum_norm")
+def _by_constant(options: Mapping[str, Any]) -> Gradient:
+    return Gradient("scaled", factor=lambda n: 1 / options["constant"], note="by 1 / constant")
+
+
+@AGGREGATIONS.register("seq_mean_token_sum_norm", fault=within("constant", low=0, open=True), gradient=_by_constant)
 def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, constant: float) -> Tensor:
     """1 / (rows * constant). Dr.GRPO, arXiv 2503.20783, section 3.1.
 
@@ -39,7 +52,9 @@ def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, con
     return keep * unit_weights(keep, all_sum=all_sum)[:, None] / constant
 
 
-@AGGREGATIONS.register("group_mean")
+@AGGREGATIONS.register(
+    "group_mean", gradient=Gradient("near", cosine=0.970, note="a prompt weighs less the longer its answers are")
+)
 def group_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / (groups * trained tokens of the group): equal weight per prompt, token mean inside it.
 
@@ -51,7 +66,7 @@ def group_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     return keep / (_at_least_one(tokens)[index] * _at_least_one(groups))[:, None]
 
 
-@AGGREGATIONS.register("token_sum")
+@AGGREGATIONS.register("token_sum", gradient=Gradient("scaled", note="by the number of rows"))
 def token_sum(keep: Tensor, group: Tensor) -> Tensor:
     """1: the plain sum over all tokens of the step."""
     return keep.float()

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rft.algorithm.roles import ROLES
+from rft.registry import did_you_mean
 
 if TYPE_CHECKING:
     from rft.algorithm.method import Method
@@ -19,6 +20,7 @@ def check_method(method: "Method", key: str) -> None:
     _check_heads(method, key)
     _check_units(method, key)
     _check_scores(method, key)
+    _check_reward_terms(method, key)
     _check_correction(method, key)
     if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
         raise ValueError(
@@ -44,8 +46,8 @@ def _check_units(method: "Method", key: str) -> None:
     for plugin in plugins:
         if plugin.facts.unit not in UNITS:
             raise ValueError(
-                f"{key}.loss: {plugin.name!r} states unit={plugin.facts.unit!r}; this version weighs {', '.join(UNITS)}: "
-                "register it with one of them"
+                f"{key}.loss: {plugin.name!r} states unit={plugin.facts.unit!r}; register it with "
+                f"one of those that are weighed: {', '.join(UNITS)}"
             )
     learners = [objective.terms[0].plugin for objective in method.learners.values()]
     per_token = [plugin.name for plugin in (*plugins, *learners) if plugin.facts.unit == "token"]
@@ -64,8 +66,19 @@ def _check_scores(method: "Method", key: str) -> None:
             raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
         if given and method.advantage is not None and method.advantage.facts.raw:
             raise ValueError(
-                f"{key}.{part} changes scores, but the advantage {method.advantage.name!r} reads the raw reward terms; "
-                "take it out or choose another advantage"
+                f"{key}.{part} changes scores, but the advantage {method.advantage.name!r} is a formula of the raw "
+                "scores; take it out or choose another advantage"
+            )
+
+
+def _check_reward_terms(method: "Method", key: str) -> None:
+    known = method.term_weights or {}
+    places = {f"{key}.terms.{term.name}": term.plugin for term in method.policy.terms[1:]}
+    places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in method.learners.items()}
+    for place, plugin in places.items():
+        if "term" in plugin.options and (name := plugin.options["term"]) not in known:
+            raise ValueError(
+                f"{place}.term={name}: none of reward.terms, which are {', '.join(known)}{did_you_mean(name, known)}"
             )
 
 
@@ -81,11 +94,13 @@ def _check_correction(method: "Method", key: str) -> None:
         )
     if correction.weighs and loss.facts.unit != "token":
         raise ValueError(
-            f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; choose a "
-            "correction that rejects (such as geo_rs) or a loss per token"
+            f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; "
+            "choose a correction that rejects (such as geo_rs) or a loss per token"
         )
-    if correction.weighs and correction.anchor == "rollout" and "old_logprobs" in loss.facts.reads:
+    ratios = {"rollout_logprobs", "old_logprobs"} if correction.anchor == "rollout" else {"rollout_logprobs"}
+    if correction.by_ratio and ratios & set(loss.facts.reads):
         raise ValueError(
-            f"{key}.correction weighs with the ratio of the current to the rollout policy, and {loss.name!r} has a ratio "
-            f"of its own: it would count twice; choose algorithm/loss=reinforce or {key}.correction.anchor=old"
+            f"{key}.correction weighs with a ratio to the rollout policy, and {loss.name!r} does so itself: it would "
+            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or (for a ratio to the old policy) "
+            f"{key}.correction.anchor=old"
         )

@@ -9,14 +9,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Gradient:
-    """The relation of a plugin's expected gradient to that of an objective.
+    """The relation of a plugin's gradient to that of an objective.
 
     Attributes:
-        relation: `exact`: the same vector. `scaled`: a positive constant times it. `near`: `cosine` apart from it, on the
-            enumerated policy. `none`: zero on average, whatever the target.
-        target: the objective: `reward` (its mean), or another one that the certificate knows.
+        relation: `exact`: the same vector. `scaled`: a positive constant times it. `near`: an angle apart from it.
+            `none`: zero, whatever the target.
+        target: what is maximised, by its name in `rft.algorithm.certificate.objectives`. An advantage or an aggregation
+            has it in expectation; a loss has it token by token for given advantages, where that can be said of it.
         factor: of `scaled`, where it is known: the constant for groups of n rows.
-        cosine: of `near`: to three digits.
+        cosine: of `near`: of the angle, to three digits, on the enumerated policy and with the options of the yaml.
         note: what a reader should know, in half a sentence.
     """
 

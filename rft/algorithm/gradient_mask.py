@@ -7,9 +7,10 @@ from torch import Tensor
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
 from rft.algorithm.select import largest, share_of
 from rft.hash import token_draws
+from rft.registry import within
 
 
-@GRADIENT_MASKS.register("high_entropy", outputs=("entropy",))
+@GRADIENT_MASKS.register("high_entropy", fault=within("rho", low=0, high=1), outputs=("entropy",))
 def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: float) -> Tensor:
     """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.
 

@@ -1,19 +1,19 @@
 """The registries of the math: which functions there are, and which facts each states about itself.
 
-Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero where
-               `keep` is not.
+Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero
+               outside `keep`.
 Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
 Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
 Shaping:       f(scores (B,), batch, *, options) -> scores (B,).
-Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, the tokens that pass a gradient.
+Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, tokens that pass a gradient.
 Control:       f(*, options) -> a `Control`.
 
 `all_sum` sums a tensor over all ranks; it is how a function gets statistics of the whole step without knowing what a
 rank is. Trained tokens are `batch["keep"]`.
 
-A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (no gradient) and the
-whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or (B,)}. The
-columns are in the batch when the loss is called on a part of it.
+A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
+and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or
+(B,)}. The columns are in the batch when the loss is called on a part of it.
 """
 
 from collections.abc import Callable

@@ -62,8 +62,6 @@ class WeightedSum:
 
 def _term(node: Mapping[str, Any], key: str) -> tuple[float, Plugin]:
     rule = REWARDS.build({option: value for option, value in node.items() if option != "weight"}, key)
-    if rule.facts.fault is not None:
-        raise ValueError(f"{key}.{rule.facts.fault}")
     if "weight" not in node:
         raise ValueError(f"{key}.weight is missing: how much the term counts; add `weight: 1.0`")
     weight = convert(node["weight"], float, f"{key}.weight")

@@ -222,8 +222,8 @@ def table(numbers: dict[str, Any]) -> Table:
         shown.add_row(name, *[cell(rewards[age]) for age in ages])
     shown.caption = (
         f"{numbers['updates']} updates of Adam with learning rate {numbers['learning_rate']}, one for each batch of "
-        f"{PROMPTS} prompts x {GROUP} samples; mean and standard error of {numbers['seeds']} seeds; every loss with the "
-        "advantage, terms and aggregation of its algorithm"
+        f"{PROMPTS} prompts x {GROUP} samples; mean and standard error of {numbers['seeds']} seeds; every loss has "
+        "the advantage, the terms and the aggregation of its algorithm"
     )
     return shown
 

@@ -67,10 +67,14 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
             ROWS | {"terms": {"entropy": {"name": "entropy", "coef": 0.1}}},
             r"^algorithm\.aggregation is null, but 'entropy' needs the weight of a token",
         ),
+        (
+            {"terms": {"positive_nll": {"name": "positive_nll", "term": "rihgt", "coef": 0.1}}},
+            r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right\?",
+        ),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (
             {"advantage": {"name": "gdpo"}, "reward_kl": RewardKL("k1", 0.1)},
-            r"^algorithm\.reward_kl changes scores, but the advantage 'gdpo' reads the raw reward terms",
+            r"^algorithm\.reward_kl changes scores, but the advantage 'gdpo' is a formula of the raw scores",
         ),
         ({"prm_loss": CLIP | {"name": "value"}}, r"algorithm\.prm_loss"),
         (
@@ -82,8 +86,12 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
             r"^algorithm\.correction gives every token a weight, but 'of_rows' has a value per sequence",
         ),
         (
+            {"correction": correction("old", TOKEN_TIS), "loss": {"name": "topr"}},
+            r"^algorithm\.correction weighs with a ratio .*'topr' does so itself",
+        ),
+        (
             {"correction": correction("rollout", TOKEN_TIS)},
-            r"^algorithm\.correction weighs with the ratio .*'ppo_clip' has a ratio of its own: it would count twice",
+            r"^algorithm\.correction weighs with a ratio .*'ppo_clip' does so itself: it would count twice",
         ),
     ],
 )  # fmt: skip

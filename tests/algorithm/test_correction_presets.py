@@ -148,7 +148,7 @@ ATLAS = {"token_is": 0.857, "geo_tis": 0.592, "token_tis": 0.532, None: 0.198}
 
 
 def test_one_policy_where_every_step_away_from_the_sequence_ratio_costs_direction(preset):
-    """Which biased weight is the better depends on the policy: on average truncation costs less than the geometric mean."""
+    """Which biased weight is the better depends on the policy: on average truncation costs less than averaging."""
     tabular = Tabular(263)
     found = {name: tabular.cosine(name and preset(name)) for name in ATLAS}
     assert found == pytest.approx(ATLAS, abs=6e-4)

@@ -247,7 +247,7 @@ def test_an_idle_row_weighs_nothing():
 def test_a_loss_whose_unit_nothing_weighs_is_refused():
     LOSSES.register("of_pairs", unit="pair")(lambda logprobs, batch: (logprobs, {}))
     try:
-        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group"):
+        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group$"):
             make(loss={"name": "of_pairs"})
     finally:
         del LOSSES._entries["of_pairs"]

@@ -1,5 +1,6 @@
 """The mutation check: each operator on a made-up function, and the loop around one."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -102,25 +103,33 @@ def test_every_operator_is_tried_above():
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, str(SCRIPTS / "mutate.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(SCRIPTS.parent)})
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS.parent)})
 
 
 def test_what_no_test_notices_is_shown(tmp_path):
-    test = tmp_path / "test_nothing.py"
+    test = tmp_path / "test_two.py"
     test.write_text(
         "import torch\n"
-        "from rft.algorithm.kl import k2\n"
-        "def test_without_numbers():\n"
+        "from rft.algorithm.kl import k2, k3\n"
+        "def test_of_little():\n"
         "    assert k2(torch.tensor(0.0)) == 0\n"
         "def test_that_fails():\n"
-        "    assert k2(torch.tensor(0.0)) == 1\n"
+        "    assert k2(torch.tensor(2.0)) == 1\n"
+        "def test_of_another_function():\n"
+        "    assert k3(torch.tensor(0.0)) == 0\n"
     )
     done = run("--only", "k2", "--tests", test)
     assert done.returncode == 1, done.stderr
-    assert "- return 0.5 * d.square()\n+ return 1.0 * d.square()" in done.stdout
-    assert "test_that_fails" in done.stdout
-    assert "1 of 2 changes are noticed: 50.0%" in done.stdout
-    test.write_text(test.read_text().replace("0.0)) == 0", "2.0)) == 2").replace("0.0)) == 1", "0.0)) == 0"))
+    assert "- return 0.5 * d.square()\n+ return 1.0 * d.square()" in done.stdout  # 0.5 / d.square() is not survived
+    assert "fail by themselves: test_two.py::test_that_fails" in done.stdout
+    assert "1 of 2 changes are noticed: 50.0% (0 of them by an error" in done.stdout
+
+
+def test_everything_noticed_is_a_success(tmp_path):
+    test = tmp_path / "test_one.py"
+    test.write_text(
+        "import torch\nfrom rft.algorithm.kl import k2\ndef test():\n    assert k2(torch.tensor(2.0)) == 2\n"
+    )
     done = run("--only", "k2", "--tests", test)
     assert done.returncode == 0, done.stderr
-    assert "2 of 2 changes are noticed: 100.0% (0 of them" in done.stdout
+    assert "2 of 2 changes are noticed: 100.0%" in done.stdout

@@ -25,7 +25,7 @@ OWN_SCORE = Gradient("scaled", factor=lambda n: (n - 1) / n, note="a row's own s
 def _gradient_of_group_norm(options: dict[str, Any]) -> Gradient:
     if options["scale"] == "none":
         return OWN_SCORE
-    cosine = 0.989 if options["scale"] == "group" else 0.995
+    cosine = 0.982 if options["scale"] == "group" else 0.991
     return Gradient("near", cosine=cosine, note="a rescale for binary scores of one prompt; graded scores turn it")
 
 
@@ -70,7 +70,7 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
 
 
 @ADVANTAGES.register(
-    "reinforce_pp_baseline", group_baseline=True, gradient=Gradient("near", cosine=0.992, note="its scale is random")
+    "reinforce_pp_baseline", group_baseline=True, gradient=Gradient("near", cosine=0.994, note="its scale is random")
 )
 def reinforce_pp_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """R - mean_g, whitened over the trained tokens of all ranks. REINFORCE++ with baseline, arXiv 2501.03262."""
@@ -79,7 +79,7 @@ def reinforce_pp_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict, *,
 
 
 @ADVANTAGES.register(
-    "opo", group_baseline=True, gradient=Gradient("near", cosine=1.0, note="a row's own score is in its baseline")
+    "opo", group_baseline=True, gradient=Gradient("near", cosine=0.998, note="a row's own score is in its baseline")
 )
 def opo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
     """R - sum_g L R / sum_g L, L the trained tokens of a row. OPO, arXiv 2505.23585, section 3.
@@ -94,7 +94,7 @@ def opo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]
     reads=("terms",),
     raw=True,
     group_baseline=True,
-    gradient=Gradient("near", cosine=0.917, note="its scales are random"),
+    gradient=Gradient("near", cosine=0.977, note="its scales are random"),
 )
 def gdpo(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, term_weights: Mapping[str, float]

@@ -9,20 +9,22 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import group_statistics
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
+from rft.registry import faults, within
 
 
 @ADVANTAGES.register(
     "prime",
+    fault=faults(within("beta", low=0, open=True), within("gamma", low=0, high=1)),
     reads=("prm_logprobs", "ref_logprobs"),
     group_baseline=True,
     gradient=Gradient(
-        "near", target="reward and process reward", cosine=0.9, note="a baseline per token favours one length of answer"
+        "near", target="reward and process reward", cosine=1.0, note="a baseline per token favours one length of answer"
     ),
 )
 def prime(scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> dict[str, Tensor]:
     """Leave-one-out on the score, plus returns of p_t = beta (lp_prm - lp_ref), less the others' mean p.
 
-    A_t = R - mean of the others' R + sum over s >= t of gamma^(s-t) (p_s - mean of the others' mean p over their tokens).
+    A_t = R - mean of the others' R + sum over s >= t of gamma^(s-t) (p_s - b), b the mean over the others of their mean p.
     PRIME, arXiv 2502.01456, equation 5. A group of one has no others: 0.
 
     Args:

@@ -12,6 +12,7 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.whiten import whitened
+from rft.registry import faults, within
 
 
 def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
@@ -20,7 +21,7 @@ def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
     return Gradient("near", note="a discount weighs a score down the longer the answer")
 
 
-@ADVANTAGES.register("reinforce", gradient=_gradient_of_reinforce)
+@ADVANTAGES.register("reinforce", fault=within("gamma", low=0, high=1), gradient=_gradient_of_reinforce)
 def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
     """G_t = r_t + gamma G_{t+1}, and no baseline. REINFORCE, Williams 1992, doi 10.1007/BF00992696.
 
@@ -30,7 +31,11 @@ def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: floa
     return {"advantages": following(rewards, batch["keep"], gamma)}
 
 
-@ADVANTAGES.register("reinforce_pp", gradient=Gradient("near", cosine=0.983, note="its scale and baseline are random"))
+@ADVANTAGES.register(
+    "reinforce_pp",
+    fault=within("gamma", low=0, high=1),
+    gradient=Gradient("near", cosine=0.978, note="its scale and baseline are random"),
+)
 def reinforce_pp(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float
 ) -> dict[str, Tensor]:
@@ -56,7 +61,7 @@ def remax(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tenso
     "optimal_token_baseline",
     reads=("sum_p_squared", "old_logprobs"),
     group_baseline=True,
-    gradient=Gradient("near", cosine=0.999, note="a row's own return and tokens are in its baseline"),
+    gradient=Gradient("near", cosine=0.984, note="a row's own return and tokens are in its baseline"),
 )
 def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]:
     """G_t - sum_g G_t W_t / sum_g W_t, W_t = sum_{s <= t} (1 - 2 p_s + sum_v p_v^2). ArXiv 2602.07078.
@@ -79,10 +84,16 @@ def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -
 def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
     if options["gamma"] == 1 and options["lam"] == 1 and not options["whiten"]:
         return Gradient("exact")
-    return Gradient("near", cosine=0.995, note="as far off as the critic is; exact with gamma = lam = 1, not whitened")
+    return Gradient("near", cosine=0.882, note="as far off as the critic is; exact with gamma = lam = 1, not whitened")
 
 
-@ADVANTAGES.register("gae", reads=("values",), writes=("advantages", "returns"), gradient=_gradient_of_gae)
+@ADVANTAGES.register(
+    "gae",
+    fault=within("gamma", "lam", low=0, high=1),
+    reads=("values",),
+    writes=("advantages", "returns"),
+    gradient=_gradient_of_gae,
+)
 def gae(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, lam: float, whiten: bool
 ) -> dict[str, Tensor]:
@@ -103,9 +114,10 @@ def gae(
 
 @ADVANTAGES.register(
     "gae_length_adaptive",
+    fault=faults(within("gamma", low=0, high=1), within("alpha", low=0, open=True)),
     reads=("values",),
     writes=("advantages", "returns"),
-    gradient=Gradient("near", cosine=0.951, note="as far off as the critic is"),
+    gradient=Gradient("near", cosine=0.699, note="as far off as the critic is"),
 )
 def gae_length_adaptive(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, alpha: float, whiten: bool

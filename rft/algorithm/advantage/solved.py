@@ -13,8 +13,9 @@ from rft.algorithm.advantage.group import EPSILON, spread
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import best_over_second, group_statistics
 from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.registry import within
 
-REWEIGHED = Gradient("near", cosine=0.998, note="a rescale for one prompt; with several, its weight goes by the others")
+REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")
 
 
 @ADVANTAGES.register("gpg", group_baseline=True, gradient=REWEIGHED)
@@ -28,7 +29,7 @@ def gpg(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     return {"advantages": spread(alpha * group.centred, scores, batch)}
 
 
-@ADVANTAGES.register("cpgd", group_baseline=True, gradient=REWEIGHED)
+@ADVANTAGES.register("cpgd", fault=within("max_weight", low=1), group_baseline=True, gradient=REWEIGHED)
 def cpgd(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, max_weight: float
 ) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ def cpgd(
 
 def _gradient_of_pass_at_k(options: dict[str, Any]) -> Gradient:
     if options["scale"]:
-        return Gradient("near", target="max reward", cosine=0.98, note="the std of the group turns it")
+        return Gradient("near", target="max reward", cosine=0.968, note="the std of the group turns it")
     return Gradient("scaled", target="max reward", factor=lambda n: 1 / n, note="one row of a group carries it all")
 
 

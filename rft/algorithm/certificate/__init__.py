@@ -14,6 +14,7 @@ from rft.registry import Plugin
 
 __all__ = ["Certificate", "Kind", "Measured", "certificate"]
 
+FACTOR_DIGITS = 1e-6
 COSINE_DIGITS = 6e-4  # a cosine is declared to three digits
 
 
@@ -33,14 +34,18 @@ class Certificate:
 
     @property
     def as_declared(self) -> bool:
-        """The measured gradient is the declared one."""
+        """The relation is the declared one, and so is its factor. A cosine may move with the options."""
         if self.declared is None or self.measured is None or self.declared.relation != self.measured.relation:
             return False
-        if self.declared.relation == "scaled" and self.declared.factor is not None:
-            return abs(self.measured.factor / self.declared.factor(GROUP_SIZE) - 1) < 1e-6
-        if self.declared.relation == "near":
-            return self.declared.cosine is not None and abs(self.measured.cosine - self.declared.cosine) < COSINE_DIGITS
-        return True
+        factor = self.declared.factor
+        return factor is None or abs(self.measured.factor / factor(GROUP_SIZE) - 1) < FACTOR_DIGITS
+
+    @property
+    def same_cosine(self) -> bool:
+        """Where one is declared, it is the measured one."""
+        if self.declared is None or self.measured is None or self.declared.cosine is None:
+            return True
+        return abs(self.measured.cosine - self.declared.cosine) < COSINE_DIGITS
 
     @property
     def holds(self) -> bool:
@@ -52,10 +57,13 @@ def certificate(plugin: Plugin, kind: Kind) -> Certificate:
     """Examines a plugin with its options.
 
     Raises:
-        ValueError: the declared target is not known.
+        ValueError: the declared target is not known, or a column is read that `reads` does not name.
     """
-    checks = invariances(plugin, kind)
-    if not checks["shape"]:
+    try:
+        checks = invariances(plugin, kind)
+    except KeyError as error:
+        raise ValueError(f"{kind} {plugin.name!r}: name every column that it reads in `reads`: {error}") from error
+    if not checks.get("shape", True):
         return Certificate(plugin.facts.gradient, None, checks)
     declared: Gradient | None = plugin.facts.gradient
     target = _usual(plugin, kind) if declared is None or declared.relation == "none" else declared.target

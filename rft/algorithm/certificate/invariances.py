@@ -19,8 +19,6 @@ _PADDING = 3
 
 def well_formed(plugin: Plugin, kind: Kind) -> bool:
     """A loss has one value per unit, a token or a row, and so has every statistic, which carries no gradient."""
-    if kind != "loss":
-        return True
     rows = prepared(plugin, kind, sample_for(plugin, kind, on_policy=False))
     _, loss, statistics = call_loss(plugin, rows)
     shapes = {value.shape for value in (loss, *statistics.values())}
@@ -45,9 +43,7 @@ def padding(plugin: Plugin, kind: Kind) -> bool:
 
 
 def micro_batches(plugin: Plugin, kind: Kind) -> bool:
-    """A loss of a mini-batch is the sum of the losses of its parts. What is computed once per step has no parts."""
-    if kind != "loss":
-        return True
+    """The loss of a mini-batch is the sum of the losses of its parts."""
     rows = prepared(plugin, kind, sample_for(plugin, kind, on_policy=False))
     parts = PARTS["group" if plugin.facts.unit == "group" else "row"]
     outcomes = [evaluate(plugin, kind, rows[part]) for part in parts]
@@ -87,8 +83,6 @@ def empty_rows(plugin: Plugin, kind: Kind) -> bool:
 
 def extreme_ratios(plugin: Plugin, kind: Kind) -> bool:
     """Log-ratios of +-100 to every other policy leave a loss and its gradient finite, in float32."""
-    if kind != "loss":
-        return True
 
     def far(rows: TensorDict) -> TensorDict:
         rows = rows.apply(lambda column: column.float() if column.is_floating_point() else column)
@@ -104,18 +98,19 @@ def extreme_ratios(plugin: Plugin, kind: Kind) -> bool:
 CHECKS: dict[str, Callable[[Plugin, Kind], bool]] = {
     "row order": row_order,
     "padding": padding,
-    "micro-batches": micro_batches,
     "outside keep": outside_keep,
     "empty rows": empty_rows,
-    "extreme log-ratios": extreme_ratios,
 }
+LOSS_CHECKS = {"micro-batches": micro_batches, "extreme log-ratios": extreme_ratios}
 
 
 def invariances(plugin: Plugin, kind: Kind) -> dict[str, bool]:
-    """Every check by name; the shape alone where that is wrong, as nothing else can be said then."""
+    """Every check of a kind by name; the shape alone where that is wrong, as nothing else can be said then."""
+    if kind != "loss":
+        return {name: check(plugin, kind) for name, check in CHECKS.items()}
     if not well_formed(plugin, kind):
         return {"shape": False}
-    return {"shape": True, **{name: check(plugin, kind) for name, check in CHECKS.items()}}
+    return {"shape": True, **{name: check(plugin, kind) for name, check in (CHECKS | LOSS_CHECKS).items()}}
 
 
 def _outcome(plugin: Plugin, kind: Kind, change: Callable[[TensorDict], TensorDict] = lambda rows: rows) -> Outcome:

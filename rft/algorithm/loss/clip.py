@@ -1,6 +1,7 @@
 """Policy losses that clip the ratio of every token to the old policy, and are pessimistic about the clip."""
 
 import math
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -10,9 +11,17 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.registry import faults, within
+
+CLIP_BOUNDS = faults(within("clip_low", low=0, high=1), within("clip_high", low=0))
 
 
-@LOSSES.register("ppo_clip", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "ppo_clip",
+    fault=faults(CLIP_BOUNDS, within("dual_clip", low=1, open=True)),
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def ppo_clip(
     logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Unreduced:
@@ -30,9 +39,21 @@ def ppo_clip(
     return clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip)
 
 
-@LOSSES.register("two_sided", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def delta_inside(options: dict[str, Any]) -> str | None:
+    """The fault of a bound that the clip would hide."""
+    if options["delta"] < 1 + options["clip_high"]:
+        return f"delta={options['delta']}: it must be at least 1 + clip_high"
+    return None
+
+
+@LOSSES.register(
+    "two_sided",
+    fault=faults(CLIP_BOUNDS, delta_inside),
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, delta: float) -> Unreduced:
-    """max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)) per token. INTELLECT-2, arXiv 2505.07291, section 3.4.
+    """max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)) per token. INTELLECT-2, arXiv 2505.07291.
 
     Where A < 0 the ratio of `ppo_clip` has no bound, and neither has its loss; here it has. With delta >= 1 + high this
     is `ppo_clip` with the dual clip delta, and that is how it is computed. Statistics as `ppo_clip`.
@@ -44,11 +65,16 @@ def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high
     return ppo_clip(logprobs, batch, clip_low=clip_low, clip_high=clip_high, dual_clip=delta)
 
 
-@LOSSES.register("cpgd", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "cpgd",
+    fault=faults(within("clip_low", low=0, high=0.999), within("clip_high", low=0)),
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """max(-A l, -A clip(l, ln(1 - low), ln(1 + high))) per token, of the log-ratio l = ln r.
 
-    CPGD, arXiv 2505.12504, section 3: no ratio weighs a gradient, so none can blow it up; the same tokens are clipped
+    CPGD, arXiv 2505.12504: no ratio weighs a gradient, so none can blow it up; the same tokens are clipped
     as in `ppo_clip`. The paper adds the term `drift`. Statistics as `ppo_clip`.
 
     Args:

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
-from rft.algorithm.loss.clip import clip_statistics, clipped
+from rft.algorithm.loss.clip import CLIP_BOUNDS, clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.registry import within
 
 
 @LOSSES.register(
     "gspo",
+    fault=CLIP_BOUNDS,
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact", note="for advantages that are equal within a row; otherwise a row takes their mean"),
 )
@@ -36,7 +38,12 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
     return clipped(s.expand_as(difference), difference, batch, clip_low, clip_high, dual_clip=None)
 
 
-@LOSSES.register("gspo_token", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "gspo_token",
+    fault=CLIP_BOUNDS,
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """gspo with s_t = sg(s) * exp(lp - sg(lp)): the value is that of the row, the gradient that of the token.
 
@@ -53,8 +60,9 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_hig
 
 @LOSSES.register(
     "luspo",
+    fault=CLIP_BOUNDS,
     reads=("old_logprobs", "advantages"),
-    gradient=Gradient("scaled", note="each row times its number of tokens, which seq_mean_token_mean divides by again"),
+    gradient=Gradient("exact", target="reward, times tokens", note="seq_mean_token_mean divides by them again"),
 )
 def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """gspo times the number of trained tokens of the row: takes the length bias out of `seq_mean_token_mean`.
@@ -70,15 +78,18 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: fl
 
 @LOSSES.register(
     "gmpo",
+    fault=within("clip_low", "clip_high", low=0),
     reads=("old_logprobs", "advantages"),
     unit="sequence",
-    gradient=Gradient("scaled", note="each row divided by its number of tokens, as seq_mean_token_mean does"),
+    gradient=Gradient(
+        "exact", target="reward, mean over tokens", note="what seq_mean_token_mean makes of other losses"
+    ),
 )
 def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """-A exp(mean over the row's tokens of u) per row, u the log-ratio l clipped on the side that A pushes it to.
 
-    u = sgn(A) min(sgn(A) l, sgn(A) clip(l, -low, high)): the geometric mean of clipped ratios. GMPO, arXiv 2507.20673,
-    equation 4. A is the mean of the row's advantages, its sign that of every token.
+    u = sgn(A) min(sgn(A) l, sgn(A) clip(l, -low, high)): the geometric mean of clipped ratios. GMPO, arXiv 2507.20673.
+    A is the mean of the row's advantages, its sign that of every token.
 
     Statistics, (B,), means over the tokens of the row: `clip/low`, `clip/high` (tokens that the clip takes the gradient
     of), `kl/old`.
@@ -100,7 +111,7 @@ def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
 def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """-A lp where A >= 0, -A sg(min(W, 1)) lp where A < 0, W the ratio of the whole row to the rollout policy.
 
-    TOPR, arXiv 2503.14286, equation 5 with the truncation [0, 1] for negative and none for positive rows: bad rows that
+    TOPR, arXiv 2503.14286, with the truncation [0, 1] for negative and none for positive rows: bad rows that
     the policy has left behind are not pushed down for ever. Pairs with `seq_mean_token_sum`.
 
     Statistics: `clip/high` (1 where A < 0 and W > 1), `kl/rollout` (k3 estimate of the KL divergence of the rollout
@@ -114,7 +125,12 @@ def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     return reinforced(logprobs, batch, weight), {"clip/high": high, "kl/rollout": k3(-difference)}
 
 
-@LOSSES.register("vespo", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "vespo",
+    fault=within("k_positive", "lambda_positive", "k_negative", "lambda_negative", low=0),
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def vespo(
     logprobs: Tensor,
     batch: TensorDict,
@@ -146,6 +162,7 @@ def vespo(
 
 @LOSSES.register(
     "gvpo",
+    fault=within("beta", low=0, open=True),
     reads=("old_logprobs", "advantages"),
     unit="group",
     gradient=Gradient("scaled", note="by beta, for advantages whose sum over a group is 0"),
@@ -153,7 +170,7 @@ def vespo(
 def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
     """((beta S - R) - its mean over the group)^2 / 2 per row, S the row's sum of log-ratios.
 
-    GVPO, arXiv 2504.19599, section 3: the implicit reward of the policy, beta S, is fitted to the scores; the centring
+    GVPO, arXiv 2504.19599: the implicit reward of the policy, beta S, is fitted to the scores; the centring
     cancels what both leave open. R is the mean of the row's advantages; any estimator that shifts the scores of a group
     by one number gives the same loss, `dr_grpo` among them. Rows without a trained token are in no mean.
 

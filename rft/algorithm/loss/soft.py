@@ -9,8 +9,10 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
+from rft.algorithm.loss.clip import CLIP_BOUNDS
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.registry import within
 
 
 def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -31,7 +33,12 @@ def reinforce(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     return reinforced(logprobs, batch, 1.0), {}
 
 
-@LOSSES.register("cispo", reads=anchored, gradient=Gradient("exact"))
+@LOSSES.register(
+    "cispo",
+    fault=CLIP_BOUNDS,
+    reads=anchored,
+    gradient=Gradient("exact"),
+)
 def cispo(
     logprobs: Tensor,
     batch: TensorDict,
@@ -63,11 +70,16 @@ def cispo(
     return reinforced(logprobs, batch, r.clamp(floor, ceiling)), statistics
 
 
-@LOSSES.register("sapo", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "sapo",
+    fault=within("tau_positive", "tau_negative", low=0, open=True),
+    reads=("old_logprobs", "advantages"),
+    gradient=Gradient("exact"),
+)
 def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negative: float) -> Unreduced:
     """-A (4 / tau) sigmoid(tau (r - 1)) per token, tau by the sign of A: a gate that closes smoothly on both sides.
 
-    SAPO, arXiv 2511.20347, equations 5 and 6. At r = 1 the slope of the gate is 1.
+    SAPO, arXiv 2511.20347. At r = 1 the slope of the gate is 1.
 
     Statistics: `kl/old`, as `ppo_clip`.
 
@@ -82,11 +94,11 @@ def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negati
     return -advantages * gate, {"kl/old": k3(-difference.detach())}
 
 
-@LOSSES.register("dro", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register("dro", fault=within("beta", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["token", "row"]) -> Unreduced:
     """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
 
-    DRO, arXiv 2405.19107, section 3, whose regression (R - V - beta l)^2 / 2 has this gradient, divided by beta; V is
+    DRO, arXiv 2405.19107, whose regression (R - V - beta l)^2 / 2 has this gradient, divided by beta; V is
     the advantage's affair.
 
     Statistics: `kl/old`, as `ppo_clip`.
@@ -99,11 +111,11 @@ def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["tok
     return _pulled(logprobs, batch, beta, level)
 
 
-@LOSSES.register("kimi", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register("kimi", fault=within("tau", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def kimi(logprobs: Tensor, batch: TensorDict, *, tau: float, level: Literal["token", "row"]) -> Unreduced:
     """-A lp + tau / 2 l^2 per token, l the log-ratio to the old policy: policy mirror descent.
 
-    Kimi k1.5, arXiv 2501.12599, equation 3. The same function as `dro`; the papers differ in the baseline.
+    Kimi k1.5, arXiv 2501.12599, section 2.3. The same function as `dro`; the papers differ in the baseline.
 
     Statistics: `kl/old`, as `ppo_clip`.
 

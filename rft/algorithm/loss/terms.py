@@ -32,8 +32,8 @@ def kl_gradient(options: dict[str, Any]) -> Gradient:
     if options["estimator"] == "k2_row":
         return Gradient("exact", target="kl")
     if options["estimator"] == "k3":
-        return Gradient("near", target="kl", cosine=0.9, note="at each token the gradient of KL(reference, policy)")
-    return Gradient("near", target="kl", cosine=0.95, note="leaves out what a token does to those after it")
+        return Gradient("near", target="kl", cosine=0.885, note="at each token the gradient of KL(reference, policy)")
+    return Gradient("near", target="kl", cosine=0.975, note="leaves out what a token does to those after it")
 
 
 @LOSSES.register("kl", reads=("ref_logprobs",), steered_by="kl/ref", gradient=kl_gradient)
@@ -70,7 +70,7 @@ def positive_scale(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum, term
     "positive_nll",
     reads=("terms",),
     prepare=positive_scale,
-    gradient=Gradient("exact", target="log likelihood", note="of the correct rows, given them"),
+    gradient=Gradient("scaled", target="likelihood of correct rows", note="by trained tokens / those of correct rows"),
 )
 def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced:
     """-lp on the trained tokens of correct rows, times trained tokens / trained tokens of correct rows (B, T).
@@ -93,7 +93,7 @@ def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced
 def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """r - 1 - ln r per token (B, T), the k3 estimate of KL(old, current): unbiased in value and in gradient, (r - 1).
 
-    The policy drift of CPGD, arXiv 2505.12504, section 3.
+    The policy drift of CPGD, arXiv 2505.12504.
 
     Statistics: `kl/old`, the same.
     """

@@ -15,9 +15,15 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.soft import anchored, reinforced
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.registry import faults, within
 
 
-@LOSSES.register("dppo_tv", reads=anchored, gradient=Gradient("exact"))
+@LOSSES.register(
+    "dppo_tv",
+    fault=faults(within("clip_low", "clip_high", low=0), within("ratio_cap", low=0, open=True)),
+    reads=anchored,
+    gradient=Gradient("exact"),
+)
 def dppo_tv(
     logprobs: Tensor,
     batch: TensorDict,
@@ -43,7 +49,12 @@ def dppo_tv(
     return _trusted(logprobs, batch, now - then < -clip_low, now - then > clip_high, ratio_cap, anchor)
 
 
-@LOSSES.register("dppo_kl", reads=anchored, gradient=Gradient("exact"))
+@LOSSES.register(
+    "dppo_kl",
+    fault=faults(within("max_kl", low=0), within("ratio_cap", low=0, open=True)),
+    reads=anchored,
+    gradient=Gradient("exact"),
+)
 def dppo_kl(
     logprobs: Tensor, batch: TensorDict, *, max_kl: float, ratio_cap: float, anchor: Literal["old", "rollout"]
 ) -> Unreduced:

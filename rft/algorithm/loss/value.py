@@ -4,10 +4,19 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.registry import within
 
 
-@LOSSES.register("value", reads=("values", "returns"), outputs=("values",), head="value")
+@LOSSES.register(
+    "value",
+    fault=within("clip", low=0),
+    reads=("values", "returns"),
+    outputs=("values",),
+    head="value",
+    gradient=Gradient("exact", target="value error"),
+)
 def value(values: Tensor, batch: TensorDict, *, clip: float | None) -> Unreduced:
     """0.5 max((V - G)^2, (V_old + clip(V - V_old, +-c) - G)^2) per token (B, T).
 
