@@ -10,16 +10,23 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
 | `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
-| `keep`             | (B, T) bool     | filter                | losses and counts: trained tokens, none rejected    |
-| `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics                                    |
+| `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
+| `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
 | `version`          | (B,) int64      | rollout source        | staleness metrics                                   |
 | `scores`           | (B,) float32    | reward                | advantages                                          |
 | `terms`            | (B,) each       | reward                | filters, logs: the raw value of every reward term   |
+| `greedy_scores`    | (B,) float32    | source, if it is read | ReMax: the score of the prompt's greedy answer      |
+| `baseline_scores`  | (B,) float32    | a source that tracks  | SPO: how often the prompt was solved before         |
 | `old_logprobs`     | (B, T) float32  | actor                 | clipped losses                                      |
 | `ref_logprobs`     | (B, T) float32  | reference             | KL                                                  |
+| `prm_logprobs`     | (B, T) float32  | process reward model  | PRIME                                               |
+| `sum_p_squared`    | (B, T) float32  | actor, if it is read  | optimal token baseline                              |
 | `values`           | (B, T) float32  | critic                | GAE, value loss                                     |
 | `advantages`       | (B, T) float32  | advantage             | losses                                              |
 | `returns`          | (B, T) float32  | advantage             | value loss                                          |
+| `rejected`         | (B,) bool       | correction            | advantages: rows that lost all their trained tokens |
+| `correction_weights` | (B, T) float32 | correction           | policy loss                                         |
+| `gradient_mask`    | (B, T) bool     | gradient mask         | policy loss: tokens that pass a gradient            |
 | `loss_weights`     | (B, T) float32  | aggregation           | trainer                                             |
 | `fields`           | one dict a row  | source                | rewards, logs: the row of the data set, the text    |
 

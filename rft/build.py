@@ -21,7 +21,7 @@ from rft.checks import (
     check_lengths,
     check_metric,
     check_numbers,
-    check_redraw,
+    check_source,
     check_tokenizer,
 )
 from rft.data.encode import Encoder
@@ -34,10 +34,11 @@ from rft.rollout.engine import Engine
 from rft.rollout.evaluate import Evaluator, measured
 from rft.run_folder import choose_folder, finish_folder
 from rft.trainer import Source, Stage, Trainer
+from rft.verify import certify
 
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
-FROM_ROLLOUT = ("world", "engine", "encoder", "score", "rows", "prompts", "group_size", "sampling", "seed")
-FROM_ROLLOUT += ("columns", "logprobs")
+FROM_DATA = ("world", "encoder", "rows", "prompts", "seed")
+FROM_ROLLOUT = (*FROM_DATA, "engine", "score", "group_size", "sampling", "columns", "logprobs")
 
 
 class Job:
@@ -70,7 +71,7 @@ class Job:
         self.method = Method(run.algorithm, "algorithm", self.reward.weights)
         check_numbers(run, self.method)
         check_metric(run, measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k))
-        check_redraw(self.source.options, self.reward.names)
+        check_source(self.source.options, self.reward.names, run.algorithm.group_size)
         check_flow(run, self.method, self.source.factory)
         self.needs = {*self.source.factory.needs(self.source.options), *self.reward.fields}
         if run.warmup is not None:
@@ -82,10 +83,14 @@ class Job:
             sink.check()
 
     def verify(self) -> float:
-        """Prints the certificate of the algorithm's functions; 1.0 where all of it holds, 0.0 otherwise."""
-        from rft.verify import certify
+        """Prints the certificate of the algorithm's functions and returns 1.0.
 
-        return float(certify(self.method, Console()))
+        Raises:
+            ValueError: a function is not what it states.
+        """
+        if not certify(self.method, Console()):
+            raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
+        return 1.0
 
     def fit(self, suffix: str) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
@@ -115,7 +120,8 @@ class Job:
                 log.message(said)
             if run.rollout.truncates():
                 log.message(
-                    "rollout.top_p, top_k or min_p cut the distribution that is sampled, not the one that trains: "
+                    "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one that "
+                    "trains: "
                     "rollout/logprob_gap shows how far the two are apart"
                 )
             trainer, stages = self._assemble(world, tokenizer, encoder, train, held_out, folder, log)

@@ -64,13 +64,25 @@ def check_metric(run: Run, measured: list[str]) -> None:
         )
 
 
-def check_redraw(source_options: dict[str, Any], terms: tuple[str, ...]) -> None:
-    """Dynamic sampling looks at a reward term that there is."""
-    redraw = source_options.get("redraw")
-    if redraw is not None and redraw.term not in terms:
+def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: int) -> None:
+    """What a source looks at is a reward term that there is, and can differ within a group.
+
+    Args:
+        options: of the source.
+        terms: the names of the reward's terms.
+        group_size: responses per prompt.
+    """
+    for name in ("redraw", "tracking"):
+        node = options.get(name)
+        if node is not None and node.term not in terms:
+            raise ValueError(
+                f"algorithm.source.{name}.term={node.term}: none of reward.terms, which are {', '.join(terms)}"
+                f"{did_you_mean(node.term, terms)}"
+            )
+    if options.get("redraw") is not None and group_size < 2:
         raise ValueError(
-            f"algorithm.source.redraw.term={redraw.term}: none of reward.terms, which are {', '.join(terms)}"
-            f"{did_you_mean(redraw.term, terms)}"
+            f"algorithm.group_size={group_size}: a group of one never differs, so dynamic sampling would draw it again "
+            "and again; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
         )
 
 
@@ -93,6 +105,11 @@ def check_flow(run: Run, method: Method, source: Any) -> None:
     if "sum_p_squared" in reads:
         stages.append(("actor", ("tokens",), ("sum_p_squared",)))
     for role in ROLES:
+        if role.key in method.learners and role.column not in reads:
+            raise ValueError(
+                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {role.column}; choose an "
+                f"algorithm/advantage that does or algorithm/{role.loss}=none"
+            )
         if role.column in reads:
             if role.loss is not None and role.key not in method.learners:
                 raise ValueError(

@@ -87,6 +87,7 @@ class Warmup:
             gradient_mask=None,
             old_logprobs="actor",
             mask_truncated=False,
+            mask_tied=False,
         )
 
 

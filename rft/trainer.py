@@ -201,7 +201,9 @@ class Trainer:
         units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
         sampled = "rollout_logprobs" in batch.keys()
         watch = ("entropy",) if sampled else ()
-        compare = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
+        # before anything is rejected: with the old policy in `annotate`, or else with the current one here
+        unmeasured = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
+        early = unmeasured and "logprobs" in method.prepares
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
@@ -209,11 +211,13 @@ class Trainer:
                     rows = batch[torch.isin(batch["unit"], chosen)]
                     moved = epoch > 0 or number > 0
                     current = self.current(stage, rows, idle_row(batch, rows), moved)
+                    if early:
+                        record_mismatch(metrics, current["logprobs"], rows["rollout_logprobs"], rows["keep"])
                     method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
                     idle = idle_row(batch, rows)
                     try:
                         if stage_step > method.options.critic_warmup:
-                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, compare)
+                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, unmeasured and not early)
                         for role, objective in method.learners.items():
                             self.helpers[role].update(rows, idle, objective, temperature, metrics)
                     except Diverged as problem:

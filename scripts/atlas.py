@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 SEEDS = (0, 1, 2)
-SETTINGS = ["steps=20", "batch.prompts=16", "batch.minibatches=2", "eval.every=4"]
+WARM_UP: list[str] = []  # what the runs before share, beside the defaults
+SETTINGS = ["steps=24", "batch.prompts=16", "batch.minibatches=2", "eval.every=4"]
 ACCURACY, REWARD = "eval/heldout/accuracy", "reward/mean"
 DIGITS = 4
 
@@ -48,7 +49,7 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS, settings: list[str] = SETTINGS) -> None:
+def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS) -> None:
     """Trains, and writes the file of results after every run.
 
     Raises:
@@ -62,13 +63,8 @@ def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS, setti
         raise ValueError(f"--only {','.join(sorted(unknown))}: no such algorithm (known: {', '.join(algorithms())})")
     for name in chosen:
         results["algorithms"].pop(name, None)
-    todo = [
-        (name, seed)
-        for name in chosen or algorithms()
-        for seed in seeds
-        if str(seed) not in results["algorithms"].get(name, {}).get("runs", {})
-    ]
-    results |= {"settings": settings, "versions": {name: importlib.metadata.version(name) for name in ("torch",)}}
+    runs_to_do = todo(results, chosen, seeds)
+    results |= {"settings": SETTINGS, "versions": {name: importlib.metadata.version(name) for name in ("torch",)}}
     failed: list[str] = []
     context = multiprocessing.get_context("spawn")
     with (
@@ -76,12 +72,13 @@ def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS, setti
         ProcessPoolExecutor(arguments.jobs, context, initializer=one_thread) as pool,
         Progress(console=console) as progress,
     ):
-        bar = progress.add_task("warm-up", total=len(todo))
-        needed = sorted({seed for _, seed in todo})
-        starts = dict(zip(needed, pool.map(warm_up, [folder] * len(needed), needed), strict=True))
+        bar = progress.add_task("warm-up", total=len(runs_to_do))
+        needed = sorted({seed for _, seed in runs_to_do})
+        warm = [[f"seed={seed}", *WARM_UP, f"output_dir={folder}/start-{seed}"] for seed in needed]
+        starts = dict(zip(needed, pool.map(warm_up, warm), strict=True))
         runs: dict[Future, tuple[str, int]] = {}
-        for name, seed in todo:
-            overrides = [f"algorithm={name}", f"seed={seed}", *settings, *starts[seed], *arguments.overrides]
+        for name, seed in runs_to_do:
+            overrides = [f"algorithm={name}", f"seed={seed}", *SETTINGS, *starts[seed], *arguments.overrides]
             runs[pool.submit(train, f"{folder}/{name}-{seed}", overrides)] = name, seed
         for future in as_completed(runs):
             name, seed = runs[future]
@@ -101,7 +98,17 @@ def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS, setti
             accuracy = run["accuracy"]
             console.print(f"{name}, seed {seed}: {accuracy[0][1]:.2f} -> {accuracy[-1][1]:.2f}", highlight=False)
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(todo)} runs failed:\n" + "\n".join(failed))
+        raise RuntimeError(f"{len(failed)} of {len(runs_to_do)} runs failed:\n" + "\n".join(failed))
+
+
+def todo(results: dict[str, Any], chosen: list[str], seeds: tuple[int, ...]) -> list[tuple[str, int]]:
+    """(algorithm, seed) of the runs that are not in the results yet."""
+    return [
+        (name, seed)
+        for name in chosen or algorithms()
+        for seed in seeds
+        if str(seed) not in results["algorithms"].get(name, {}).get("runs", {})
+    ]
 
 
 def one_thread() -> None:
@@ -111,11 +118,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def warm_up(folder: str, seed: int) -> list[str]:
+def warm_up(overrides: list[str]) -> list[str]:
     """Runs the supervised stage of the default run, for all algorithms at once; returns what starts from there."""
-    config = resolved(f"seed={seed}", "steps=1", f"output_dir={folder}/start-{seed}")
+    config = resolved(*overrides, "steps=1")
     fit(config)
-    model = f"{folder}/start-{seed}/checkpoints/step_{config['warmup']['steps']:08d}/actor"
+    model = f"{config['output_dir']}/checkpoints/step_{config['warmup']['steps']:08d}/actor"
     return ["warmup=none", f"actor.path={model}", "actor.model_config=null"]
 
 

@@ -128,7 +128,7 @@ def say(gradient: Gradient | None) -> str:
     """A gradient property in a few words: `cosine 0.98`, `0.875 of it at n = 8`."""
     if gradient is None:
         return ""
-    words = gradient.relation
+    words: str = gradient.relation
     if gradient.relation == "scaled" and gradient.factor is not None:
         words = f"{gradient.factor(GROUP):.3g} of it at n = {GROUP}"
     elif gradient.relation == "near":

@@ -1,7 +1,7 @@
 """Does the suite notice a wrong formula? Changes the registered functions, one thing at a time, and counts.
 
 python scripts/mutate.py                      # every loss, and what it calls in rft.algorithm
-python scripts/mutate.py --kind advantage     # another registry
+python scripts/mutate.py --kind advantage     # another registry, or correction, or all
 python scripts/mutate.py --only gspo clipped  # these functions
 
 The tests are collected once. A process forked for each mutant puts the changed code into the function that the tests
@@ -32,14 +32,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from tensordict import TensorDict
+from torch import Tensor
 
-from rft.algorithm import registries
+from rft.algorithm import correction, registries
 from rft.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "rft.algorithm."
 GOAL = 0.95
-KINDS = {thing.kind.replace(" ", "_"): thing for thing in vars(registries).values() if isinstance(thing, Registry)}
+KINDS = {
+    thing.kind.replace(" ", "_"): {thing.function(name).__module__ for name in thing.names()}
+    for thing in vars(registries).values()
+    if isinstance(thing, Registry)
+}
+KINDS |= {"correction": {correction.__name__}}  # rules, not registered functions
+KINDS |= {"all": set().union(*KINDS.values())}
 
 
 @dataclass
@@ -114,7 +122,7 @@ class Check:
 def main() -> None:
     """Checks the functions that the command line names."""
     parser = argparse.ArgumentParser(description="Changes formulas and counts how many changes the tests notice.")
-    parser.add_argument("--kind", choices=sorted(KINDS), default="loss", help="which registry (default: loss)")
+    parser.add_argument("--kind", choices=sorted(KINDS), default="loss", help="which functions (default: loss)")
     parser.add_argument("--only", nargs="+", metavar="name", help="functions of these names alone")
     parser.add_argument("--tests", nargs="+", default=["tests/algorithm"], help="where tests are (tests/algorithm)")
     arguments = parser.parse_args()
@@ -134,23 +142,21 @@ def main() -> None:
     raise SystemExit(0 if good else 1)
 
 
-def reached(registry: Registry) -> dict[str, FunctionType]:
-    """The functions of the modules that register in it, and those of the package that they call."""
-    modules = {registry.function(name).__module__ for name in registry.names()}
-    todo = [
-        function
-        for module in sorted(modules)
-        for function in functions_in(vars(sys.modules[module]).values())
-        if function.__module__ == module
-    ]
+def reached(modules: Iterable[str]) -> dict[str, FunctionType]:
+    """The formulas of some modules, and the functions of the package that they call."""
+    todo: list[FunctionType] = []
+    for module in sorted(modules):
+        members = list(vars(sys.modules[module]).values())
+        methods = [method for thing in members if isinstance(thing, type) for method in vars(thing).values()]
+        own = [function for function in functions_in([*members, *methods]) if function.__module__ == module]
+        todo += filter(is_formula, own)
     found: dict[str, FunctionType] = {}
     while todo:
         function = todo.pop(0)
-        name = f"{function.__module__.removeprefix(PACKAGE)}.{function.__name__}"
+        name = f"{function.__module__.removeprefix(PACKAGE)}.{function.__qualname__}"
         if name not in found and function.__module__.startswith(PACKAGE):
             found[name] = function
-            named = [function.__globals__.get(name) for name in function.__code__.co_names]
-            todo += functions_in(named)
+            todo += functions_in(function.__globals__.get(name) for name in function.__code__.co_names)
     return found
 
 
@@ -160,12 +166,17 @@ def functions_in(things: Iterable[Any]) -> list[FunctionType]:
     for thing in things:
         inner = thing.values() if isinstance(thing, dict) else [thing]
         found += [inspect.unwrap(part) for part in inner if callable(part)]
-    return [function for function in found if isinstance(function, FunctionType) and function.__name__ != "<lambda>"]
+    return [function for function in found if isinstance(function, FunctionType)]
+
+
+def is_formula(function: FunctionType) -> bool:
+    """Whether a function computes; others look at options, and state a fact about a plugin."""
+    return any(kind in (Tensor, TensorDict) for kind in function.__annotations__.values())
 
 
 def changes_of(function: FunctionType) -> list[Change]:
     """Every change of a function."""
-    return changes(Path(function.__code__.co_filename).read_text(), function.__name__)
+    return changes(Path(function.__code__.co_filename).read_text(), function.__qualname__)
 
 
 def baseline(items: list[pytest.Item], functions: dict[str, FunctionType]) -> list[tuple[str, float, set[str], bool]]:

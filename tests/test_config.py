@@ -17,8 +17,15 @@ COMPANIONS = {
     "actor/hf": ["actor.path=some/model"],
     "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
     "algorithm/advantage/gae": ["algorithm/critic_loss=value"],
+    "algorithm/advantage/gae_length_adaptive": ["algorithm/critic_loss=value"],
     "algorithm/advantage/none": ["algorithm=sft"],
+    "algorithm/advantage/prime": ["algorithm/prm_loss=implicit_reward"],
+    "algorithm/advantage/spo": ["algorithm=spo"],
+    "algorithm/aggregation/none": ["algorithm=gmpo"],
     "algorithm/critic_loss/value": ["algorithm=ppo"],
+    "algorithm/loss/gmpo": ["algorithm=gmpo"],
+    "algorithm/loss/gvpo": ["algorithm=gvpo"],
+    "algorithm/prm_loss/implicit_reward": ["algorithm=prime"],
     "algorithm/source/dataset": ["algorithm=sft"],
     "data/gsm8k": ["metric=eval/test/accuracy"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
@@ -39,6 +46,8 @@ def selection(name: str) -> list[str]:
     group, _, chosen = name.rpartition("/")
     if name in ROLES:
         return [f"actor@{chosen}={chosen}"]
+    if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
+        return [f"{group}={chosen}", "algorithm/loss=reinforce"]
     return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
 
 

@@ -20,6 +20,10 @@ JOB = re.compile(r"^Error executing job with overrides: .*\n")  # Hydra's word o
 SLOW = ("torch", "transformers", "tensordict", "datasets")
 
 
+def stems(group):
+    return sorted(path.stem for path in (ROOT / "rft" / "config" / group).glob("*.yaml"))
+
+
 @pytest.fixture
 def say(monkeypatch, capsys, tmp_path):
     """Runs the command line in this process, in an empty folder; returns exit code, stdout and stderr."""
@@ -73,12 +77,12 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         (
             ["algorithm=grppo"],
             "algorithm=grppo: no such option; did you mean grpo? "
-            "(known: dapo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo, sft)",
+            f"(known: {', '.join(stems('algorithm'))})",
         ),
         (
             ["algorithm/loss=ppoclip"],
             "algorithm/loss=ppoclip: no such option; did you mean ppo_clip? "
-            "(known: gspo, nll, ppo_clip, ppo_clip_higher, ppo_dual_clip)",
+            f"(known: {', '.join(stems('algorithm/loss'))})",
         ),
         (["actor=hf"], "actor.path is missing: set actor.path=<value>"),
         (
@@ -92,7 +96,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         ),
         (["steps=0"], "steps=0: set it to 1 or more"),
         (["steps=many"], "steps: expected whole number, got 'many'"),
-        (["mode=tain"], "mode: expected one of train, got 'tain'; did you mean train?"),
+        (["mode=tain"], "mode: expected one of train, verify, got 'tain'; did you mean train?"),
     ],
 )
 def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
@@ -163,12 +167,56 @@ def test_a_plugin_beside_the_recipe_is_found(flag, say, tmp_path, request):
 def test_a_folder_of_options_alone_needs_no_recipe(say, tmp_path):
     options = tmp_path / "mine" / "algorithm" / "loss"
     options.mkdir(parents=True)
-    (options / "wild.yaml").write_text("name: ppo_clip\nclip_low: 9.0\nclip_high: 9.0\ndual_clip: null\n")
+    (options / "wild.yaml").write_text("name: ppo_clip\nclip_low: 0.9\nclip_high: 9.0\ndual_clip: null\n")
     code, _, error = say("-cd", tmp_path / "mine", "algorithm/loss=wild", "steps=0")
     assert (code, error) == (1, "error: steps=0: set it to 1 or more\n")
 
 
+def test_verify_prints_the_certificate_and_trains_nothing(say, tmp_path):
+    code, out, error = say("mode=verify", "algorithm=gspo")
+    assert (code, error) == (0, "")
+    assert "✓ loss gspo: as declared" in out and list(tmp_path.iterdir()) == []
+
+
+def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, monkeypatch):
+    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    (tmp_path / "mine" / "algorithm" / "loss").mkdir(parents=True)
+    (tmp_path / "mine" / "algorithm" / "loss" / "upside_down.yaml").write_text("name: upside_down\n")
+    (tmp_path / "mine" / "run.yaml").write_text(
+        "defaults: [main, {override algorithm/loss: upside_down}, _self_]\nplugins: [upside_down]\nmode: verify\n"
+    )
+    (tmp_path / "mine" / "upside_down.py").write_text(
+        "from rft.algorithm import LOSSES\nfrom rft.algorithm.gradient import Gradient\n"
+        "@LOSSES.register('upside_down', reads=('advantages',), gradient=Gradient('exact'))\n"
+        "def upside_down(logprobs, batch):\n    return batch['keep'] * batch['advantages'] * logprobs, {}\n"
+    )
+    code, out, error = say("-cd", tmp_path / "mine", "-cn", "run")
+    assert code == 1 and "✗ loss upside_down: is not what it states" in out
+    assert error == "error: mode=verify: a part of the algorithm is not what it states; see what is marked ✗\n"
+
+
 # What is refused before any model is loaded
+
+
+def test_a_number_out_of_its_range(refused):
+    said = refused("algorithm.loss.clip_low=-0.2")
+    assert said == "algorithm.loss.clip_low=-0.2: it must be at least 0 and at most 1"
+
+
+def test_dynamic_sampling_of_groups_of_one(refused):
+    said = refused("algorithm=reinforce", "algorithm/source=dynamic", "algorithm.group_size=1")
+    assert said.startswith("algorithm.group_size=1: a group of one never differs")
+
+
+def test_a_tracked_term_that_there_is_not(refused):
+    said = refused("algorithm=spo", "algorithm.source.tracking.term=fromat")
+    assert said.startswith("algorithm.source.tracking.term=fromat: none of reward.terms") and "did you mean format" in said
+
+
+def test_a_reward_model_that_nothing_reads(refused):
+    said = refused("algorithm/prm_loss=implicit_reward", "algorithm.prm_loss.beta=0.05")
+    assert said.startswith("algorithm.prm_loss trains the prm, but nothing reads its prm_logprobs")
+
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import LOSSES
+from rft.algorithm.gradient import Gradient
 from rft.reward import REWARDS
 
 
-@LOSSES.register("leaky_clip", reads=("old_logprobs", "advantages"))
+@LOSSES.register("leaky_clip", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def leaky_clip(logprobs: Tensor, batch: TensorDict, *, clip: float, leak: float) -> tuple[Tensor, dict[str, Tensor]]:
     """Like PPO's clipped ratio, but beyond the bound a share `leak` of the slope remains. (B, T) -> (B, T)
 

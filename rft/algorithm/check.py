@@ -20,6 +20,7 @@ def check_method(method: "Method", key: str) -> None:
     _check_heads(method, key)
     _check_units(method, key)
     _check_scores(method, key)
+    _check_ties(method, key)
     _check_reward_terms(method, key)
     _check_correction(method, key)
     if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
@@ -69,6 +70,18 @@ def _check_scores(method: "Method", key: str) -> None:
                 f"{key}.{part} changes scores, but the advantage {method.advantage.name!r} is a formula of the raw "
                 "scores; take it out or choose another advantage"
             )
+
+
+def _check_ties(method: "Method", key: str) -> None:
+    if not method.options.mask_tied:
+        return
+    if method.advantage is None:
+        raise ValueError(f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false")
+    if method.options.group_size < 2:
+        raise ValueError(
+            f"{key}.mask_tied: a group of one is always tied, so nothing would train; set it to false or "
+            f"{key}.group_size to 2 or more"
+        )
 
 
 def _check_reward_terms(method: "Method", key: str) -> None:

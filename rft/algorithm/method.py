@@ -13,6 +13,7 @@ from rft.algorithm.aggregation import unit_weights
 from rft.algorithm.check import check_method
 from rft.algorithm.control import Control, build_control
 from rft.algorithm.correction import Correction, CorrectionOptions
+from rft.algorithm.groups import informative_groups
 from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
 from rft.algorithm.registries import AllSum
@@ -55,6 +56,7 @@ class MethodOptions:
         gradient_mask: which tokens pass the loss's gradient, or null for all of them.
         old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
         mask_truncated: rows that the length limit ended do not train (overlong filtering).
+        mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
     """
 
     name: str
@@ -73,6 +75,7 @@ class MethodOptions:
     gradient_mask: Any
     old_logprobs: Literal["actor", "rollout"]
     mask_truncated: bool
+    mask_tied: bool
 
 
 class Method:
@@ -96,7 +99,9 @@ class Method:
         if loss.name in options.terms:
             raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
         mask = options.gradient_mask and GRADIENT_MASKS.build(options.gradient_mask, f"{key}.gradient_mask")
-        self.correction = options.correction and Correction(options.correction, f"{key}.correction")
+        self.correction = None
+        if options.correction is not None:
+            self.correction = Correction(options.correction, f"{key}.correction")
         weighs = self.correction is not None and self.correction.weighs
         self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
         self.learners: dict[str, Objective] = {}  # what the models beside the policy minimise, by their role
@@ -158,12 +163,16 @@ class Method:
             batch["unit"] = batch["group"]
         keep = batch["response_mask"].clone()
         keep[:, 0] = False  # nothing predicts the first token
-        batch["keep"] = keep & ~batch["truncated"][:, None] if self.options.mask_truncated else keep
+        if self.options.mask_truncated:
+            keep &= ~batch["truncated"][:, None]
+        if self.options.mask_tied:
+            keep &= informative_groups(batch["scores"], batch["group"])[:, None]
+        batch["keep"] = keep
 
     def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
-        Scores are shaped, KL is taken off, then the estimator runs over the rows that were not rejected.
+        Scores are shaped, KL is taken off, then the estimator runs over the rows that were not rejected or masked as tied.
 
         Raises:
             ValueError: a score is not finite; names the rows.
@@ -191,6 +200,8 @@ class Method:
             metrics.mean("kl/reward", penalty, batch["keep"])
         scores, rewards = token_rewards(scores, batch["keep"], penalty, self.reward_control.coef)
         used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
+        if self.options.mask_tied:
+            used &= informative_groups(batch["scores"], batch["group"])
         rows = batch.exclude("fields")[used]
         supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
         for name, column in self.advantage(scores[used], rewards[used], rows, **supplied).items():

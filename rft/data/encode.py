@@ -48,7 +48,7 @@ class Encoder:
         """
         if not rows:
             return []
-        encoded = self._encode([self._text(row["prompt"], number) for number, row in enumerate(rows)])
+        encoded = self.encode([self._text(row["prompt"], number) for number, row in enumerate(rows)])
         prompts = [self._prefix + ids for ids in encoded]
         for number, prompt in enumerate(prompts):
             if not prompt:
@@ -76,10 +76,11 @@ class Encoder:
                 f"a response is {type(text).__name__}, not text; name another field in columns.response of the data set"
             )
         prompt = self.prompt(row)
-        response = [*self._encode([text])[0], self._tokenizer.eos_token_id]
+        response = [*self.encode([text])[0], self._tokenizer.eos_token_id]
         return prompt + response, [False] * len(prompt) + [True] * len(response)
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of texts as they stand: no template, no begin token."""
         return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
 
     def _text(self, prompt: Any, number: int) -> str:

@@ -72,12 +72,14 @@ class Completion:
     """One sampled continuation.
 
     Attributes:
-        tokens: sampled ids, with the end token or the tokens of the stop string where one was sampled; none is added.
+        tokens: sampled ids, with the end token or the tokens of the stop string where one was sampled; an engine adds
+            none.
         logprobs: log-probability of each token under the distribution that it was drawn from, after temperature and
             truncation; for greedy tokens under the plain softmax of the logits.
         finish_reason: `stop` at an end token or a stop string, `length` at the cap.
         text: the tokens decoded without special tokens, cut before the stop string.
         version: of the weights that sampled it.
+        given: places in `tokens` of what was put in and not sampled; the log-probability there is 0.
     """
 
     tokens: list[int]
@@ -85,6 +87,7 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     text: str
     version: int
+    given: range = range(0)
 
 
 class Engine(Protocol):
@@ -113,3 +116,12 @@ class Engine(Protocol):
             tensors: may be a generator; a tensor may be kept without a copy and then follows its owner's changes.
         """
         ...
+
+
+def row_seed(seed: int, position: int, sample: int) -> int:
+    """A seed for one row that depends on nothing but its place in the run."""
+    mixed = seed
+    for number in (position, sample):
+        mixed = (mixed * 6364136223846793005 + number * 2 + 1442695040888963407) % 2**63
+        mixed ^= mixed >> 29
+    return mixed

@@ -7,8 +7,8 @@ from typing import Any
 
 from rft.data.encode import Encoder
 from rft.distributed import World
-from rft.rollout.engine import Engine, Request, Sampling
-from rft.rollout.source import Score, row_seed
+from rft.rollout.engine import Engine, Request, Sampling, row_seed
+from rft.rollout.source import Score
 
 
 class Evaluator:

@@ -1,6 +1,7 @@
 """Batches of new text: draws prompts, samples groups of responses, scores them, redraws groups without signal."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,8 @@ from rft.data.encode import Encoder
 from rft.data.order import Cursor
 from rft.distributed import World
 from rft.metrics import Metrics
-from rft.rollout.engine import Completion, Engine, Request, Sampling
+from rft.rollout.engine import Completion, Engine, Request, Sampling, row_seed
+from rft.rollout.interruption import Interruption
 
 Score = Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -26,15 +28,31 @@ class Redraw:
 
     Attributes:
         term: the reward term that is looked at, before any shaping.
+        between: groups whose mean of the term is outside [low, high] are drawn again too (PRIME, 2502.01456), or null.
         max_rounds: rounds of a step after which groups without signal fill the batch.
     """
 
     term: str
+    between: list[float] | None
     max_rounds: int
 
     def __post_init__(self) -> None:
         if self.max_rounds < 1:
             raise ValueError(f"algorithm.source.redraw.max_rounds={self.max_rounds}: set it to 1 or more")
+        if self.between is not None and (len(self.between) != 2 or not 0 <= self.between[0] < self.between[1]):
+            raise ValueError(
+                f"algorithm.source.redraw.between={self.between}: expected [low, high] with 0 <= low < high, or null"
+            )
+
+    def keeps(self, raw: Tensor) -> bool:
+        """True where a group has signal.
+
+        Args:
+            raw: the term of its rows, (N,).
+        """
+        low, high = self.between or (-math.inf, math.inf)
+        inside = low <= float(raw.double().sum()) / len(raw) <= high
+        return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
 
 
 class RolloutSource:
@@ -45,6 +63,8 @@ class RolloutSource:
             number of groups of a step over all ranks, `columns` what the method reads: where it reads `greedy_scores`,
             every prompt is answered once more, with the most likely tokens, and every row of its group gets that score.
         redraw: dynamic sampling, or null.
+        interruption: answers that are too long are told to conclude, or null. Greedy answers, too: they are compared
+            with the others.
     """
 
     writes: tuple[str, ...] = (*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms")
@@ -63,6 +83,7 @@ class RolloutSource:
         seed: int,
         columns: tuple[str, ...],
         redraw: Redraw | None,
+        interruption: Interruption | None,
     ) -> None:
         self.temperature = sampling.temperature
         self._world = world
@@ -77,6 +98,8 @@ class RolloutSource:
         self._greedy = replace(sampling, temperature=0.0, first_token=None) if wants_greedy else None
         self._seed = seed
         self._redraw = redraw
+        self._interruption = interruption
+        self._phrase = [] if interruption is None else encoder.encode([interruption.phrase])[0]
         self._mine = slice(world.rank, None, world.size)  # this rank's share of what all of them draw
         self._cursor = Cursor(len(rows), seed)
         self._surplus: list[list[dict[str, Any]]] = []
@@ -104,6 +127,9 @@ class RolloutSource:
             for prompt, (position, _) in zip(prompts, mine, strict=True)
         ]
         completions, scores, terms = self._sample(requests, rows, self._sampling, metrics)
+        if self._interruption is not None:
+            interrupted = [len(completion.given) > 0 for group in completions for completion in group]
+            metrics.mean("rollout/interrupted", torch.tensor(interrupted))
         shared: list[dict[str, Any]] = [{"group": position} for position, _ in mine]
         if self._greedy is not None:
             _, greedy, _ = self._sample([Request(prompt, [0]) for prompt in prompts], rows, self._greedy, metrics)
@@ -131,7 +157,10 @@ class RolloutSource:
     ) -> tuple[list[list[Completion]], Tensor, dict[str, Tensor]]:
         """Completions per request, and of all of them in order the scores (B,) and the terms, (B,) each."""
         with metrics.timer("rollout"):
-            completions = self._engine.generate(requests, sampling, None)
+            if self._interruption is None:
+                completions = self._engine.generate(requests, sampling, None)
+            else:
+                completions = self._interruption.generate(self._engine, requests, sampling, self._phrase)
         texts = [completion.text for group in completions for completion in group]
         fields = [row for row, group in zip(rows, completions, strict=True) for _ in group]
         with metrics.timer("reward"):
@@ -146,15 +175,14 @@ class RolloutSource:
             if self._total(len(good)) >= self._prompts:
                 break
             for group in self._draw(metrics):
-                raw = torch.stack([row["terms"][redraw.term] for row in group])
-                informative = bool(informative_groups(raw, torch.zeros(len(group), dtype=torch.int64)).all())
+                informative = redraw.keeps(torch.stack([row["terms"][redraw.term] for row in group]))
                 (good if informative else spare).append(group)
             metrics.largest("rollout/rounds", round_number)
         found = self._total(len(good))
         metrics.add("rollout/informative", min(found, self._prompts) / self._prompts, 1.0)
         if found < self._prompts:
             logging.getLogger(__name__).warning(
-                "dynamic sampling found %d of %d groups with unequal %r in algorithm.source.redraw.max_rounds=%d "
+                "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
                 "rounds; groups without signal fill the batch",
                 found, self._prompts, redraw.term, redraw.max_rounds,
             )  # fmt: skip
@@ -186,21 +214,13 @@ def _position(group: list[dict[str, Any]]) -> int:
     return int(group[0]["group"])
 
 
-def row_seed(seed: int, position: int, sample: int) -> int:
-    """A seed for one row that depends on nothing but its place in the run."""
-    mixed = seed
-    for number in (position, sample):
-        mixed = (mixed * 6364136223846793005 + number * 2 + 1442695040888963407) % 2**63
-        mixed ^= mixed >> 29
-    return mixed
-
-
 def rollout_row(prompt: list[int], completion: Completion, row: dict[str, Any]) -> dict[str, Any]:
     """The batch row of one sampled response."""
     ids = torch.tensor(prompt + completion.tokens)
     start = len(prompt)
     trains = torch.zeros(len(ids), dtype=torch.bool)
     trains[start:] = True
+    trains[start + completion.given.start : start + completion.given.stop] = False
     logprobs = torch.zeros(len(ids))
     logprobs[start:] = torch.tensor(completion.logprobs)
     return {

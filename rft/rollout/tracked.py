@@ -16,20 +16,23 @@ from rft.data.order import Lottery
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine import Engine, Sampling
+from rft.rollout.interruption import Interruption
 from rft.rollout.source import Redraw, RolloutSource, Score
 
 
 class Visit(NamedTuple):
-    """The last answer to a prompt: eight bytes a token.
+    """The last answer to a prompt: nine bytes a token.
 
     Attributes:
         row: the prompt's.
         ids: prompt and response, (T,) int32.
-        logprobs: of the response by the policy that gave it, (L,) float32.
+        sampled: which of them the policy sampled, (T,) bool.
+        logprobs: of those by the policy that sampled them, (L,) float32.
     """
 
     row: int
     ids: Tensor
+    sampled: Tensor
     logprobs: Tensor
 
 
@@ -105,7 +108,7 @@ class TrackedSource(RolloutSource):
     Args:
         world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns: see `RolloutSource`.
         logprobs: supplied: log-probabilities (B, T) of the `keep` tokens of a batch by the policy as it is now.
-        redraw: dynamic sampling, or null.
+        redraw, interruption: see `RolloutSource`.
         tracking: how the solve rate is tracked.
         priority: how often which prompt is drawn; null for epochs.
         retire: prompts of at least this solve rate are not drawn any more, or null (ScaleRL, 2510.13786).
@@ -127,12 +130,14 @@ class TrackedSource(RolloutSource):
         columns: tuple[str, ...],
         logprobs: Callable[[TensorDict], Tensor],
         redraw: Redraw | None,
+        interruption: Interruption | None,
         tracking: Tracking,
         priority: Priority | None,
         retire: float | None,
     ) -> None:
         super().__init__(
-            world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns, redraw
+            world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns, redraw,
+            interruption,
         )  # fmt: skip
         if priority is not None:
             self._cursor = Lottery(len(rows), seed)
@@ -200,24 +205,23 @@ class TrackedSource(RolloutSource):
         The first answer stands for its group. Old policies are gone, but what they said of their own answer is kept.
         """
         before = [self._visits[row] for row in sorted({row for _, row in mine}) if row in self._visits]
-        answers = [(group[0]["tokens"]["input_ids"], int(group[0]["response_mask"].sum())) for group in groups]
-        said = self._say([*answers, *((visit.ids.long(), len(visit.logprobs)) for visit in before)])
+        answers = [(group[0]["tokens"]["input_ids"], group[0]["response_mask"]) for group in groups]
+        said = self._say([*answers, *((visit.ids.long(), visit.sampled) for visit in before)])
         visits = {
-            position: Visit(row, ids.int(), logprobs)
-            for (position, row), (ids, _), logprobs in zip(mine, answers, said, strict=False)
+            position: Visit(row, ids.int(), sampled, logprobs)
+            for (position, row), (ids, sampled), logprobs in zip(mine, answers, said, strict=False)
         }
         again = zip(before, said[len(mine) :], strict=True)
         return visits, {visit.row: float((visit.logprobs - now).abs().mean()) for visit, now in again}
 
-    def _say(self, texts: list[tuple[Tensor, int]]) -> list[Tensor]:
-        """What the policy says now of the last L tokens of each text (T,): log-probabilities, (L,) each."""
+    def _say(self, texts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """What the policy says now of the sampled tokens of each text (T,): log-probabilities, (L,) each."""
         rows = []
-        for unit, (ids, size) in enumerate(texts):
-            responds = torch.arange(len(ids)) >= len(ids) - size  # (T,)
+        for unit, (ids, sampled) in enumerate(texts):
             tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            rows.append({"tokens": tokens, "response_mask": responds, "keep": responds, "unit": unit})
+            rows.append({"tokens": tokens, "response_mask": sampled, "keep": sampled, "unit": unit})
         found = self._logprobs(collate(rows))  # (B, T)
-        return [row[len(ids) - size : len(ids)].clone() for row, (ids, size) in zip(found, texts, strict=True)]
+        return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Also the counts and visits: every rank knows all of them, and rank zero hands them in."""

@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 SWAPPED_SIGNS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 SWAPPED_PRODUCTS: dict[type, type] = {ast.Mult: ast.Div, ast.Div: ast.Mult}
@@ -28,7 +29,19 @@ FLAGS = ("descending", "largest")
 SHAPES = {"dim", "dims", "dtype", "keepdim"}  # keywords whose numbers are no mathematics
 SHAPED = {"sum", "mean", "cumsum", "flip", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "amax"}
 SHAPED |= {"amin", "any", "all", "unsqueeze", "squeeze", "expand", "reshape", "view", "stack", "cat", "softmax", "size"}
-SHAPED |= {"log_softmax", "logsumexp", "argsort", "sort", "select", "transpose", "flatten", "full", "new_full"}
+SHAPED |= {
+    "log_softmax",
+    "logsumexp",
+    "argsort",
+    "sort",
+    "select",
+    "transpose",
+    "flatten",
+    "full",
+    "new_full",
+    "new_zeros",
+}
+LOOKS = ("shape", "device", "dtype")  # attributes that a mask does not change
 
 
 @dataclass(frozen=True)
@@ -171,8 +184,17 @@ OPERATORS: tuple[Callable[[ast.AST], Iterator[ast.AST]], ...] = (
 
 
 def changes(source: str, name: str) -> list[Change]:
-    """Every change of the function `name` of a module's source that compiles to something else, in the file's order."""
-    tree = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    """Every change of a function, in the file's order.
+
+    Args:
+        source: of its module.
+        name: as its `__qualname__` has it.
+    """
+    tree: Any = ast.parse(source)
+    for part in name.split("."):
+        tree = next(
+            node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part
+        )
     tree.decorator_list = []
     known = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     known |= {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
@@ -206,6 +228,8 @@ def _sites(tree: ast.FunctionDef) -> list[tuple[ast.AST, Callable[[ast.AST], Non
             children = value if isinstance(value, list) else [value]
             for index, child in enumerate(children):
                 if not isinstance(child, ast.AST) or isinstance(child, ast.expr_context) or _of_shape(parent, child):
+                    continue
+                if isinstance(parent, ast.Attribute) and parent.attr in LOOKS:
                     continue
                 if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                     continue  # a docstring

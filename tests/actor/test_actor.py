@@ -80,6 +80,7 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             gradient_mask=None,
             old_logprobs="actor",
             mask_truncated=False,
+            mask_tied=False,
         ),
         "algorithm",
     )

@@ -43,6 +43,7 @@ def make(**changes):
         "gradient_mask": None,
         "old_logprobs": "actor",
         "mask_truncated": False,
+        "mask_tied": False,
     }
     return Method(MethodOptions(**plain | changes), "algorithm", {"right": 1.0})
 

@@ -32,6 +32,7 @@ def make(**changes):
         "gradient_mask": None,
         "old_logprobs": "actor",
         "mask_truncated": False,
+        "mask_tied": False,
     }
     return Method(MethodOptions(**plain | changes), "algorithm")
 

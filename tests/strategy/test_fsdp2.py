@@ -52,6 +52,7 @@ METHOD = {
     "gradient_mask": None,
     "old_logprobs": "actor",
     "mask_truncated": False,
+    "mask_tied": False,
 }
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
 LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
