@@ -18,6 +18,7 @@ from rft.checks import (
     Rows,
     check_architecture,
     check_flow,
+    check_interruption,
     check_lengths,
     check_metric,
     check_numbers,
@@ -113,6 +114,7 @@ class Job:
         check_tokenizer(tokenizer, shape)
         sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
         check_lengths(encoder, sets, shape, run.rollout.max_new_tokens)
+        check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
         wanted = Path(run.output_dir + suffix)
         folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
         with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:

@@ -86,6 +86,24 @@ def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: in
         )
 
 
+def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: int) -> None:
+    """An answer that is interrupted has room for the phrase, within the cap on new tokens that `check_lengths` knows.
+
+    Args:
+        options: of the source.
+    """
+    interruption = options.get("interruption")
+    if interruption is None:
+        return
+    phrase = len(encoder.encode([interruption.phrase])[0])
+    if phrase + 2 > new_tokens:
+        raise ValueError(
+            f"algorithm.source.interruption.phrase has {phrase} tokens, which with one before and one behind is more "
+            f"than rollout.max_new_tokens={new_tokens}; shorten it, raise rollout.max_new_tokens or choose another "
+            "algorithm/source"
+        )
+
+
 def check_flow(run: Run, method: Method, source: Any) -> None:
     """Every column that a step reads has one writer before it.
 

@@ -88,6 +88,7 @@ class Warmup:
             old_logprobs="actor",
             mask_truncated=False,
             mask_tied=False,
+            resample_power=None,
         )
 
 

@@ -13,6 +13,7 @@ from rft.actor.actor import Actor, Diverged
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import Method, idle_row
 from rft.algorithm.mismatch import record_mismatch
+from rft.algorithm.resample import redrawn
 from rft.algorithm.roles import ROLES
 from rft.batch import fields, lengths, mini_batches
 from rft.checkpoint import Checkpoints
@@ -198,30 +199,41 @@ class Trainer:
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
         method, temperature = stage.method, stage.source.temperature
+        chosen_rows = self.redraw(method, batch)
         units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
         sampled = "rollout_logprobs" in batch.keys()
         watch = ("entropy",) if sampled else ()
-        # before anything is rejected: with the old policy in `annotate`, or else with the current one here
-        unmeasured = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
-        early = unmeasured and "logprobs" in method.prepares
+        compare = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
                 for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
-                    rows = batch[torch.isin(batch["unit"], chosen)]
+                    rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     moved = epoch > 0 or number > 0
                     current = self.current(stage, rows, idle_row(batch, rows), moved)
-                    if early:
+                    if compare and "logprobs" in current:  # before anything is rejected
                         record_mismatch(metrics, current["logprobs"], rows["rollout_logprobs"], rows["keep"])
                     method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
                     idle = idle_row(batch, rows)
                     try:
                         if stage_step > method.options.critic_warmup:
-                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, unmeasured and not early)
+                            late = compare and "logprobs" not in current
+                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, late)
                         for role, objective in method.learners.items():
                             self.helpers[role].update(rows, idle, objective, temperature, metrics)
                     except Diverged as problem:
                         raise self.checkpoints.inquest(self.step, problem) from problem
+
+    def redraw(self, method: Method, batch: TensorDict) -> TensorDict:
+        """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement."""
+        power = method.options.resample_power
+        if power is None:
+            return batch
+        mine = list(zip(batch["unit"].tolist(), batch["scores"].tolist(), strict=True))
+        everyones = sorted(row for theirs in self.world.gather(mine) for row in theirs)
+        scores = torch.tensor([score for _, score in everyones])
+        counts = dict(zip(everyones, redrawn(scores, power, self.seed + self.step).tolist(), strict=True))
+        return batch[torch.arange(len(batch)).repeat_interleave(torch.tensor([counts[row] for row in mine]))]
 
     def current(self, stage: Stage, rows: TensorDict, idle: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
         """What the method prepares from of the current policy; the old one's columns while the policy has not moved."""

@@ -37,6 +37,7 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "algorithms" / "results.json"
 ALWAYS = {"keep", "group", "scores"}  # columns of every sampled batch
 COLUMNS = ("advantage", "loss", "aggregation")  # of the table of algorithms
+UNKNOWN = "Not measured yet."
 SVG = 'xmlns="http://www.w3.org/2000/svg"'
 STYLE = (
     ".grid{stroke:#8884}.tick{font:10.5px system-ui,sans-serif;fill:#888}.cursor{visibility:hidden}"
@@ -61,14 +62,15 @@ def pages() -> dict[Path, str]:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"settings": [], "algorithms": {}}
     measured = results["algorithms"]
     atlas = [Algorithm.read(name) for name in algorithms()]
+    usual = Algorithm.read(resolved()["algorithm"]["name"])
     page = DOCS / "algorithms.md"
     blocks = {group: options_table(group) for group in marked(page) if group in REGISTRIES}
-    blocks |= {"correction": corrections_table(), "algorithms": algorithms_table(atlas)}
+    blocks |= {"correction": corrections_table(), "algorithms": algorithms_table(atlas, usual)}
     blocks |= {"accuracy": accuracy_table(measured), "settings": settings(results)}
     found = {page: filled(page, blocks)}
     for algorithm in atlas:
         page, entry = DOCS / "algorithms" / f"{algorithm.name}.md", measured.get(algorithm.name)
-        blocks = {"facts": facts(algorithm), "metrics": "", "measured": "Not measured yet."}
+        blocks = {"facts": facts(algorithm, usual), "metrics": UNKNOWN, "measured": UNKNOWN}
         if entry is not None:
             blocks |= {"metrics": metrics_table(algorithm.name, measured), "measured": curve(algorithm.name, entry)}
             found[page.with_suffix(".svg")] = picture(algorithm.name, entry["runs"])
@@ -145,7 +147,7 @@ def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
     """The options and keys by which an algorithm differs from the default one, beside those with a column."""
     config, default = (one.job.config["algorithm"] for one in (algorithm, usual))
     words = {key: value for key, value in algorithm.selected.items() if value != usual.selected.get(key)}
-    words |= {key: value for key, value in config.items() if isinstance(value, int) and value != default[key]}
+    words |= {key: value for key, value in config.items() if isinstance(value, int | float) and value != default[key]}
     return [f"`{key}={spell(value)}`".replace('"', "") for key, value in words.items() if key not in COLUMNS]
 
 
@@ -155,9 +157,8 @@ def reads(job: Job) -> list[str]:
     return sorted(job.method.reads() - written - ALWAYS)
 
 
-def algorithms_table(atlas: list[Algorithm]) -> str:
+def algorithms_table(atlas: list[Algorithm], usual: Algorithm) -> str:
     """One line per algorithm."""
-    usual = Algorithm.read(resolved()["algorithm"]["name"])
     rows = []
     for algorithm in atlas:
         gradients = [say(vars(plugin.facts)["gradient"]) for key, plugin in parts(algorithm.job) if key in COLUMNS[:2]]
@@ -169,7 +170,7 @@ def algorithms_table(atlas: list[Algorithm]) -> str:
     return table(heads, rows)
 
 
-def facts(algorithm: Algorithm) -> str:
+def facts(algorithm: Algorithm, usual: Algorithm) -> str:
     """The parts of an algorithm with formulas and numbers, the columns it reads, and its gradient."""
     job = algorithm.job
     config = job.config["algorithm"]
@@ -194,6 +195,7 @@ def facts(algorithm: Algorithm) -> str:
     rows.append(["`source`", f"`{job.source.factory.__name__}`", numbers(source), ""])
     models = [role.key for role in ROLES if role.column in job.method.reads()]
     lines = [
+        f"- **Unlike the default:** {' '.join(beside(algorithm, usual)) or 'nothing but these functions'}.",
         f"- **Columns read:** {codes(reads(job)) or 'none beside those of every batch'}.",
         f"- **Models beside the policy:** {', '.join(models) or 'none'}.",
         f"- **Gradient:** {'; '.join(gradients)}.",
@@ -237,7 +239,7 @@ def accuracy_table(measured: dict[str, Any]) -> str:
         own = f" `{' '.join(entry['overrides'])}`" if entry["overrides"] else ""
         shown = [f"{sum(values) / len(values):.2f}" for values in (before, after)]
         rows.append([f"[`{name}`](algorithms/{name}.md){own}", *shown, seeds])
-    return table(["`algorithm=`", "before", "after", "each seed"], rows) if rows else "Not measured yet."
+    return table(["`algorithm=`", "before", "after", "each seed"], rows) if rows else UNKNOWN
 
 
 def ends(runs: dict[str, Any], place: int) -> list[float]:

@@ -128,9 +128,10 @@ def say(gradient: Gradient | None) -> str:
     """A gradient property in a few words: `cosine 0.98`, `0.875 of it at n = 8`."""
     if gradient is None:
         return ""
-    words: str = gradient.relation
+    words: str = {"none": "zero"}.get(gradient.relation, gradient.relation)
     if gradient.relation == "scaled" and gradient.factor is not None:
-        words = f"{gradient.factor(GROUP):.3g} of it at n = {GROUP}"
+        words = f"{gradient.factor(GROUP):.3g} of it"
+        words += f" at n = {GROUP}" if gradient.factor(GROUP) != gradient.factor(GROUP + 1) else ""
     elif gradient.relation == "near":
         words = "near" if gradient.cosine is None else f"cosine {gradient.cosine:g}"
     return words if gradient.target == "reward" else f"{words} ({gradient.target})"

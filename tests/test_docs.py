@@ -165,6 +165,7 @@ RUNS = (
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
     ("algorithm=m2po",),
+    ("algorithm=scale_rl",),
 )
 
 

@@ -76,8 +76,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         ),
         (
             ["algorithm=grppo"],
-            "algorithm=grppo: no such option; did you mean grpo? "
-            f"(known: {', '.join(stems('algorithm'))})",
+            f"algorithm=grppo: no such option; did you mean grpo? (known: {', '.join(stems('algorithm'))})",
         ),
         (
             ["algorithm/loss=ppoclip"],
@@ -210,13 +209,14 @@ def test_dynamic_sampling_of_groups_of_one(refused):
 
 def test_a_tracked_term_that_there_is_not(refused):
     said = refused("algorithm=spo", "algorithm.source.tracking.term=fromat")
-    assert said.startswith("algorithm.source.tracking.term=fromat: none of reward.terms") and "did you mean format" in said
+    assert (
+        said.startswith("algorithm.source.tracking.term=fromat: none of reward.terms") and "did you mean format" in said
+    )
 
 
 def test_a_reward_model_that_nothing_reads(refused):
     said = refused("algorithm/prm_loss=implicit_reward", "algorithm.prm_loss.beta=0.05")
     assert said.startswith("algorithm.prm_loss trains the prm, but nothing reads its prm_logprobs")
-
 
 
 @pytest.fixture

@@ -62,7 +62,9 @@ def test_facts_are_stated_computed_from_options_or_the_default(losses):
 
 
 def test_a_fact_that_the_registry_does_not_know_is_a_mistake_of_the_programmer(losses):
-    with pytest.raises(AssertionError, match="states unknown facts \\['haed'\\]; known: \\['fault', 'head', 'reads'\\]"):
+    with pytest.raises(
+        AssertionError, match="states unknown facts \\['haed'\\]; known: \\['fault', 'head', 'reads'\\]"
+    ):
         losses.register("other", haed="value")
 
 

@@ -312,6 +312,32 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
     assert all("loss/value" in row for row in rows)
 
 
+def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=pf_ppo", "steps=2")).fit("")
+    trainer, (method, batch) = calls[-1]
+    rows = trainer.redraw(method, batch)
+    assert len(rows) == len(batch) == 16
+    if batch["scores"].any():
+        assert (rows["scores"] > 0).all()
+    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
+
+
+def test_redrawn_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
+    trainer, (method, batch) = calls[0]
+    alone = sorted(trainer.redraw(method, batch)["unit"].tolist())
+
+    def work(world):
+        mine = batch[world.rank :: 2]
+        other = object.__new__(Trainer)
+        other.world, other.seed, other.step = world, trainer.seed, trainer.step
+        return other.redraw(method, mine)["unit"].tolist()
+
+    assert sorted(unit for part in ranks(2, work) for unit in part) == alone
+
+
 def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monkeypatch):
     begun = watch(monkeypatch, "begin")
     Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")

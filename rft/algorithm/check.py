@@ -22,6 +22,12 @@ def check_method(method: "Method", key: str) -> None:
     _check_scores(method, key)
     _check_ties(method, key)
     _check_reward_terms(method, key)
+    power = method.options.resample_power
+    if power is not None and (power < 0 or method.advantage is None):
+        raise ValueError(
+            f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a power "
+            "of 0 or more; set it to null"
+        )
     _check_correction(method, key)
     if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
         raise ValueError(
@@ -76,7 +82,9 @@ def _check_ties(method: "Method", key: str) -> None:
     if not method.options.mask_tied:
         return
     if method.advantage is None:
-        raise ValueError(f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false")
+        raise ValueError(
+            f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false"
+        )
     if method.options.group_size < 2:
         raise ValueError(
             f"{key}.mask_tied: a group of one is always tied, so nothing would train; set it to false or "

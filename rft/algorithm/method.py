@@ -52,6 +52,7 @@ class MethodOptions:
         critic_loss: what the critic minimises, or null.
         prm_loss: what the process reward model minimises, or null.
         critic_warmup: steps at the start in which the critic alone is trained.
+        resample_power: rows are redrawn with weight |score|^power before the update, or null.
         correction: what is done about a rollout policy that is not the training policy, or null.
         gradient_mask: which tokens pass the loss's gradient, or null for all of them.
         old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
@@ -71,6 +72,7 @@ class MethodOptions:
     critic_loss: Any
     prm_loss: Any
     critic_warmup: int
+    resample_power: float | None
     correction: CorrectionOptions | None
     gradient_mask: Any
     old_logprobs: Literal["actor", "rollout"]
@@ -172,7 +174,8 @@ class Method:
     def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
-        Scores are shaped, KL is taken off, then the estimator runs over the rows that were not rejected or masked as tied.
+        Scores are shaped, KL is taken off, then the estimator runs over the rows that were neither rejected
+        nor masked because their group is tied.
 
         Raises:
             ValueError: a score is not finite; names the rows.

@@ -139,8 +139,16 @@ class RunConsole:
             handler.setStream(stream)
         self._diverted = []
 
-    def summary(self, stories: Sequence[Story], run: Path, report: Path, seconds: float, failure: str = "") -> None:
-        """The end: first, best and last of each metric, and where to look."""
+    def summary(
+        self,
+        stories: Sequence[Story],
+        run: Path,
+        report: Path,
+        seconds: float,
+        failure: str = "",
+        outlook: Sequence[str] = (),
+    ) -> None:
+        """The end: first, best and last of each metric, what they tend to, and where to look."""
         title = Text(f"{run.name}, {duration(seconds)}", style="bold")
         table = Table(title=title, title_justify="left", box=box.SIMPLE)
         table.add_column("metric")
@@ -151,6 +159,8 @@ class RunConsole:
             table.add_row(story.name, short(story.first), short(story.best), short(story.last), style=style)
         if stories:
             self.console.print(table)
+        for remark in outlook:
+            self.message(remark)
         if failure:
             self.console.print(Text(f"stopped by {failure}", style="bold red"), soft_wrap=True)
         for place, path in (("run folder", run), ("report", report)):

@@ -23,6 +23,7 @@ from rft.logger.history import (
     write_atomically,
 )
 from rft.logger.report import write_report
+from rft.logger.scaling import outlook
 
 REPORT_EVERY = 60.0  # seconds; the report of a run that goes on is renewed after an evaluation, at most this often
 STARTED: list[Path] = []  # the folders of the runs that this process began, in order: a sweep looks here
@@ -142,7 +143,7 @@ class RunLog:
         history = History.of(self.run)
         stories = [story for name in telling(history.names) if (story := history.story(name)) is not None]
         self.console.stop()
-        self.console.summary(stories, self.run, report, history.elapsed, failure)
+        self.console.summary(stories, self.run, report, history.elapsed, failure, outlook(history))
 
     def __enter__(self) -> Self:
         return self

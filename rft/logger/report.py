@@ -21,6 +21,7 @@ from rft.logger.history import (
     write_atomically,
 )
 from rft.logger.page import page
+from rft.logger.scaling import outlook
 
 REPORT = "report.html"
 FIRST = "Evaluation and reward"
@@ -47,7 +48,7 @@ LONGEST = 1600  # characters of a text
 def write_report(run: Path) -> Path:
     """Writes `<run>/report.html` from what the folder holds by now, also that of a killed run. Returns the path."""
     history = History.of(run)
-    body = [_tiles(history), *_charts(history), _table(history), *_samples(run), _config(run)]
+    body = [_tiles(history), *_outlook(history), *_charts(history), _table(history), *_samples(run), _config(run)]
     return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
 
 
@@ -86,6 +87,11 @@ def _tiles(history: History) -> str:
         path = " · ".join(f"{html.escape(label)} {short(value)}" for label, value in marks)
         tiles.append(f'<div class="card tile"><small>{html.escape(name)}</small>{arrow}<small>{path}</small></div>')
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+
+
+def _outlook(history: History) -> Iterator[str]:
+    for line in outlook(history):
+        yield f'<p class="note">{html.escape(line)}</p>'
 
 
 def _charts(history: History) -> Iterator[str]:

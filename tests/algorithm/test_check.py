@@ -44,6 +44,7 @@ def make(**changes):
         "old_logprobs": "actor",
         "mask_truncated": False,
         "mask_tied": False,
+        "resample_power": None,
     }
     return Method(MethodOptions(**plain | changes), "algorithm", {"right": 1.0})
 

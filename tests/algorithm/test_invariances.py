@@ -37,7 +37,11 @@ PERMUTATION = torch.tensor([6, 2, 4, 0, 5, 1, 3])
 
 
 def load(path: Path, keyed: bool) -> dict:
-    run = {"rollout": {"max_new_tokens": 16}, "reward": {"accuracy": "right"}, "algorithm": {"advantage": {"beta": 0.05}}}
+    run = {
+        "rollout": {"max_new_tokens": 16},
+        "reward": {"accuracy": "right"},
+        "algorithm": {"advantage": {"beta": 0.05}},
+    }
     whole = OmegaConf.merge(run, {"node": OmegaConf.load(path)})
     node = OmegaConf.to_container(whole, resolve=True)["node"]
     return next(iter(node.values())) if keyed else node

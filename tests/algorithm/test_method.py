@@ -33,6 +33,7 @@ def make(**changes):
         "old_logprobs": "actor",
         "mask_truncated": False,
         "mask_tied": False,
+        "resample_power": None,
     }
     return Method(MethodOptions(**plain | changes), "algorithm")
 
@@ -248,7 +249,9 @@ def test_an_idle_row_weighs_nothing():
 def test_a_loss_whose_unit_nothing_weighs_is_refused():
     LOSSES.register("of_pairs", unit="pair")(lambda logprobs, batch: (logprobs, {}))
     try:
-        with pytest.raises(ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group$"):
+        with pytest.raises(
+            ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group$"
+        ):
             make(loss={"name": "of_pairs"})
     finally:
         del LOSSES._entries["of_pairs"]

@@ -52,9 +52,10 @@ def score(signal):
     return run
 
 
-def source(world, signal=range(10), prompts=4, redraw=None, columns=()):
+def source(world, signal=range(10), prompts=4, redraw=None, columns=(), interruption=None):
     return RolloutSource(
-        world, Engine(), Encoder(), score(signal), ROWS, prompts, GROUP, SAMPLING, SEED, columns, redraw
+        world, Engine(), Encoder(), score(signal), ROWS, prompts, GROUP, SAMPLING, SEED, columns, redraw,
+        interruption,
     )  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def prompt_scores(texts, rows):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("redraw", [None, Redraw(term="right", max_rounds=2)])
+@pytest.mark.parametrize("redraw", [None, Redraw(term="right", between=None, max_rounds=2)])
 def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, ranks):
     def work(world):
         mine = source(world, redraw=redraw, columns=("greedy_scores", "scores"))
@@ -175,7 +176,7 @@ def test_a_greedy_answer_changes_no_other(ranks):
 
 # Dynamic sampling
 
-REDRAW = Redraw(term="right", max_rounds=5)
+REDRAW = Redraw(term="right", between=None, max_rounds=5)
 
 
 def informative(world, signal, steps=1, redraw=REDRAW, prompts=4):
@@ -215,7 +216,7 @@ def test_what_is_left_over_waits_in_the_order_of_its_draw(ranks):
 
 
 def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
-    redraw = Redraw(term="right", max_rounds=2)
+    redraw = Redraw(term="right", between=None, max_rounds=2)
     row = Cursor(10, SEED).take(1)[0][1]
     with caplog.at_level(logging.WARNING):
         [(mine, [(batch, numbers)])] = ranks(1, lambda world: informative(world, {row}, redraw=redraw))
@@ -228,7 +229,7 @@ def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
 
 @pytest.mark.parametrize("signal", [set(), {0}, {0, 1}, {5}])
 def test_every_rank_has_groups_even_where_it_found_none(signal, ranks, caplog):
-    redraw = Redraw(term="right", max_rounds=2)
+    redraw = Redraw(term="right", between=None, max_rounds=2)
     found = ranks(2, lambda world: informative(world, signal, steps=2, redraw=redraw, prompts=2))
     assert [[len(batch) for batch, _ in theirs[1]] for theirs in found] == [[GROUP, GROUP], [GROUP, GROUP]]
 
@@ -255,4 +256,44 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
 
 def test_a_cap_of_no_rounds_is_refused():
     with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.max_rounds=0: set it to 1 or more$"):
-        Redraw(term="right", max_rounds=0)
+        Redraw(term="right", between=None, max_rounds=0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "between", "kept"),
+    [
+        ([0, 1, 1, 1, 1], [0.2, 0.8], True),  # the bounds are inside
+        ([1, 0, 0, 0, 0], [0.2, 0.8], True),
+        ([0, 1, 1, 1, 1, 1], [0.2, 0.8], False),
+        ([1, 0, 0, 0, 0, 0], [0.2, 0.8], False),
+        ([0, 1, 1, 1, 1, 1], None, True),
+        ([0.5, 0.5], [0.2, 0.8], False),
+        ([0.4, 0.6], [0.2, 0.8], True),
+        ([-3, -1], [0.0, 1.0], False),
+        ([2, 4], [0.0, 3.0], True),
+    ],
+)
+def test_groups_are_kept_by_their_mean(raw, between, kept):
+    assert Redraw("right", between, 1).keeps(torch.tensor(raw, dtype=torch.float32)) is kept
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_outside_the_middle_are_drawn_again(size, ranks):
+    """Of prompts below 5 two answers of four are right, of the others one; only those are between."""
+
+    def uneven(texts, rows):
+        right = [float(place % (2 if int(row["answer"]) < 5 else 4) == 0) for place, row in enumerate(rows)]
+        return torch.tensor(right), {"right": torch.tensor(right)}
+
+    def work(world):
+        mine = source(world, redraw=Redraw("right", [0.3, 0.8], 5))
+        mine._score = uneven
+        return mine.next(Metrics())
+
+    assert sorted(group for batch in ranks(size, work) for group in drawn(batch)) == positions_with(range(5), 4)
+
+
+@pytest.mark.parametrize("between", [[0.2], [0.2, 0.5, 0.8], [0.5, 0.5], [0.8, 0.2], [-0.1, 0.5], []])
+def test_bounds_that_bound_nothing_are_refused(between):
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.between=.*: expected \[low, high\]"):
+        Redraw("right", between, 1)

@@ -61,12 +61,21 @@ class Policy:
 
 
 def source(
-    world, tracking=FIXED, priority=None, retire=None, group=4, prompts=4, redraw=None, score=parity, policy=None
+    world,
+    tracking=FIXED,
+    priority=None,
+    retire=None,
+    group=4,
+    prompts=4,
+    redraw=None,
+    score=parity,
+    policy=None,
+    interruption=None,
 ):
     policy = policy or Policy()
     return TrackedSource(
-        world, Engine(), Encoder(), score, ROWS, prompts, group, SAMPLING, SEED, (), policy, redraw, tracking, priority,
-        retire,
+        world, Engine(), Encoder(), score, ROWS, prompts, group, SAMPLING, SEED, (), policy, redraw, interruption,
+        tracking, priority, retire,
     )  # fmt: skip
 
 
@@ -116,7 +125,7 @@ def test_a_prompt_that_comes_twice_in_a_step_is_learnt_of_in_order(ranks):
 
 def test_epochs_draw_what_the_plain_source_draws(ranks):
     def work(world):
-        plain = RolloutSource(world, Engine(), Encoder(), parity, ROWS, 4, 4, SAMPLING, SEED, (), None)
+        plain = RolloutSource(world, Engine(), Encoder(), parity, ROWS, 4, 4, SAMPLING, SEED, (), None, None)
         mine = source(world)
         for _ in range(4):
             a, b = plain.next(Metrics()), mine.next(Metrics())
@@ -214,7 +223,7 @@ def test_where_all_are_solved_all_come_back(ranks, caplog):
 OPTIONS = [
     {"tracking": FADING, "priority": Priority(0.05), "group": 1},
     {"tracking": FADING, "priority": Priority(0.05), "retire": 0.8, "prompts": 16},  # more than there are prompts
-    {"tracking": FADING, "redraw": Redraw("right", 3)},
+    {"tracking": FADING, "redraw": Redraw("right", None, 3)},
     {"tracking": FIXED, "retire": 0.9},
 ]
 
@@ -322,7 +331,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
 
     def work(world):
         mine = TrackedSource(
-            world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
+            world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None, None,
             Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
         )  # fmt: skip
         first = mine.next(Metrics())

@@ -79,6 +79,8 @@ def test_a_part_that_nothing_generates_is_an_error(tmp_path) -> None:
 def test_a_gradient_in_words() -> None:
     assert say(Gradient("exact")) == "exact"
     assert say(Gradient("scaled", factor=lambda n: (n - 1) / n)) == "0.875 of it at n = 8"
+    assert say(Gradient("scaled", factor=lambda n: 1 / 16)) == "0.0625 of it"
+    assert say(Gradient("none")) == "zero"
     assert say(Gradient("near", target="kl", cosine=0.95)) == "cosine 0.95 (kl)"
     assert say(None) == ""
 

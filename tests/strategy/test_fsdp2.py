@@ -53,6 +53,7 @@ METHOD = {
     "old_logprobs": "actor",
     "mask_truncated": False,
     "mask_tied": False,
+    "resample_power": None,
 }
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
 LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
