@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import tempfile
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -140,10 +140,10 @@ def train(folder: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]
 
 
 def fit(config: dict[str, Any]) -> None:
-    """Runs a job in this process and keeps its console for itself."""
+    """Runs a job in this process and keeps to itself what it says."""
     from rft.build import Job
 
-    with redirect_stdout(StringIO()):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         Job(config).fit("")
 
 

@@ -56,18 +56,24 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def options(group: str) -> dict[str, dict[str, Any]]:
-    """The option files of a group of `algorithm/`, each resolved; those that take the part out are left out."""
-    found = {}
+    """The option files of a group of `algorithm/`, each resolved; that which takes the part out is left out."""
     with initialize_config_dir(str(CONFIG), version_base="1.3"):
         main = compose("main")
-        assert isinstance(main, DictConfig)
-        for path in sorted((CONFIG / "algorithm" / group).glob("*.yaml")):
-            node = compose(f"algorithm/{group}/{path.stem}")["algorithm"][group]
-            if node is not None:
-                with open_dict(main):
-                    main.algorithm[group] = node
-                found[path.stem] = plain(main.algorithm[group])
+    found = {}
+    for path in sorted((CONFIG / "algorithm" / group).glob("*.yaml")):
+        if path.stem != "none":
+            with open_dict(main):
+                main.algorithm[group] = option(path)
+            found[path.stem] = plain(main.algorithm[group])
     return found
+
+
+def option(path: Path) -> Any:
+    """An option file, on top of those that it names in its defaults."""
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
+    bases = [option(path.with_stem(name)) for name in node.pop("defaults", []) if name != "_self_"]
+    return OmegaConf.merge(*bases, node)
 
 
 def options_table(group: str) -> str:

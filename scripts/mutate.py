@@ -135,7 +135,8 @@ def main() -> None:
     started = time.perf_counter()
     os.chdir(ROOT)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-s", "-m", "not slow", "--import-mode=importlib"]
-    pytest.main([*options, "-o", "addopts=", *arguments.tests], plugins=[check])
+    if pytest.main([*options, "-o", "addopts=", *arguments.tests], plugins=[check]) == pytest.ExitCode.INTERNAL_ERROR:
+        raise SystemExit(1)  # pytest has shown it
     console.print(table(mutants))
     good = report(mutants, console, complete=not arguments.only)
     console.print(f"{len(check.tests)} tests, {time.perf_counter() - started:.0f} s")
@@ -211,7 +212,11 @@ def first_failure(items: list[pytest.Item]) -> str | None:
 
 
 def forked(work: Callable[[], Any], seconds: float) -> Any:
-    """What `work` returns in a process of its own, or a sentence on how that ended."""
+    """What `work` returns in a process of its own, or a sentence on the signal that ended it.
+
+    Raises:
+        RuntimeError: `work` raised.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -230,14 +235,16 @@ def forked(work: Callable[[], Any], seconds: float) -> Any:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return f"the process ended by {signal.Signals(os.WTERMSIG(status)).name} within {seconds:.0f} s"
-    return pickle.loads(answer) if answer else "the process ended without a word"
+    if not answer:
+        raise RuntimeError("the process ended without an answer")
+    return pickle.loads(answer)
 
 
 def table(mutants: list[Mutant]) -> Table:
     """The counts of every function."""
     shown = Table(title="changes that a test notices")
     for title in ("function", "changes", "noticed", "survived", "equivalent"):
-        shown.add_column(title, justify="left" if title == "function" else "right")
+        shown.add_column(title, justify="left" if title == "function" else "right", overflow="fold")
     for name in dict.fromkeys(mutant.function for mutant in mutants):
         found = Counter(outcome(mutant) for mutant in mutants if mutant.function == name)
         kinds = [str(found[kind] or "") for kind in ("noticed", "survived", "equivalent")]

@@ -144,6 +144,15 @@ def test_the_plugins_of_the_page_on_extending_train(desk, resolved):
     assert {"loss/soft_gate", "gate/moved", "reward/brevity", "eval/heldout/brevity"} <= set(last)
 
 
+def test_the_plugins_of_the_page_on_extending_are_what_they_state(desk, resolved, capsys):
+    sys.path.insert(0, str(desk / "mine"))
+    config = resolved("algorithm/loss=above_average", folder=desk / "mine", name="everything")
+    config["plugins"] = ["my_functions", "above_average"]
+    assert Job(config).verify() == 1.0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✓ loss above_average: as declared ✓" in said and "✓ advantage best_of: as declared ✓" in said
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):

@@ -502,7 +502,19 @@ def sampled(run, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), ("algorithm=dapo",), ("algorithm=ppo", "algorithm/terms=[kl]")])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("algorithm=dapo",),
+        ("algorithm=ppo", "algorithm/terms=[kl]"),
+        ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "algorithm/correction=geo_rs_token_tis"),
+        ("algorithm=prime", "algorithm/correction=bypass_k3_rs"),
+        ("algorithm=spo", "algorithm.group_size=1", "batch.prompts=8"),
+        ("algorithm=gvpo",),
+        ("algorithm=pf_ppo",),
+    ],
+)
 def test_two_processes_sample_what_one_samples(overrides, tiny, launch, tmp_path):
     given = ("steps=3", "warmup=none", "trajectories.every=1", "batch.minibatches=2", *overrides)
     one, two = alone(tiny, tmp_path / "one", *given), launch(*given)

@@ -1,19 +1,31 @@
-"""Changes that no test can notice, each with the reason: (function, the changed lines) -> why nothing follows from it."""
+"""Changes that no test can notice, each with the reason: (function, the changed line) -> why nothing follows."""
 
-MASKED_LATER = "what is outside `keep` is masked once more before anybody sees it"
-SPARE_LOOPS = "only the time it takes changes"
-SCORES_SO_CLOSE = "where the difference decides, highest and lowest are one number but for its last digits"
+MASKED_AGAIN = "what is outside `keep` is masked once more before anybody sees it"
 COMPARED = "a comparison passes no gradient"
+SHIFTED = "one number for a group and a t, whichever it is"
+SHAPE_ALONE = "only the shape and the device of the mask are looked at"
 
 EQUIVALENT = {
     ("advantage.process.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
-    ("advantage.process.prime", "dense = process - baseline[:, None]"): MASKED_LATER,
-    ("advantage.process.prime", "dense = torch.where(keep | True, process - baseline[:, None], 0.0)"): MASKED_LATER,
-    ("advantage.process.prime", "dense = torch.where(keep, process - baseline[:, None], 1.0)"): MASKED_LATER,
+    ("advantage.process.prime", "dense = process - baseline[:, None]"): MASKED_AGAIN,
+    ("advantage.process.prime", "dense = torch.where(keep | True, process - baseline[:, None], 0.0)"): MASKED_AGAIN,
+    ("advantage.process.prime", "dense = torch.where(keep, process - baseline[:, None], 1.0)"): MASKED_AGAIN,
+    (
+        "advantage.returns.optimal_token_baseline",
+        "place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) + 1",
+    ): SHIFTED,
+    (
+        "advantage.returns.optimal_token_baseline",
+        "place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) - 2",
+    ): SHIFTED,
+    (
+        "advantage.returns.optimal_token_baseline",
+        "place = group[:, None] * keep.shape[1] - keep.cumsum(dim=1) - 1",
+    ): SHIFTED,
     (
         "advantage.returns.gae_length_adaptive",
         "lam = (1 - 1 / (alpha * keep.sum(dim=1).double())).clamp(min=0)",
-    ): "1 / 0 is infinite, so lam is 0; and the row has no token",
+    ): "the row has no token; and lam is 0, as 1 / 0 is infinite",
     (
         "advantage.returns.gae_length_adaptive",
         "lam = (1 - 1 / (alpha * keep.sum(dim=1).double().clamp(min=2))).clamp(min=0)",
@@ -21,24 +33,83 @@ EQUIVALENT = {
     (
         "advantage.returns.estimate",
         "longest = max((keep | True).sum(dim=1).tolist(), default=0)",
-    ): SPARE_LOOPS,
-    ("advantage.returns.estimate", "longest = max(keep.sum(dim=1).tolist(), default=1)"): SPARE_LOOPS,
+    ): "the loop runs longer, over zeros",
+    (
+        "advantage.returns.estimate",
+        "longest = max(keep.sum(dim=1).tolist(), default=1)",
+    ): "there is no row",
     (
         "aggregation.group_mean",
         "tokens = (keep | True).new_zeros(len(ids), dtype=torch.int64).index_add(0, index, keep.sum(dim=1))",
-    ): "new_zeros looks at the device alone",
-    (
-        "correction.measure",
-        "owners = index[:, None].expand_as(keep | True)[keep]",
-    ): "expand_as looks at the shape alone",
+    ): SHAPE_ALONE,
+    ("correction.measure", "owners = index[:, None].expand_as(keep | True)[keep]"): SHAPE_ALONE,
     (
         "correction._acts_on",
         "return (keep | True) & (batch['advantages'] < 0 if rule.sign == 'negative' else batch['advantages'] > 0)",
-    ): "no rule with a sign drops groups, and all else is masked by `keep`",
+    ): "a rule with a sign drops no groups, and its other actions are masked by `keep`",
     (
         "correction.Correction.unsigned",
         "batch['correction_weights'] = weights / torch.where(total == 0, 2.0, total / count).to(weights.dtype)",
-    ): "all weights are 0 where their total is",
-    ("loss.clip.clipped", "advantages = batch['advantages']"): MASKED_LATER,
-    ("loss.implicit_reward.implicit_reward", "x"): "",
+    ): "all weights are 0 where their sum is",
+    (
+        "groups.group_statistics",
+        "tied = (highest - lowest <= ROUNDING * torch.maximum(highest, lowest.abs()))[index]",
+    ): "the lowest score is the larger one in size where the highest is below 0",
+    (
+        "loss.clip.clipped",
+        "advantages = batch['advantages']",
+    ): "outside `keep` the loss is 0, below any bound, and r is 1",
+    ("loss.clip.clipped", "advantages = torch.where(batch['keep'] | True, batch['advantages'], 0.0)"): "as above",
+    ("loss.clip.clipped", "advantages = torch.where(batch['keep'], batch['advantages'], 1.0)"): "as above",
+    (
+        "loss.implicit_reward.implicit_reward",
+        "return (loss.where(trained, 0.0), {'prm/accuracy': right.where(trained, 0.0)})",
+    ): COMPARED,
+    ("loss.selected._draws", "keep = batch['keep'] | True"): SHAPE_ALONE,
+    (
+        "loss.selected.select_clip_cov",
+        "difference = log_ratio(logprobs, batch['old_logprobs'], keep | True)",
+    ): MASKED_AGAIN,
+    (
+        "loss.selected.select_clip_cov",
+        "free = keep & (clips['clip/low'] - clips['clip/high'] == 0)",
+    ): "no token is clipped on both sides",
+    (
+        "loss.selected.select_m2po",
+        "difference = log_ratio(logprobs, batch['rollout_logprobs'], batch['keep'] | True)",
+    ): MASKED_AGAIN,
+    (
+        "loss.sequence.gvpo",
+        "centred = gap - (total / rows)[index]",
+    ): "0 / 0 is that of a group without trained tokens, whose loss and gradient are masked",
+    (
+        "loss.soft.reinforced",
+        "return -torch.where(keep, batch['advantages'] * weight, 1.0) * torch.where(keep, logprobs, 0.0)",
+    ): "the other factor is 0",
+    (
+        "loss.soft.reinforced",
+        "return -torch.where(keep, batch['advantages'] * weight, 0.0) * torch.where(keep, logprobs, 1.0)",
+    ): "the other factor is 0",
+    (
+        "loss.trust._kept",
+        "logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))",
+    ): COMPARED,
+    ("loss.trust._kept", "return logprobs"): MASKED_AGAIN,
+    ("loss.trust._kept", "return torch.where(batch['keep'] | True, logprobs, 0.0)"): MASKED_AGAIN,
+    ("loss.trust._kept", "return torch.where(batch['keep'], logprobs, 1.0)"): MASKED_AGAIN,
+    ("loss.trust._trusted", "advantages = batch['advantages']"): "outside `keep` nothing has fallen or risen",
+    (
+        "loss.trust._trusted",
+        "advantages = torch.where(batch['keep'] | True, batch['advantages'], 0.0)",
+    ): "outside `keep` nothing has fallen or risen",
+    (
+        "loss.trust._trusted",
+        "advantages = torch.where(batch['keep'], batch['advantages'], 1.0)",
+    ): "outside `keep` nothing has fallen or risen",
+    ("select.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
+    (
+        "select.up_to_mean",
+        "keys = (torch.where(mask, values.double(), 1.0) * 2 ** 30).round().long()",
+    ): MASKED_AGAIN,
+    ("select.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
 }

@@ -61,6 +61,11 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
     [
         ({"aggregation": None}, r"^algorithm\.aggregation is null, but 'ppo_clip' needs the weight of a token"),
         (
+            {"mask_tied": True, "advantage": None, "loss": {"name": "nll"}},
+            r"^algorithm\.mask_tied compares scores, which nothing reads without algorithm\.advantage",
+        ),
+        ({"mask_tied": True, "group_size": 1}, r"^algorithm\.mask_tied: a group of one is always tied"),
+        (
             {"loss": {"name": "of_rows"}},
             r"^algorithm\.aggregation=token_mean weighs tokens, but 'of_rows' has a value per sequence; choose algorithm/"
             "aggregation=none",

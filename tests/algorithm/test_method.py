@@ -140,6 +140,56 @@ def test_rows_that_were_cut_off_may_be_left_out(mask_truncated, second):
     assert response.tolist() == [[False, True, False], [False, True, True]], "the response mask itself never changes"
 
 
+TIED = torch.tensor([0.3 * 7, 1.0, 2.1, 1.0, 1.0, 0.0]), torch.tensor([4, 7, 4, 7, 2, 2])  # 4 and 7 are tied
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
+    scores, group = TIED
+    columns = {
+        "response_mask": torch.ones(6, 3, dtype=torch.bool),
+        "truncated": torch.tensor([False] * 5 + [True]),
+        "scores": scores,
+        "group": group,
+    }
+    method = make(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
+    batch = TensorDict(columns, batch_size=[6])
+    method.filter(batch)
+    assert batch["keep"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
+    method.weigh(batch, alone)
+    assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
+    assert batch["unit_weights"].tolist() == pytest.approx([0] * 4 + ([1, 0] if mask_truncated else [0.5, 0.5]))
+    every = TensorDict(columns, batch_size=[6])
+    make(mask_truncated=mask_truncated).filter(every)
+    assert every["keep"][:4, 1:].all()
+
+
+def test_tied_groups_count_in_no_deviation_either():
+    """One group of 0 and 1 beside tied ones: the deviation of the batch is that of the one."""
+    scores, group = TIED
+    keep = torch.ones(6, 3, dtype=torch.bool)
+    batch = TensorDict(
+        {"response_mask": keep, "truncated": ~keep[:, 0], "scores": scores, "group": group}, batch_size=[6]
+    )
+    method = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    method.filter(batch)
+    method.advantages(batch, alone, Metrics())
+    expected = 0.5 / (0.5**0.5 + 1e-6)
+    assert batch["advantages"][:, 1].tolist() == pytest.approx([0, 0, 0, 0, expected, -expected])
+
+
+def test_where_every_group_is_tied_nothing_trains_and_nothing_fails():
+    keep = torch.ones(4, 3, dtype=torch.bool)
+    columns = {"response_mask": keep, "truncated": ~keep[:, 0], "group": torch.tensor([0, 0, 1, 1])}
+    batch = TensorDict(columns | {"scores": torch.tensor([1.0, 1.0, 0.0, 0.0])}, batch_size=[4])
+    method = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    method.filter(batch)
+    method.advantages(batch, alone, Metrics())
+    method.weigh(batch, alone)
+    assert not batch["keep"].any()
+    assert batch["advantages"].eq(0).all() and batch["loss_weights"].eq(0).all()
+
+
 def scored():
     keep = torch.tensor([[False, True, True, False], [False, True, True, True]])
     columns = {

@@ -10,8 +10,8 @@ from rft.algorithm import AGGREGATIONS, LOSSES
 from rft.algorithm.advantage.group import rloo
 from rft.algorithm.advantage.process import prime
 from rft.algorithm.correction import Correction, CorrectionOptions, Rule
-from rft.algorithm.groups import best_over_second
-from rft.algorithm.select import crossing, exact_mean, up_to_mean
+from rft.algorithm.groups import best_over_second, group_statistics
+from rft.algorithm.select import crossing, exact_mean, share_of, up_to_mean
 from rft.algorithm.whiten import moments
 from rft.metrics import Metrics
 
@@ -132,6 +132,11 @@ def test_a_mean_that_is_too_large_by_the_smallest_step_is_too_large():
     assert up_to_mean(values, mask, 0.5 + 2**-30, alone).all()
 
 
+def test_a_share_is_rounded_down_to_tokens_by_more_than_a_millionth():
+    mask = torch.ones(1, 10, dtype=torch.bool)
+    assert [share_of((3 - short) / 10, mask, alone).item() for short in (0.5e-6, 1.5e-6)] == [3, 2]
+
+
 def test_crossing_sums_over_the_ranks_once_a_byte():
     calls = []
     crossing(torch.tensor([3, 5]), torch.tensor([1, 1]), 0, lambda numbers: calls.append(numbers.shape) or numbers)
@@ -155,6 +160,15 @@ def test_groups_of_two():
 def test_two_large_scores_that_rounding_tells_apart_are_both_the_best():
     scores = torch.tensor([3e6, 3e6 + 0.25, 0.0])
     assert not best_over_second(scores, torch.zeros(3, dtype=torch.int64)).any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_counts_as_rounding_is_a_share_of_the_larger_score(sign):
+    eps = torch.finfo(torch.float32).eps
+    group = torch.zeros(2, dtype=torch.int64)
+    for excess, tied in ((8 * eps, True), (24 * eps, False)):  # 4 eps of the larger one are 4 eps (1 + 4 eps)
+        scores = sign * torch.tensor([1.0, 1 + eps * (4 + excess)], dtype=F64)
+        assert group_statistics(scores, group).tied.all() == tied
 
 
 def test_moments_of_nothing_are_zero():

@@ -1,4 +1,6 @@
-"""Answers that are interrupted: what is asked of the engine, what becomes of it, and that the numbers are the model's."""
+"""Answers that are interrupted: what is asked of the engine, what becomes of it, and whose numbers a row holds."""
+
+import functools
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rft.batch import fields
+from rft.build import Job
 from rft.checks import check_interruption
 from rft.data.encode import Encoder
 from rft.metrics import Metrics
@@ -125,6 +128,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
 
 
+@functools.cache  # ranks are threads, and share the seed of torch
 def model():
     torch.manual_seed(0)
     shape = Qwen3Config(
@@ -213,7 +217,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
     heat = [0.0]
 
     def logprobs(batch):
-        assert not (batch["keep"] & (batch["tokens", "input_ids"] == 6)).any() or heat[0] == 0.0
+        assert not (batch["keep"] & (batch["tokens", "input_ids"] == 6)).any()
         return torch.where(batch["keep"], -0.01, heat[0]).float()
 
     class Words:
@@ -244,3 +248,21 @@ def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     check_interruption({}, encoder, 1)
     with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.*max_new_tokens=3;"):
         check_interruption(options, encoder, 3)
+
+
+def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):
+    """The engine is asked without limits of its own wherever nothing trains."""
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 1 tokens.*max_new_tokens=2;"):
+        Job(tiny("algorithm=scale_rl", "rollout.max_new_tokens=2")).fit("")
+    asked = []
+    generate = HFEngine.generate
+
+    def watch(engine, requests, sampling, progress=None):
+        limited = {request.limits is not None for request in requests}
+        asked.append((sampling.temperature, limited))
+        return generate(engine, requests, sampling, progress)
+
+    monkeypatch.setattr(HFEngine, "generate", watch)
+    Job(tiny("algorithm=scale_rl", "steps=1", "warmup=none")).fit("")
+    assert [limited for temperature, limited in asked if temperature == 0] == [{False}, {False}]
+    assert [limited for temperature, limited in asked if temperature > 0] == [{True}, {True}]

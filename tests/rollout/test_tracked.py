@@ -331,8 +331,8 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
 
     def work(world):
         mine = TrackedSource(
-            world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None, None,
-            Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
+            world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
+            None, Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
         )  # fmt: skip
         first = mine.next(Metrics())
         sampled = first["response_mask"]

@@ -12,7 +12,11 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import mutate  # noqa: E402
+from mutate import KINDS, Mutant, outcome, reached, untrue  # noqa: E402
 from mutation.operators import OPERATORS, changes  # noqa: E402
+
+from rft.algorithm import LOSSES  # noqa: E402
 
 
 def added(body: str, operator: str, arguments: str = "x, batch") -> list[str]:
@@ -94,6 +98,33 @@ def test_a_change_runs_in_the_place_of_the_function():
         "return torch.where(keep, x, 0.0).sum()": 1,
         "return torch.where(keep, -x, 1.0).sum()": 0,
     }
+
+
+def test_a_method_is_found_in_its_class():
+    source = "class A:\n    def b(self, x):\n        return x + 1\nclass C:\n    def b(self, x):\n        return x - 1"
+    assert [change.added for change in changes(source, "C.b")] == ["return x + 1", "return x - 2"]
+
+
+def test_the_list_of_equivalents_is_held_to_what_was_found(monkeypatch):
+    first, second = changes("def made_up(x):\n    return -2 * x", "made_up")[:2]
+    noticed, survived = Mutant("m.made_up", first, noticed="test_a: AssertionError"), Mutant("m.made_up", second)
+    keys = [("m.made_up", first.added), ("m.made_up", second.added), ("m.made_up", "return y"), ("m.other", "return z")]
+    monkeypatch.setattr(mutate, "EQUIVALENT", dict.fromkeys(keys, "because"))
+    assert [outcome(mutant) for mutant in (noticed, survived)] == ["noticed", "equivalent"]
+    found = untrue([noticed, survived], complete=True)
+    assert [sentence.rpartition(") ")[2] for sentence in found] == [
+        "is noticed by test_a: AssertionError",
+        "is no change",
+    ]
+    assert "return y" in found[1]
+    assert len(untrue([noticed, survived], complete=False)) == 1
+
+
+def test_every_registered_loss_is_reached():
+    functions = reached(KINDS["loss"])
+    registered = {LOSSES.function(name).__qualname__ for name in LOSSES.names()}
+    assert registered <= {name.rpartition(".")[2] for name in functions}
+    assert {"ratio.log_ratio", "kl.k3"} <= set(functions)  # what they call elsewhere
 
 
 def test_every_operator_is_tried_above():

@@ -120,7 +120,7 @@ def test_a_loss_has_the_advantage_and_the_aggregation_of_its_algorithm():
 
 def test_two_losses_and_few_updates(tmp_path):
     out = tmp_path / "numbers" / "staleness.json"
-    options = "--losses ppo_clip gspo --staleness 0 4 --updates 10 --seeds 2 --out".split()
+    options = ["--losses", "ppo_clip", "gspo", "--staleness", "0", "4", "--updates", "10", "--seeds", "2", "--out"]
     command = [sys.executable, str(SCRIPTS / "benchmark.py"), "staleness", *options, str(out)]
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
