@@ -122,9 +122,8 @@ class Job:
                 log.message(said)
             if run.rollout.truncates():
                 log.message(
-                    "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one that "
-                    "trains: "
-                    "rollout/logprob_gap shows how far the two are apart"
+                    "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
+                    "that trains: rollout/logprob_gap shows how far the two are apart"
                 )
             trainer, stages = self._assemble(world, tokenizer, encoder, train, held_out, folder, log)
             numbers = trainer.fit(stages)

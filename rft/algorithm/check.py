@@ -25,8 +25,8 @@ def check_method(method: "Method", key: str) -> None:
     power = method.options.resample_power
     if power is not None and (power < 0 or method.advantage is None):
         raise ValueError(
-            f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a power "
-            "of 0 or more; set it to null"
+            f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
+            "power of 0 or more; set it to null"
         )
     _check_correction(method, key)
     if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
@@ -122,6 +122,6 @@ def _check_correction(method: "Method", key: str) -> None:
     if correction.by_ratio and ratios & set(loss.facts.reads):
         raise ValueError(
             f"{key}.correction weighs with a ratio to the rollout policy, and {loss.name!r} does so itself: it would "
-            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or (for a ratio to the old policy) "
+            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or, for a ratio to the old policy, "
             f"{key}.correction.anchor=old"
         )

@@ -67,8 +67,8 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
         ({"mask_tied": True, "group_size": 1}, r"^algorithm\.mask_tied: a group of one is always tied"),
         (
             {"loss": {"name": "of_rows"}},
-            r"^algorithm\.aggregation=token_mean weighs tokens, but 'of_rows' has a value per sequence; choose algorithm/"
-            "aggregation=none",
+            r"^algorithm\.aggregation=token_mean weighs tokens, but 'of_rows' has a value per sequence; choose "
+            "algorithm/aggregation=none",
         ),
         (
             ROWS | {"terms": {"entropy": {"name": "entropy", "coef": 0.1}}},
@@ -76,7 +76,7 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
         ),
         (
             {"terms": {"positive_nll": {"name": "positive_nll", "term": "rihgt", "coef": 0.1}}},
-            r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right\?",
+            r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right",
         ),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,8 @@ def test_a_side_that_trained_other_tokens_is_refused() -> None:
 
 def call(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(SCRIPTS / "benchmark.py"), "step", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def test_step_at_a_tiny_size(tmp_path) -> None:

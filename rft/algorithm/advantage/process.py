@@ -24,7 +24,7 @@ from rft.registry import faults, within
 def prime(scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> dict[str, Tensor]:
     """Leave-one-out on the score, plus returns of p_t = beta (lp_prm - lp_ref), less the others' mean p.
 
-    A_t = R - mean of the others' R + sum over s >= t of gamma^(s-t) (p_s - b), b the mean over the others of their mean p.
+    A_t = R - mean of the others' R + sum over s >= t of gamma^(s-t) (p_s - b), b the mean over the others of mean p.
     PRIME, arXiv 2502.01456, equation 5. A group of one has no others: 0.
 
     Args:
