@@ -49,6 +49,8 @@ def _parts(method: Method) -> Iterator[tuple[str, Plugin, Kind]]:
         yield "advantage", method.advantage, "advantage"
     loss, *terms = method.policy.terms
     yield "loss", loss.plugin, "loss"
+    if method.policy.mask is not None:
+        yield "gradient_mask", method.policy.mask, "gradient mask"
     for term in terms:
         yield f"terms.{term.name}", term.plugin, "loss"
     for role, objective in method.learners.items():

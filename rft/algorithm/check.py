@@ -122,6 +122,6 @@ def _check_correction(method: "Method", key: str) -> None:
     if correction.by_ratio and ratios & set(loss.facts.reads):
         raise ValueError(
             f"{key}.correction weighs with a ratio to the rollout policy, and {loss.name!r} does so itself: it would "
-            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or, for a ratio to the old policy, "
+            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or for a ratio to the old policy "
             f"{key}.correction.anchor=old"
         )

@@ -4,13 +4,19 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
 from rft.algorithm.select import largest, share_of
 from rft.hash import token_draws
 from rft.registry import within
 
 
-@GRADIENT_MASKS.register("high_entropy", fault=within("rho", low=0, high=1), outputs=("entropy",))
+@GRADIENT_MASKS.register(
+    "high_entropy",
+    fault=within("rho", low=0, high=1),
+    outputs=("entropy",),
+    gradient=Gradient("near", cosine=0.303, note="what the tokens that it leaves out would add is missing"),
+)
 def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: float) -> Tensor:
     """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.
 

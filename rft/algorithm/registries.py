@@ -47,5 +47,5 @@ LOSSES = Registry(
 )
 AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)
 SHAPINGS = Registry("shaping", reads=())
-GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",))
+GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",), gradient=None)
 CONTROLS = Registry("control")

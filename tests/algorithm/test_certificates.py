@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 import rft
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES
 from rft.algorithm.certificate import certificate
 from rft.algorithm.certificate.evaluate import call_loss, differentiated, prepared, sample_for
 from rft.algorithm.certificate.measure import compare, expected_gradient, objective_gradient
@@ -24,6 +24,7 @@ RUN = {  # what the yamls of plugins refer to
 PLACES = {  # kind: its registry, and the folders of its yamls
     "advantage": (ADVANTAGES, ("advantage",)),
     "loss": (LOSSES, ("loss", "terms", "critic_loss", "prm_loss")),
+    "gradient mask": (GRADIENT_MASKS, ("gradient_mask",)),
     "aggregation": (AGGREGATIONS, ("aggregation",)),
 }
 

@@ -10,14 +10,14 @@ from rft.algorithm.certificate.policy import term_weights
 from rft.algorithm.certificate.sample import alone, sample
 from rft.registry import Plugin
 
-Kind = Literal["advantage", "loss", "aggregation"]
+Kind = Literal["advantage", "loss", "gradient mask", "aggregation"]
 
 
 class Outcome(NamedTuple):
     """What a plugin makes of rows.
 
     Attributes:
-        columns: of every row, (B, T) each: advantages, weights, or gradients of a loss by the outputs.
+        columns: of every row, (B, T) each: advantages, weights, a mask, or gradients of a loss by the outputs.
         sums: over all rows: a loss and its statistics.
     """
 
@@ -29,7 +29,7 @@ def sample_for(plugin: Plugin, kind: Kind, on_policy: bool) -> TensorDict:
     """Rows with what the plugin reads, and with weights for a loss: unequal from row to row, where it is per token."""
     if kind == "aggregation":
         return sample((), (), {}, on_policy)
-    outputs = plugin.facts.outputs if kind == "loss" else ()
+    outputs = () if kind == "advantage" else plugin.facts.outputs
     rows = sample(plugin.facts.reads, outputs, plugin.options, on_policy)
     if kind == "loss":
         keep = rows["batch", "keep"]
@@ -64,6 +64,9 @@ def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
         return Outcome(plugin(batch["scores"], batch["rewards"], batch, **supplied), {})
     if kind == "aggregation":
         return Outcome({"weights": plugin(batch["keep"], batch["group"], all_sum=alone)}, {})
+    if kind == "gradient mask":
+        given = [rows["outputs", name] for name in plugin.facts.outputs]
+        return Outcome({"mask": plugin(*given, batch, all_sum=alone, seed=0).double()}, {})
     leaves, loss, statistics = call_loss(plugin, rows)
     total = (rows["weights"] * loss).where(rows["weights"] != 0, 0.0).sum()
     sums = {"loss": total.detach(), **{name: number.sum() for name, number in statistics.items()}}

@@ -5,14 +5,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft.algorithm.certificate.evaluate import Kind, call_loss, differentiated, prepared, sample_for
+from rft.algorithm.certificate.evaluate import (
+    Kind,
+    call_loss,
+    differentiated,
+    evaluate,
+    prepared,
+    sample_for,
+)
 from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import alone
 from rft.registry import Plugin, did_you_mean
 
 GROUP_SIZE = 3
-TOLERANCE = {"advantage": 1e-10, "loss": 1e-12, "aggregation": 1e-6}  # weights are float32
+TOLERANCE = {"advantage": 1e-10, "loss": 1e-12, "gradient mask": 1e-12, "aggregation": 1e-6}  # weights are float32
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ def measure(plugin: Plugin, kind: Kind, target: str) -> Measured:
 
     Of an advantage: sum_it A_it grad lp_it / rows, in expectation over groups of 3 rows, against the objective's.
     Of an aggregation: the same with leave-one-out advantages, and its weights instead of 1 / rows.
+    Of a gradient mask: A at the tokens of given rows that pass a gradient, against A at all of them.
     Of a loss: at every token of given rows where the target is one of `SURROGATES`, and in expectation over the answers
     of the policy otherwise.
 
@@ -47,7 +55,11 @@ def measure(plugin: Plugin, kind: Kind, target: str) -> Measured:
     if target not in known:
         hint = did_you_mean(target, known)
         raise ValueError(f"{kind} {plugin.name!r} states the target {target!r}{hint} (known: {'; '.join(known)})")
-    if kind == "loss" and target in SURROGATES:
+    if kind == "gradient mask":
+        rows = sample_for(plugin, kind, on_policy=True)
+        wanted = torch.where(rows["batch", "keep"], rows["batch", "scores"][:, None], 0.0)
+        found = evaluate(plugin, kind, rows).columns["mask"] * wanted
+    elif kind == "loss" and target in SURROGATES:
         found, wanted = _on_given_rows(plugin, target)
     else:
         reads = () if kind == "aggregation" else plugin.facts.reads
