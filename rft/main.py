@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.text import Text
 
 from rft.registry import did_you_mean
 
@@ -65,7 +66,8 @@ def main() -> None:
             raise
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]{where}error:[/]", explain(error), highlight=False)
+        said = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: a message has brackets
+        Console(stderr=True, soft_wrap=True).print(said)
         sys.exit(1)
     if "RANK" in os.environ:
         from rft.distributed import leave

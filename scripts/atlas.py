@@ -20,6 +20,7 @@ from typing import Any
 from atlas_pages import RESULTS, algorithms, write_pages
 from atlas_tables import resolved
 from rich.console import Console
+from rich.text import Text
 from rich.progress import Progress
 
 SEEDS = (0, 1, 2)
@@ -45,7 +46,7 @@ def main() -> None:
     try:
         arguments.run(arguments)
     except (ValueError, RuntimeError) as error:
-        Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", str(error), highlight=False)
+        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="bold red"))
         raise SystemExit(1) from None
 
 

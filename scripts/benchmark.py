@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import staleness, step
 from bench.workload import SIZES
 from rich.console import Console
+from rich.text import Text
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     try:
         arguments.run(arguments)
     except (ValueError, RuntimeError) as error:
-        Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", str(error), highlight=False)
+        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="bold red"))
         raise SystemExit(1) from None
 
 

@@ -94,6 +94,10 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH",
         ),
         (["steps=0"], "steps=0: set it to 1 or more"),
+        (
+            ["algorithm=prime", "algorithm.source.redraw.between=[0.9,0.1]"],
+            "algorithm.source.redraw.between=[0.9, 0.1]: expected [low, high] with 0 <= low < high, or null",
+        ),
         (["steps=many"], "steps: expected whole number, got 'many'"),
         (["mode=tain"], "mode: expected one of train, verify, got 'tain'; did you mean train?"),
     ],

@@ -29,7 +29,9 @@ def check_method(method: "Method", key: str) -> None:
             "power of 0 or more; set it to null"
         )
     _check_correction(method, key)
-    if method.options.critic_warmup < 0 or (method.options.critic_warmup and "critic" not in method.learners):
+    if method.options.critic_warmup < 0:
+        raise ValueError(f"{key}.critic_warmup={method.options.critic_warmup}: set it to 0 or more")
+    if method.options.critic_warmup and "critic" not in method.learners:
         raise ValueError(
             f"{key}.critic_warmup={method.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
             "choose an algorithm/critic_loss"

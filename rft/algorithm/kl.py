@@ -20,9 +20,12 @@ def k2(d: Tensor) -> Tensor:
 
 
 def k3(d: Tensor) -> Tensor:
-    """exp(-d) - 1 + d. Unbiased and never negative. d is clamped to at least -20, so exp does not overflow."""
+    """exp(-d) - 1 + d. Unbiased and never negative. d is clamped to at least -20, so exp does not overflow.
+
+    expm1, because near 0 the difference of exp(-d) and 1 is mostly rounding.
+    """
     d = d.clamp(min=-LARGEST_LOG_RATIO)  # in both places: d alone would push a token the wrong way beyond the clamp
-    return (-d).exp() - 1 + d
+    return torch.expm1(-d) + d
 
 
 def straight_through(value: Tensor, gradient: Tensor) -> Tensor:

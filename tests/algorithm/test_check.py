@@ -78,6 +78,7 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
             {"terms": {"positive_nll": {"name": "positive_nll", "term": "rihgt", "coef": 0.1}}},
             r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right",
         ),
+        ({"critic_warmup": -1}, r"^algorithm\.critic_warmup=-1: set it to 0 or more"),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (
             {"advantage": {"name": "gdpo"}, "reward_kl": RewardKL("k1", 0.1)},

@@ -45,3 +45,9 @@ def test_straight_through_has_the_value_of_one_and_the_gradient_of_another(value
     (slope,) = torch.autograd.grad(found.sum(), d)
     torch.testing.assert_close(found, value(d), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, d.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_k3_of_almost_nothing_is_no_rounding_in_float32():
+    d = torch.tensor([1e-3, -1e-4, 1e-5, 0.0])
+    torch.testing.assert_close(k3(d), 0.5 * d.square(), rtol=2e-2, atol=1e-13)
+    assert (k3(torch.linspace(-1e-3, 1e-3, 1001)) >= 0).all()
