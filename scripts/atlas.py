@@ -20,8 +20,8 @@ from typing import Any
 from atlas_pages import RESULTS, algorithms, write_pages
 from atlas_tables import resolved
 from rich.console import Console
-from rich.text import Text
 from rich.progress import Progress
+from rich.text import Text
 
 SEEDS = (0, 1, 2)
 WARM_UP: list[str] = []  # what the runs before share, beside the defaults
