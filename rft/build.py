@@ -38,8 +38,19 @@ from rft.trainer import Source, Stage, Trainer
 from rft.verify import certify
 
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
-FROM_DATA = ("world", "encoder", "rows", "prompts", "seed")
-FROM_ROLLOUT = (*FROM_DATA, "engine", "score", "group_size", "sampling", "columns", "logprobs")
+FROM_ROLLOUT = (
+    "world",
+    "engine",
+    "encoder",
+    "score",
+    "rows",
+    "prompts",
+    "group_size",
+    "sampling",
+    "seed",
+    "columns",
+    "logprobs",
+)
 
 
 class Job:

@@ -210,7 +210,7 @@ class Trainer:
                 for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     moved = epoch > 0 or number > 0
-                    current = self.current(stage, rows, idle_row(batch, rows), moved)
+                    current = self.current(stage, batch, rows, moved)
                     if compare and "logprobs" in current:  # before anything is rejected
                         record_mismatch(metrics, current["logprobs"], rows["rollout_logprobs"], rows["keep"])
                     method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
@@ -235,14 +235,17 @@ class Trainer:
         counts = dict(zip(everyones, redrawn(scores, power, self.seed + self.step).tolist(), strict=True))
         return batch[torch.arange(len(batch)).repeat_interleave(torch.tensor([counts[row] for row in mine]))]
 
-    def current(self, stage: Stage, rows: TensorDict, idle: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
-        """What the method prepares from of the current policy; the old one's columns while the policy has not moved."""
+    def current(self, stage: Stage, batch: TensorDict, rows: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
+        """What the method prepares from, of the current policy and some rows of the batch.
+
+        While the policy has not moved these are the old one's columns.
+        """
         wanted = stage.method.prepares
         if not wanted:
             return {}
         if not moved and stage.method.options.old_logprobs == "actor":
             return {name: rows[f"old_{name}"] for name in wanted}
-        return self.policy.compute(rows, wanted, stage.source.temperature, idle)
+        return self.policy.compute(rows, wanted, stage.source.temperature, idle_row(batch, rows))
 
     def refresh(self, metrics: Metrics) -> None:
         """Gives the engine the new weights."""

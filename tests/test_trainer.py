@@ -287,10 +287,10 @@ def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
     Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
     assert [moved for _, (_, _, _, moved) in calls] == [False, True, True, True]
     trainer = calls[0][0]
-    (stage, rows, idle, _) = calls[0][1]
-    first = trainer.current(stage, rows, idle, False)
+    (stage, batch, rows, _) = calls[0][1]
+    first = trainer.current(stage, batch, rows, False)
     assert set(first) == {"logprobs", "entropy"} and all(first[name] is rows[f"old_{name}"] for name in first)
-    again = trainer.current(stage, rows, idle, True)
+    again = trainer.current(stage, batch, rows, True)
     assert not torch.allclose(again["logprobs"], first["logprobs"]), "by now it has moved"
 
 

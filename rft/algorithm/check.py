@@ -28,6 +28,11 @@ def check_method(method: "Method", key: str) -> None:
             f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
             "power of 0 or more; set it to null"
         )
+    loss = method.policy.terms[0].plugin
+    if power is not None and loss.facts.unit == "group":
+        raise ValueError(
+            f"{key}.resample_power={power} redraws single rows, but {loss.name!r} needs whole groups; set it to null"
+        )
     _check_correction(method, key)
     if method.options.critic_warmup < 0:
         raise ValueError(f"{key}.critic_warmup={method.options.critic_warmup}: set it to 0 or more")

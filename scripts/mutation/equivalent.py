@@ -7,9 +7,6 @@ SHAPE_ALONE = "only the shape and the device of the mask are looked at"
 
 EQUIVALENT = {
     ("advantage.process.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
-    ("advantage.process.prime", "dense = process - baseline[:, None]"): MASKED_AGAIN,
-    ("advantage.process.prime", "dense = torch.where(keep | True, process - baseline[:, None], 0.0)"): MASKED_AGAIN,
-    ("advantage.process.prime", "dense = torch.where(keep, process - baseline[:, None], 1.0)"): MASKED_AGAIN,
     (
         "advantage.returns.optimal_token_baseline",
         "place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) + 1",
@@ -61,10 +58,6 @@ EQUIVALENT = {
     ): "outside `keep` the loss is 0, below any bound, and r is 1",
     ("loss.clip.clipped", "advantages = torch.where(batch['keep'] | True, batch['advantages'], 0.0)"): "as above",
     ("loss.clip.clipped", "advantages = torch.where(batch['keep'], batch['advantages'], 1.0)"): "as above",
-    (
-        "loss.implicit_reward.implicit_reward",
-        "return (loss.where(trained, 0.0), {'prm/accuracy': right.where(trained, 0.0)})",
-    ): COMPARED,
     ("loss.selected._draws", "keep = batch['keep'] | True"): SHAPE_ALONE,
     (
         "loss.selected.select_clip_cov",

@@ -1,13 +1,16 @@
 """Functions that do not go together, and what a method says of the passes that it needs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
 from rft.algorithm.correction import CorrectionOptions, Rule
-from rft.algorithm.method import Method, MethodOptions, RewardKL
+from rft.algorithm.method import Method, RewardKL
 from rft.metrics import Metrics
+from rft.options import Warmup
 
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 TOKEN_TIS = Rule("ratio", "token", None, "clamp", None, 2.0, "any")
@@ -25,28 +28,21 @@ def forgotten(monkeypatch):
     )
 
 
+PLAIN = Warmup(
+    steps=1,
+    rows=1,
+    stop_at=None,
+    eval_every=0,
+    source=None,
+    loss=CLIP,
+    aggregation={"name": "token_mean"},
+    optimizer=None,
+).method()
+
+
 def make(**changes):
-    plain = {
-        "name": "test",
-        "group_size": 2,
-        "source": None,
-        "advantage": {"name": "dr_grpo"},
-        "loss": CLIP,
-        "terms": {},
-        "aggregation": {"name": "token_mean"},
-        "shaping": {},
-        "reward_kl": None,
-        "critic_loss": None,
-        "prm_loss": None,
-        "critic_warmup": 0,
-        "correction": None,
-        "gradient_mask": None,
-        "old_logprobs": "actor",
-        "mask_truncated": False,
-        "mask_tied": False,
-        "resample_power": None,
-    }
-    return Method(MethodOptions(**plain | changes), "algorithm", {"right": 1.0})
+    plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
+    return Method(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
 
 
 def correction(anchor, *rules):
@@ -77,6 +73,10 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
         (
             {"terms": {"positive_nll": {"name": "positive_nll", "term": "rihgt", "coef": 0.1}}},
             r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right",
+        ),
+        (
+            GROUPS | {"resample_power": 2.0},
+            r"^algorithm\.resample_power=2\.0 redraws single rows, but 'of_groups' needs whole groups",
         ),
         ({"critic_warmup": -1}, r"^algorithm\.critic_warmup=-1: set it to 0 or more"),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),

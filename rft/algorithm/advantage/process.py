@@ -38,6 +38,6 @@ def prime(scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: float, ga
     others = (size - 1).clamp(min=1)
     baseline = (group_statistics(mean, group).mean * size - mean) / others  # (B,)
     outcome = group_statistics(scores, group).centred * size / others
-    dense = torch.where(keep, process - baseline[:, None], 0.0)
-    advantages = torch.where(keep & (size > 1)[:, None], following(dense, keep, gamma) + outcome[:, None], 0.0)
+    dense = following(process - baseline[:, None], keep, gamma)  # (B, T)
+    advantages = torch.where(keep & (size > 1)[:, None], dense + outcome[:, None], 0.0)
     return {"advantages": advantages.to(scores.dtype)}

@@ -30,4 +30,4 @@ def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: float, term: s
     loss = nn.functional.binary_cross_entropy_with_logits(logits, outcome, reduction="none")
     trained = batch["keep"].any(1)
     right = ((logits > 0) == (outcome > 0.5)).to(logits.dtype)
-    return loss.where(trained, 0.0), {"prm/accuracy": right.detach().where(trained, 0.0)}
+    return loss.where(trained, 0.0), {"prm/accuracy": right.where(trained, 0.0)}
