@@ -1,7 +1,6 @@
 """Every metric, level, aggregate and action of the algebra by hand, and what must not matter."""
 
 import math
-import threading
 from dataclasses import replace
 
 import pytest
@@ -224,29 +223,16 @@ def test_weights_normalised_over_the_tokens_that_remain():
     assert float(weights.sum() / batch["keep"].sum()) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_normalised_weights_do_not_depend_on_ranks():
+def test_normalised_weights_do_not_depend_on_ranks(over_ranks):
     """Groups stay whole; a third rank has no rows at all."""
     rules = (COMBINED[0], replace(COMBINED[1], high=2.5))
     expected, _ = applied(*rules, normalize=True)
-    meeting, shares, results = threading.Barrier(3, timeout=20), [None] * 3, [None] * 3
     parts = [torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([], dtype=torch.int64)]
-
-    def run(rank):
-        def all_sum(tensor):
-            shares[rank] = tensor
-            meeting.wait()
-            total = sum(shares)
-            meeting.wait()
-            return total
-
-        batch, logprobs = batch_of()
-        results[rank] = applied(
-            *rules, normalize=True, all_sum=all_sum, given=(batch[parts[rank]], logprobs[parts[rank]])
-        )
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    batch, logprobs = batch_of()
+    results = over_ranks(
+        lambda rows, all_sum: applied(*rules, normalize=True, all_sum=all_sum, given=(batch[rows], logprobs[rows])),
+        parts,
+    )
     for name in ("keep", "rejected", "correction_weights"):
         found = torch.cat([batch[name] for batch, _ in results])
         torch.testing.assert_close(found, expected[name], rtol=1e-12, atol=0)

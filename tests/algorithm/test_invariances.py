@@ -2,8 +2,6 @@
 or rank, and ignores what lies outside `keep`. Options are those of the yaml files, so a plugin without one fails here.
 """
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,26 +12,14 @@ from tensordict import TensorDict
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import token_mean, unit_weights
+from rft.algorithm.certificate.invariances import PERMUTATION
+from rft.algorithm.certificate.sample import GROUP, KEEP, PARTS
 from rft.algorithm.control import build_control
 from rft.algorithm.kl import kl_penalty
 from rft.registry import consume
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 F64 = torch.float64
-KEEP = torch.tensor(
-    [
-        [0, 0, 1, 1, 1, 0, 0, 0],
-        [0, 1, 0, 0, 1, 1, 1, 1],  # a gap
-        [0, 0, 0, 0, 0, 0, 0, 0],  # nothing trained
-        [0, 1, 0, 0, 0, 0, 0, 0],
-        [0, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 1, 1, 0, 1, 0, 0],
-        [0, 0, 0, 1, 1, 1, 1, 0],
-    ],
-    dtype=torch.bool,
-)
-GROUP = torch.tensor([4, 4, 4, 1, 6, 6, 1])
-PERMUTATION = torch.tensor([6, 2, 4, 0, 5, 1, 3])
 
 
 def load(path: Path, keyed: bool) -> dict:
@@ -96,28 +82,6 @@ def alone(tensor):
     return tensor
 
 
-def on_ranks(*parts: Callable) -> list:
-    """Runs one function a rank in lockstep; each is given an `all_sum` over them."""
-    meeting, shares, results = threading.Barrier(len(parts), timeout=20), [None] * len(parts), [None] * len(parts)
-
-    def run(rank):
-        def all_sum(tensor):
-            shares[rank] = tensor
-            meeting.wait()
-            total = sum(shares)
-            meeting.wait()
-            return total
-
-        results[rank] = parts[rank](all_sum)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def random_columns(names, seed) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     columns = {}
@@ -155,12 +119,6 @@ def same(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-SPLITS = {  # micro-batches, and ranks; a loss of groups gets them whole
-    "row": (torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4, 5, 6])),
-    "group": (torch.tensor([0, 1, 2]), torch.tensor([3, 6]), torch.tensor([4, 5])),
-}
-
-
 class LossCase:
     """A loss with its options, random columns, and the weights of the whole batch."""
 
@@ -171,7 +129,7 @@ class LossCase:
         unit = self.plugin.facts.unit
         rows = unit_weights(KEEP, all_sum=alone)
         self.weights = {"token": token_mean(KEEP, GROUP, all_sum=alone)}.get(unit, rows).to(F64)
-        self.splits = SPLITS["group" if unit == "group" else "row"]
+        self.splits = PARTS["group" if unit == "group" else "row"]
 
     def prepared(self, rows=slice(None), change=alone, all_sum=alone):
         """Some rows under a change of the columns, with what the plugin prepares of them as a mini-batch."""
@@ -226,9 +184,9 @@ def test_loss_is_the_sum_over_micro_batches(loss):
     same({name: sum(part[2][name] for part in parts) for name in statistics}, statistics)
 
 
-def test_what_a_loss_prepares_does_not_depend_on_ranks(loss):
+def test_what_a_loss_prepares_does_not_depend_on_ranks(loss, over_ranks):
     whole = loss.prepared()
-    parts = on_ranks(*[lambda all_sum, rows=rows: loss.prepared(rows, all_sum=all_sum) for rows in loss.splits])
+    parts = over_ranks(lambda rows, all_sum: loss.prepared(rows, all_sum=all_sum), loss.splits)
     back = torch.cat(loss.splits).argsort()
     for name in whole.keys():
         if name != "terms":
@@ -273,14 +231,14 @@ class MaskCase:
 
 
 @pytest.mark.parametrize("name", sorted(MASK_NODES))
-def test_gradient_mask_depends_on_no_order_padding_rank_or_what_is_outside_keep(name):
+def test_gradient_mask_depends_on_no_order_padding_rank_or_what_is_outside_keep(name, over_ranks):
     mask = MaskCase(MASK_NODES[name])
     whole = mask()
     assert whole.dtype == torch.bool and whole.any() and not (whole & ~KEEP).any() and (KEEP & ~whole).any()
     assert torch.equal(mask(rows=PERMUTATION), whole[PERMUTATION])
     assert torch.equal(mask(change=padded), padded(whole))
     assert torch.equal(mask(change=spoilt), whole)
-    parts = on_ranks(*[lambda all_sum, rows=rows: mask(rows, all_sum=all_sum) for rows in SPLITS["row"]])
+    parts = over_ranks(lambda rows, all_sum: mask(rows, all_sum=all_sum), PARTS["row"])
     assert torch.equal(torch.cat(parts), whole)
     mask.batch["keep"] = torch.zeros_like(KEEP)
     assert not mask().any()
@@ -327,17 +285,17 @@ def test_advantage_ignores_what_is_outside_keep(advantage):
     same(advantage(change=spoilt), advantage())
 
 
-def test_advantage_does_not_depend_on_ranks(advantage):
+def test_advantage_does_not_depend_on_ranks(advantage, over_ranks):
     first, second = torch.tensor([0, 1, 2, 3, 6]), torch.tensor([4, 5])  # groups stay whole
-    parts = on_ranks(*[lambda all_sum, rows=rows: advantage(rows=rows, all_sum=all_sum) for rows in (first, second)])
+    parts = over_ranks(lambda rows, all_sum: advantage(rows, all_sum=all_sum), (first, second))
     back = torch.cat([first, second]).argsort()
     expected = advantage()
     same({name: torch.cat([part[name] for part in parts])[back] for name in expected}, expected)
 
 
-def test_advantage_of_no_rows_is_empty(advantage):
+def test_advantage_of_no_rows_is_empty(advantage, over_ranks):
     rows = torch.arange(len(KEEP))
-    none, every = on_ranks(*[lambda all_sum, part=part: advantage(part, all_sum=all_sum) for part in (rows[:0], rows)])
+    none, every = over_ranks(lambda part, all_sum: advantage(part, all_sum=all_sum), (rows[:0], rows))
     assert all(column.shape == (0, KEEP.shape[1]) for column in none.values())
     same(every, advantage())
 
@@ -354,11 +312,9 @@ def test_advantage_keeps_float32(advantage):
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATION_NODES))
-def test_aggregation_does_not_depend_on_ranks(name):
+def test_aggregation_does_not_depend_on_ranks(name, over_ranks):
     weigh = AGGREGATIONS.build(AGGREGATION_NODES[name], "aggregation")
     first, second = torch.tensor([0, 1, 2, 3, 6]), torch.tensor([4, 5])
-    parts = on_ranks(
-        *[lambda all_sum, rows=rows: weigh(KEEP[rows], GROUP[rows], all_sum=all_sum) for rows in (first, second)]
-    )
+    parts = over_ranks(lambda rows, all_sum: weigh(KEEP[rows], GROUP[rows], all_sum=all_sum), (first, second))
     back = torch.cat([first, second]).argsort()
     assert torch.equal(torch.cat(parts)[back], weigh(KEEP, GROUP, all_sum=alone))

@@ -1,12 +1,15 @@
 """An algorithm from its yaml: which columns it reads, in which order it shapes, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.method import Method, MethodOptions, RewardKL, idle_row
+from rft.algorithm.method import Method, RewardKL, idle_row
 from rft.metrics import Metrics
+from rft.options import Warmup
 
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
 KL = {"name": "kl", "estimator": "k3", "coef": 0.1}
@@ -14,28 +17,21 @@ ADAPTIVE = {"name": "adaptive", "initial": 0.1, "target": 2.0, "horizon": 100.0}
 OVERLONG = {"name": "overlong", "max_tokens": 3, "buffer": 2 / 3, "factor": 1.0}
 
 
+PLAIN = Warmup(
+    steps=1,
+    rows=1,
+    stop_at=None,
+    eval_every=0,
+    source=None,
+    loss=CLIP,
+    aggregation={"name": "token_mean"},
+    optimizer=None,
+).method()
+
+
 def make(**changes):
-    plain = {
-        "name": "test",
-        "group_size": 2,
-        "source": None,
-        "advantage": {"name": "dr_grpo"},
-        "loss": CLIP,
-        "terms": {},
-        "aggregation": {"name": "token_mean"},
-        "shaping": {},
-        "reward_kl": None,
-        "critic_loss": None,
-        "prm_loss": None,
-        "critic_warmup": 0,
-        "correction": None,
-        "gradient_mask": None,
-        "old_logprobs": "actor",
-        "mask_truncated": False,
-        "mask_tied": False,
-        "resample_power": None,
-    }
-    return Method(MethodOptions(**plain | changes), "algorithm")
+    plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
+    return Method(replace(PLAIN, **plain | changes), "algorithm")
 
 
 GAE = {
