@@ -9,14 +9,12 @@ from safetensors import safe_open
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rft.actor.actor import Actor, Diverged
-from rft.actor.optimizer import Optimizer
+from rft.actor.actor import Diverged
 from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.batch import collate
-from rft.data.tokenizer import characters
 from rft.distributed import start
 from rft.metrics import Metrics
-from rft.strategy.fsdp2 import FSDP2
+from tests.defaults import make_actor, make_optimizer, make_strategy
 
 MODEL = {
     "model_type": "qwen3",
@@ -51,10 +49,10 @@ def world():
 
 
 def make(world, key="actor", head="lm", cap=ALL, seed=0, trains=True, reshard=True, **model):
-    strategy = FSDP2(world, "cpu", "float32", reshard)
-    optimizer = Optimizer(**OPTIMIZER) if trains else None
-    tokenizer = characters(alphabet="0123456789abcdef")
-    actor = Actor(key, world, strategy, tokenizer, seed, None, MODEL | model, head, cap, optimizer)
+    optimizer = make_optimizer(**OPTIMIZER) if trains else None
+    strategy = make_strategy(world, reshard_after_forward=reshard)
+    shape = {"head": head, "micro_batch_tokens": cap, "model_config": MODEL | model}
+    actor = make_actor(world, strategy, optimizer, key=key, seed=seed, **shape)
     if optimizer is not None:
         actor.begin_training(optimizer, updates=10)
     return actor
@@ -379,7 +377,7 @@ def test_start_like_takes_over_the_weights(world, head, tied, reshard):
             other.compute(batch, ("logprobs",), 1.0)["logprobs"], policy.compute(batch, ("logprobs",), 1.0)["logprobs"]
         )
     before = weights(policy)
-    other.begin_training(Optimizer(**OPTIMIZER), 10)
+    other.begin_training(make_optimizer(**OPTIMIZER), 10)
     update(other, batch, make_method())
     same(weights(policy), before, 0.0)
 
@@ -396,7 +394,7 @@ def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_bloc
     one, other = make(world), make(world, reshard=False)
     for actor in (one, other):
         actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
-        actor.begin_training(Optimizer(**OPTIMIZER), 10)
+        actor.begin_training(make_optimizer(**OPTIMIZER), 10)
         for _ in range(2):
             update(actor, batch, method)
             actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
@@ -422,9 +420,7 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, t
     expected = logp[:, :-1].gather(-1, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
     expected = torch.nn.functional.pad(expected, (1, 0)).where(batch["keep"], 0.0)
     same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
-    loaded = Actor(
-        "actor", world, actor.strategy, actor.tokenizer, 5, str(tmp_path), None, "lm", ALL, Optimizer(**OPTIMIZER)
-    )
+    loaded = make_actor(world, actor.strategy, make_optimizer(**OPTIMIZER), path=str(tmp_path))
     same(weights(loaded), weights(actor), 0.0)
 
 
@@ -433,7 +429,7 @@ def test_a_saved_critic_is_its_backbone(world, tmp_path):
     update(critic, batch, make_method())
     critic.save_model(tmp_path)
     loaded = make(world, "critic", "value", seed=3)
-    loaded.start_like(Actor("actor", world, critic.strategy, critic.tokenizer, 5, str(tmp_path), None, "lm", ALL, None))
+    loaded.start_like(make_actor(world, critic.strategy, path=str(tmp_path)))
     same(dict(loaded.weights()), dict(critic.weights()), 0.0)
 
 
@@ -471,7 +467,7 @@ def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
         update(actor, batch, method)
     other.load_state_dict(actor.state_dict(), with_optimizer=False)
     same(weights(other), weights(actor), 0.0)
-    actor.begin_training(Optimizer(**OPTIMIZER), 10)
+    actor.begin_training(make_optimizer(**OPTIMIZER), 10)
     assert update(other, batch, method) == update(actor, batch, method)
     same(weights(other), weights(actor), 0.0)
 

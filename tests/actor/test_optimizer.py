@@ -3,21 +3,11 @@
 import pytest
 import torch
 
-from rft.actor.optimizer import Optimizer
+from tests.defaults import make_optimizer
 
 
 def options(**changes):
-    plain = {
-        "lr": 0.1,
-        "betas": [0.9, 0.95],
-        "eps": 1e-8,
-        "weight_decay": 0.3,
-        "max_grad_norm": 1.0,
-        "schedule": "constant",
-        "warmup_updates": 0,
-        "final_lr": 0.0,
-    }
-    return Optimizer(**plain | changes)
+    return make_optimizer(**{"lr": 0.1, "betas": [0.9, 0.95], "weight_decay": 0.3, "warmup_updates": 0} | changes)
 
 
 @pytest.mark.parametrize(

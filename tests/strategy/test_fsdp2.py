@@ -9,7 +9,7 @@ import torch
 
 from rft.batch import collate
 from rft.distributed import start
-from rft.strategy.fsdp2 import FSDP2
+from tests.defaults import make_strategy
 
 SCRIPT = Path(__file__).parent / "updates_on_ranks.py"
 MODEL = {
@@ -233,7 +233,7 @@ def test_a_state_of_two_processes_goes_on_on_one(perform, two_ranks, name):
 
 @pytest.fixture
 def network():
-    strategy = FSDP2(start("cpu"), "cpu", "float32", True)
+    strategy = make_strategy(start("cpu"))
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     strategy.shard(module, [module[0]])
     return strategy, module

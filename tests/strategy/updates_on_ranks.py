@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from rft.actor.actor import Actor, Diverged
-from rft.actor.optimizer import Optimizer
+from rft.actor.actor import Diverged
 from rft.algorithm.method import Method, MethodOptions, idle_row
-from rft.data.tokenizer import characters
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
+from tests.defaults import make_actor, make_optimizer, make_strategy
 
 
 class Recording(FSDP2):
@@ -38,11 +37,11 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
         job: `method`, `model`, `head`, `dtype`, `reshard`, `cap`, `updates`, `batch`, `shares` (the rows of each rank
             of this many ranks) and `state` (of an actor to go on from, or None).
     """
-    strategy = Recording(world, "cpu", job["dtype"], job["reshard"])
-    optimizer = Optimizer(**job["optimizer"])
+    strategy = make_strategy(world, Recording, dtype=job["dtype"], reshard_after_forward=job["reshard"])
+    optimizer = make_optimizer(**job["optimizer"])
     key = {"lm": "actor", "value": "critic"}[job["head"]]
-    tokenizer = characters(alphabet="0123456789abcdef")
-    actor = Actor(key, world, strategy, tokenizer, 0, None, job["model"], job["head"], job["cap"], optimizer)
+    shape = {"head": job["head"], "micro_batch_tokens": job["cap"], "model_config": job["model"]}
+    actor = make_actor(world, strategy, optimizer, key=key, **shape)
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
         actor.load_state_dict(job["state"], with_optimizer=True)
