@@ -104,41 +104,6 @@ def fields(batch: TensorDict) -> list[dict[str, Any]]:
     return batch.get("fields").tolist()
 
 
-def micro_batches(batch: TensorDict, max_tokens: int) -> list[Tensor]:
-    """Cuts rows into micro-batches of like lengths under a hard cap of padded tokens. Units stay together.
-
-    Args:
-        batch: B rows.
-        max_tokens: cap on rows x longest row of a micro-batch.
-
-    Returns:
-        Row indices of each micro-batch, longest rows first.
-
-    Raises:
-        ValueError: a unit alone is over the cap; names the key and the number that would do.
-    """
-    length = lengths(batch).tolist()
-    members: dict[int, list[int]] = {}
-    for row, unit in enumerate(batch["unit"].tolist()):
-        members.setdefault(unit, []).append(row)
-    units = sorted(members.values(), key=lambda rows: (-max(length[r] for r in rows), rows))
-    cuts: list[list[int]] = []
-    longest = 0
-    for rows in units:
-        own = max(length[r] for r in rows)
-        if own * len(rows) > max_tokens:
-            raise ValueError(
-                f"actor.micro_batch_tokens={max_tokens} is less than one unit of {len(rows)} rows x {own} tokens; "
-                f"set actor.micro_batch_tokens to at least {own * len(rows)}"
-            )
-        if cuts and (len(cuts[-1]) + len(rows)) * max(longest, own) <= max_tokens:
-            cuts[-1].extend(rows)
-        else:
-            cuts.append(list(rows))
-            longest = own
-    return [torch.tensor(rows) for rows in cuts]
-
-
 def mini_batches(unit: Tensor, count: int, seed: int) -> Iterator[Tensor]:
     """Deals the units of a step to mini-batches, the same way whatever rank or row position holds them.
 

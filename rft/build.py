@@ -10,25 +10,32 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
+from rft.actor.frozen import check_frozen
 from rft.actor.load import read_config
+from rft.actor.reference import AdapterReference
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
+from rft.balance import Balance
 from rft.checkpoint import Checkpoints
 from rft.checks import (
     Rows,
+    check_adapters,
     check_architecture,
     check_flow,
     check_interruption,
     check_lengths,
     check_metric,
     check_numbers,
+    check_profile,
     check_source,
     check_tokenizer,
+    check_training,
 )
 from rft.data.encode import Encoder
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.options import Run
+from rft.profiler import Profiler
 from rft.registry import Target, consume
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine import Engine
@@ -73,6 +80,8 @@ class Job:
         self.helpers = {role.key: Target(vars(run)[role.key], role.key, FROM_RUN) for role in ROLES}
         for actor in (self.actor, *self.helpers.values()):
             check_architecture(actor.options["model_config"], f"{actor.key}.model_config")
+            check_training(actor.options, actor.key)
+        check_adapters({actor.key: actor.options for actor in (self.actor, *self.helpers.values())})
         self.strategy = Target(run.strategy, "strategy", ("world",))
         self.engine = Target(run.rollout.engine, "rollout.engine", ("model", "tokenizer"))
         self.source = Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT)
@@ -82,6 +91,7 @@ class Job:
         self.sinks = [Target(node, f"logger.{name}").build() for name, node in run.logger.items()]
         self.method = Method(run.algorithm, "algorithm", self.reward.weights)
         check_numbers(run, self.method)
+        check_profile(run)
         check_metric(run, measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k))
         check_source(self.source.options, self.reward.names, run.algorithm.group_size)
         check_flow(run, self.method, self.source.factory)
@@ -123,6 +133,10 @@ class Job:
         }
         shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
         check_tokenizer(tokenizer, shape)
+        for actor in (self.actor, *self.helpers.values()):
+            if frozen := actor.options["frozen"]:
+                model = read_config(actor.options["path"], actor.options["model_config"], len(tokenizer), actor.key)
+                check_frozen(model, actor.options["head"], frozen, actor.key)
         sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
         check_lengths(encoder, sets, shape, run.rollout.max_new_tokens)
         check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
@@ -138,6 +152,8 @@ class Job:
                 )
             trainer, stages = self._assemble(world, tokenizer, encoder, train, held_out, folder, log)
             numbers = trainer.fit(stages)
+            if missed := [step for step in run.profile.steps if step > trainer.step]:
+                log.message(f"profile.steps={missed} did not come: the warm-up was shorter than warmup.steps allows")
             if world.rank == 0:
                 finish_folder(folder, numbers)
         return numbers[run.metric]
@@ -159,7 +175,11 @@ class Job:
             return target.build(key=target.key, world=world, strategy=strategy, tokenizer=tokenizer, seed=run.seed)
 
         policy = actor(self.actor)
-        helpers = {role.key: actor(self.helpers[role.key]) for role in ROLES if role.column in reads}
+        helpers: dict[str, Actor] = {}
+        for role in ROLES:
+            if role.column in reads:
+                shares = role.loss is None and policy.adapters is not None and self._starts_as_policy(role.key)
+                helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
         engine: Engine = self.engine.build(model=policy.plain_model(), tokenizer=tokenizer)
 
         def logprobs(batch: TensorDict) -> Tensor:
@@ -213,6 +233,7 @@ class Job:
             world=world,
             policy=policy,
             helpers=helpers,
+            balance=Balance(world, policy.cost, run.batch.balance),
             copies=[helper for key, helper in helpers.items() if self._starts_as_policy(key)],
             engine=engine,
             evaluator=Evaluator(
@@ -232,6 +253,7 @@ class Job:
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world),
             trajectories=run.trajectories,
+            profiler=Profiler(run.profile.steps, folder, world, log),
             seed=run.seed,
         )
         return trainer, stages

@@ -1,5 +1,6 @@
 """What can be said against a config before a model is loaded. Every function raises a ValueError with key and cure."""
 
+import importlib.util
 import tempfile
 from typing import Any
 
@@ -37,6 +38,11 @@ def check_numbers(run: Run, method: Method) -> None:
             f"batch.minibatches={run.batch.minibatches} does not divide the {rows} rows of a step (batch.prompts="
             f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
         )
+    if run.algorithm.critic_warmup >= run.steps:
+        raise ValueError(
+            f"algorithm.critic_warmup={run.algorithm.critic_warmup}: the policy would train in none of the steps="
+            f"{run.steps}; raise steps or lower algorithm.critic_warmup"
+        )
     if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size < 2:
         raise ValueError(
             f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares the "
@@ -47,6 +53,17 @@ def check_numbers(run: Run, method: Method) -> None:
         raise ValueError(
             f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
             f"eval.samples to at least {max(run.eval.pass_k)}"
+        )
+
+
+def check_profile(run: Run) -> None:
+    """The run can come to every step that is to be profiled."""
+    warmup = run.warmup.steps if run.warmup is not None else 0
+    last = warmup + run.steps
+    if impossible := [step for step in run.profile.steps if not 1 <= step <= last]:
+        raise ValueError(
+            f"profile.steps={impossible}: the steps of this run are 1 to {last} (warmup.steps={warmup}, then steps="
+            f"{run.steps}); choose among them"
         )
 
 
@@ -136,6 +153,61 @@ def check_flow(run: Run, method: Method, source: Any) -> None:
                 )
             stages.append((role.key, ("tokens",), (role.column,)))
     check_columns([*stages, *method.stages()])
+
+
+def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
+    """Adapters are where they can train and be saved, and a reference that is the policy's model is run as it is.
+
+    Args:
+        actors: the options of every actor, by its key.
+    """
+    for key, options in actors.items():
+        lora = options["lora"]
+        if lora is None:
+            continue
+        if importlib.util.find_spec("peft") is None:
+            raise ValueError('actor/lora=lora needs peft: pip install "rft[lora]"')
+        if options["optimizer"] is None:
+            raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
+        if lora.rank < 1 or not lora.targets:
+            name = "rank" if lora.rank < 1 else "targets"
+            raise ValueError(f"{key}.lora.{name}={vars(lora)[name]} makes no adapter; set rank to 1 or more, targets to all-linear")
+        if lora.export == "adapter" and key != "actor":
+            raise ValueError(f"{key}.lora.export=adapter: checkpoints hold the model of the actor alone; leave it merged")
+        if lora.export == "adapter" and options["path"] is None:
+            raise ValueError(
+                f"{key}.lora.export=adapter: an adapter is of use beside the model it was trained on, and without {key}.path "
+                "there will be none; leave it merged"
+            )
+    policy = actors["actor"]
+    for key in (role.key for role in ROLES if role.loss is None):
+        shared = actors[key].keys() - {"lora", "optimizer", "frozen", "ema"}
+        own = [name for name in actors[key] if name in shared and actors[key][name] != policy[name]]
+        if policy["lora"] is not None and own and not {"path", "model_config"} & set(own):
+            raise ValueError(
+                f"{key}.{own[0]}={actors[key][own[0]]}: with actor.lora the {key} is computed by the actor, with its "
+                f"{own[0]}={policy[own[0]]}; leave it at ${{actor.{own[0]}}}, or set {key}.path to another model"
+            )
+
+
+def check_training(options: dict[str, Any], key: str) -> None:
+    """Weights are frozen where others train, and averaged where the average is of use.
+
+    Args:
+        options: of the actor with this key.
+    """
+    frozen, ema = options["frozen"], options["ema"]
+    if frozen and options["optimizer"] is None:
+        raise ValueError(f"{key}.frozen={frozen}: the {key} never trains; set {key}.frozen=[]")
+    if frozen and options["lora"] is not None:
+        raise ValueError(
+            f"{key}.frozen={frozen}: with {key}.lora no weight of the model itself trains; choose the layers by "
+            f"{key}.lora.targets and set {key}.frozen=[]"
+        )
+    if ema is not None and key != "actor":
+        raise ValueError(f"{key}.ema={ema}: checkpoints hold the average of the actor alone; set {key}.ema=null")
+    if ema is not None and not 0 < ema < 1:
+        raise ValueError(f"{key}.ema={ema}: it is the part of the average that stays, above 0 and below 1, or null")
 
 
 def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -41,6 +42,23 @@ class World:
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing)
         return things
+
+    def exchange(self, parcels: list[Any]) -> list[Any]:
+        """Hands parcel r to rank r and returns what every rank had for this one, in rank order.
+
+        What a rank has for itself is not copied; a tensor in any other parcel travels with its whole storage.
+        """
+        if self.size == 1:
+            return parcels
+        sealed = [b"" if rank == self.rank else pickle.dumps(parcel) for rank, parcel in enumerate(parcels)]
+        sizes = torch.tensor([len(parcel) for parcel in sealed], device=self.device)
+        arriving = torch.empty_like(sizes)
+        dist.all_to_all_single(arriving, sizes)
+        outgoing = torch.frombuffer(bytearray(b"".join(sealed)), dtype=torch.uint8).to(self.device)
+        incoming = outgoing.new_empty(int(arriving.sum()))
+        dist.all_to_all_single(incoming, outgoing, arriving.tolist(), sizes.tolist())
+        received = [part.numpy().tobytes() for part in incoming.cpu().split(arriving.tolist())]
+        return [parcels[rank] if rank == self.rank else pickle.loads(part) for rank, part in enumerate(received)]
 
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Lets rank zero decide and tells the others; an error of rank zero is raised on every rank."""

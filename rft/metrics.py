@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 
 class Metrics:
@@ -54,10 +55,11 @@ class Metrics:
 
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
-        """Adds the seconds of the block to `time/<stage>_s`; of several ranks the slowest counts."""
+        """Adds the seconds of the block to `time/<stage>_s`: of several ranks the slowest. A profile has the label."""
         start = time.perf_counter()
         try:
-            yield
+            with record_function(stage):
+                yield
         finally:
             name = f"time/{stage}_s"
             self._largest[name] = self._largest.get(name, 0.0) + time.perf_counter() - start

@@ -12,11 +12,12 @@ from rft.trainer import Trajectories
 
 @dataclass
 class Batch:
-    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
+    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs; see also `rft.balance`."""
 
     prompts: int
     minibatches: int
     epochs: int
+    balance: bool
 
 
 @dataclass
@@ -53,6 +54,13 @@ class Data:
     system: str | None
     train: Any
     eval: dict[str, Any]
+
+
+@dataclass
+class Profile:
+    """The steps that are traced; see `rft.profiler`."""
+
+    steps: list[int]
 
 
 @dataclass
@@ -108,6 +116,7 @@ class Run:
     eval: Eval
     checkpoint: CheckpointOptions
     trajectories: Trajectories
+    profile: Profile
     warmup: Warmup | None
     algorithm: MethodOptions
     actor: dict[str, Any]

@@ -15,11 +15,13 @@ from rft.algorithm.method import Method, idle_row
 from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.resample import redrawn
 from rft.algorithm.roles import ROLES
+from rft.balance import Balance
 from rft.batch import fields, lengths, mini_batches
 from rft.checkpoint import Checkpoints
 from rft.distributed import World
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
+from rft.profiler import Profiler
 from rft.rollout.engine import Engine
 from rft.rollout.evaluate import Evaluator
 
@@ -83,6 +85,7 @@ class Trainer:
         world: the processes.
         policy: the actor that samples and is trained.
         helpers: the models beside it, by their role: those whose column the method reads.
+        balance: spreads work over the processes.
         copies: which of them begin a stage of reinforcement as a copy of the policy.
         engine: what samples text; it is given the policy's weights after every step.
         evaluator: held-out sets.
@@ -90,6 +93,7 @@ class Trainer:
         log: where numbers go.
         checkpoints: where states go.
         trajectories: which steps and how many rows of sampled text are kept for people.
+        profiler: traces the steps that are to be.
         seed: of the run.
     """
 
@@ -99,6 +103,7 @@ class Trainer:
         world: World,
         policy: Actor,
         helpers: dict[str, Actor],
+        balance: Balance,
         copies: list[Actor],
         engine: Engine,
         evaluator: Evaluator,
@@ -106,11 +111,13 @@ class Trainer:
         log: RunLog,
         checkpoints: Checkpoints,
         trajectories: Trajectories,
+        profiler: Profiler,
         seed: int,
     ) -> None:
         self.world = world
         self.policy = policy
         self.helpers = helpers
+        self.balance = balance
         self.copies = copies
         self.engine = engine
         self.evaluator = evaluator
@@ -118,6 +125,7 @@ class Trainer:
         self.log = log
         self.checkpoints = checkpoints
         self.trajectories = trajectories
+        self.profiler = profiler
         self.seed = seed
         self.step = 0
         self.numbers: dict[str, float] = {}
@@ -142,12 +150,13 @@ class Trainer:
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
                     self.step += 1
-                    metrics, started = Metrics(), time.perf_counter()
-                    batch = stage.source.next(metrics)
-                    self.annotate(stage, batch, metrics)
-                    self.update(stage, stage_step, batch, metrics)
-                    self.refresh(metrics)
-                    self.describe(batch, metrics, time.perf_counter() - started)
+                    with self.profiler.step(self.step):
+                        metrics, started = Metrics(), time.perf_counter()
+                        batch = stage.source.next(metrics)
+                        self.annotate(stage, batch, metrics)
+                        self.update(stage, stage_step, batch, metrics)
+                        self.refresh(metrics)
+                        self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
                         break
         return self.numbers
@@ -185,14 +194,15 @@ class Trainer:
             if method.options.old_logprobs == "rollout" and "old_logprobs" in reads:
                 batch["old_logprobs"] = batch["rollout_logprobs"]
             if wanted := method.annotations(stage.minibatches * stage.epochs):
-                outputs = self.policy.compute(batch, tuple(wanted), stage.source.temperature)
+                outputs = self.compute(self.policy, batch, batch, tuple(wanted), stage.source.temperature)
                 for name, column in wanted.items():
                     batch[column] = outputs[name]
             if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
                 record_mismatch(metrics, batch["old_logprobs"], batch["rollout_logprobs"], batch["keep"])
             for role in ROLES:
                 if role.column in reads:
-                    columns = self.helpers[role.key].compute(batch, (role.output,), stage.source.temperature)
+                    helper, wants = self.helpers[role.key], (role.output,)
+                    columns = self.compute(helper, batch, batch, wants, stage.source.temperature)
                     batch[role.column] = columns[role.output]
             method.advantages(batch, self.world.all_sum, metrics)
 
@@ -215,6 +225,7 @@ class Trainer:
                         record_mismatch(metrics, current["logprobs"], rows["rollout_logprobs"], rows["keep"])
                     method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
                     idle = idle_row(batch, rows)
+                    rows = self.balance.rows(rows, metrics)
                     try:
                         if stage_step > method.options.critic_warmup:
                             late = compare and "logprobs" not in current
@@ -245,7 +256,14 @@ class Trainer:
             return {}
         if not moved and stage.method.options.old_logprobs == "actor":
             return {name: rows[f"old_{name}"] for name in wanted}
-        return self.policy.compute(rows, wanted, stage.source.temperature, idle_row(batch, rows))
+        return self.compute(self.policy, batch, rows, wanted, stage.source.temperature)
+
+    def compute(
+        self, actor: Actor, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
+    ) -> dict[str, torch.Tensor]:
+        """What an actor computes of some rows of the batch, without gradients; see `Actor.compute`."""
+        idle = idle_row(batch, rows)
+        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, idle))
 
     def refresh(self, metrics: Metrics) -> None:
         """Gives the engine the new weights."""

@@ -2,13 +2,17 @@
 
 python scripts/benchmark.py step            # a GRPO step by stage, and the same work through TRL (extra `bench`)
 python scripts/benchmark.py step --equal    # the same with responses of equal length
+python scripts/benchmark.py packing         # an update on rows packed, sorted, and as they come
+python scripts/benchmark.py prefix          # an update that computes the prompt of a group once
+python scripts/benchmark.py balance         # how even the work of ranks is, and what two real ranks gain by it
+python scripts/benchmark.py startup         # seconds from the command line to the first step, and TRL's
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
 import argparse
 from pathlib import Path
 
-from bench import staleness, step
+from bench import balance, packing, prefix, staleness, startup, step
 from bench.workload import SIZES
 from rich.console import Console
 from rich.text import Text
@@ -19,6 +23,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures rft.")
     sections = parser.add_subparsers(dest="section", required=True, metavar="section")
     add_step(sections.add_parser("step", help="seconds per stage of a GRPO step, and against TRL's GRPOTrainer"))
+    packing.add_options(sections.add_parser("packing", help="an update on rows packed, sorted, and as they come"))
+    prefix.add_options(sections.add_parser("prefix", help="an update that computes the prompt of a group once"))
+    balance.add_options(sections.add_parser("balance", help="how even the work of ranks is, by who deals the rows"))
+    startup.add_options(sections.add_parser("startup", help="seconds until the first step is done, and TRL's"))
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

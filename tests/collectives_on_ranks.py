@@ -1,15 +1,32 @@
 """What each of two processes gets from the collectives; run by test_distributed.py under torchrun."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rft.distributed import leave, start
 
 
 def refuse():
     raise ValueError("seed: no")
+
+
+@contextmanager
+def counting(travelled):
+    """Notes the bytes of every all-to-all."""
+    whole = dist.all_to_all_single
+
+    def counted(output, given, *sizes):
+        travelled.append(given.nbytes)
+        return whole(output, given, *sizes)
+
+    dist.all_to_all_single = counted
+    yield
+    dist.all_to_all_single = whole
 
 
 def main() -> None:
@@ -21,6 +38,11 @@ def main() -> None:
     except ValueError as error:
         answer = str(error)
     given = torch.tensor([1.0, 10.0]) * (world.rank + 1)
+    travelled: list[int] = []
+    mine: list[Any] = [{"from": world.rank, "to": rank, "rows": torch.full((rank, 2), -0.0)} for rank in (0, 1)]
+    mine[world.rank]["stays"] = torch.zeros(10_000)
+    with counting(travelled):
+        exchanged = world.exchange(mine)
     found = {
         "rank": world.rank,
         "size": world.size,
@@ -33,6 +55,9 @@ def main() -> None:
         "asked": asked,
         "refused": answer,
         "again": start("cpu").rank,
+        "exchanged": [(parcel["from"], parcel["to"], parcel["rows"]) for parcel in exchanged],
+        "stays": exchanged[world.rank] is mine[world.rank],
+        "travelled": sum(travelled),
     }
     everything = world.gather(found)
     if world.rank == 0:

@@ -102,6 +102,9 @@ class ThreadWorld:
     def all_sum(self, tensor):
         return sum(self.gather(tensor))
 
+    def exchange(self, parcels):
+        return [theirs[self.rank] for theirs in self.gather(parcels)]
+
 
 @pytest.fixture
 def ranks():

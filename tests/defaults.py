@@ -45,7 +45,7 @@ def make_actor(
     **changes: Any,
 ) -> Actor:
     """An actor with the options of actor=hf and a vocabulary of 19 characters; frozen where it has no optimizer."""
-    options = {**yaml_options("actor/hf.yaml", path=None), **changes}
+    options = {**yaml_options("actor/hf.yaml", path=None), "lora": None, **changes}
     del options["optimizer"]
     supplied = {"key": key, "world": world, "strategy": strategy, "seed": seed, "optimizer": optimizer}
     supplied["tokenizer"] = characters(alphabet="0123456789abcdef")

@@ -18,6 +18,8 @@ def test_one_process_is_a_world():
     assert given.tolist() == [1.0, 2.0] and not total.requires_grad
     thing = object()
     assert world.gather(thing) == [thing]
+    [parcel] = world.exchange([thing])
+    assert parcel is thing
     assert world.decide(lambda: thing) is thing
 
 
@@ -49,6 +51,10 @@ def test_two_processes(torchrun, tmp_path):
     torchrun(Path(__file__).parent / "collectives_on_ranks.py", tmp_path / "found.pt")
     ranks = torch.load(tmp_path / "found.pt")
     for rank, found in enumerate(ranks):
+        assert found.pop("travelled") < 2000, "what stays does not travel"
+        for source, (sender, receiver, rows) in enumerate(found.pop("exchanged")):
+            assert (sender, receiver, rows.shape) == (source, rank, (rank, 2))
+            assert rows.signbit().all(), "-0 is not 0: the bits are the same"
         assert found == {
             "rank": rank,
             "size": 2,
@@ -61,4 +67,5 @@ def test_two_processes(torchrun, tmp_path):
             "asked": [0] if rank == 0 else [],
             "refused": "seed: no",
             "again": rank,
+            "stays": True,
         }

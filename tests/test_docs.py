@@ -169,6 +169,7 @@ RUNS = (
         "algorithm/source=dynamic",
         "eval.samples=4",
         "trajectories.every=1",
+        "profile.steps=[5]",
     ),
     ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,15 +12,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from rft.actor.attention import use_packed_attention
+from rft.actor.cost import model_cost
+from rft.actor.ema import WeightAverage
+from rft.actor.frozen import freeze
 from rft.actor.load import blocks, load_model, read_config
+from rft.actor.lora import Lora
+from rft.actor.micro_batches import Cutting, MicroBatch
 from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
 from rft.actor.optimizer import Optimizer
+from rft.actor.slices import check_slices
 from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.objective import Objective
-from rft.batch import micro_batches, trim
+from rft.balance import Cost
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.loss_scale import LossScale
 
 
 class Actor:
@@ -31,7 +40,12 @@ class Actor:
         path: a folder or hub name of a causal language model, or null.
         model_config: a transformers config with `model_type`, for a new model; null where a path is given.
         head: `lm` computes log-probabilities and entropy, `value` computes values.
-        micro_batch_tokens: cap on rows x longest row of one forward.
+        micro_batch_tokens: cap on the tokens of one forward, padding included.
+        packing: the rows of a forward lie behind one another; otherwise they are padded to the longest.
+        share_prefix: rows of a group compute the tokens that they begin with once.
+        frozen: patterns over the names of the model's state dict; the parameters that they match do not train.
+        ema: null, or the decay of an average of the weights, which is exported beside them.
+        lora: null, or the adapters that train in place of the model's own weights.
         optimizer: null for an actor that never trains.
 
     Raises:
@@ -49,18 +63,31 @@ class Actor:
         model_config: dict[str, Any] | None,
         head: Literal["lm", "value"],
         micro_batch_tokens: int,
+        packing: bool,
+        share_prefix: bool,
+        frozen: list[str],
+        ema: float | None,
+        lora: Lora | None,
         optimizer: Optimizer | None,
     ) -> None:
         self.key = key
         self.world = world
         self.strategy = strategy
         self.tokenizer = tokenizer
-        self.micro_batch_tokens = micro_batch_tokens
+        self.cutting = Cutting(micro_batch_tokens, packing, share_prefix)
         self.optimizer_options = optimizer
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: torch.optim.lr_scheduler.LambdaLR | None = None
-        model = load_model(path, read_config(path, model_config, len(tokenizer), key), seed)
-        parts = blocks(model)
+        self.scale = strategy.loss_scale()
+        self.average: WeightAverage | None = None
+        self._ema = ema
+        shape = read_config(path, model_config, len(tokenizer), key)
+        if strategy.context is not None:
+            check_slices(shape, packing, strategy.context.size, key)
+        if lora is not None:
+            lora.check(shape, key)
+        model = load_model(path, shape, seed)
+        self._blocks = blocks(model)
         if head == "lm":
             check_head(model, f"{key}.path")
             self._plain = without_weights(model, world.device)
@@ -68,17 +95,32 @@ class Actor:
         else:
             self._plain = without_weights(model.base_model, world.device)
             self.network = ValueNetwork(model.base_model)
+        if packing:
+            use_packed_attention(model, key)
         self.network.requires_grad_(optimizer is not None)
+        freeze(model, frozen)
+        self.adapters = None if lora is None else lora.add(self.network.model, path, key, seed)
+        self._as_loaded = True
         self.network.eval()  # no dropout: old and current log-probabilities are of one function
-        strategy.shard(self.network, parts)
+        strategy.shard(self.network, self._blocks)
 
     def plain_model(self) -> PreTrainedModel:
         """The unsharded model with no weights yet, for engines of this process and for export."""
         return without_weights(self._plain, self.world.device)
 
+    @property
+    def cost(self) -> Cost:
+        """What a row costs, for the balance over ranks."""
+        return model_cost(self._plain)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies."""
-        yield from self.strategy.full_tensors(self.network.model)
+        yield from self.strategy.full_tensors(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        if self.adapters is not None:
+            return self.adapters.merged()
+        return iter(self.network.model.state_dict().items())
 
     @torch.no_grad()
     def start_like(self, other: "Actor") -> None:
@@ -87,18 +129,25 @@ class Actor:
         Raises:
             ValueError: the two are of different shape.
         """
-        mine, theirs = self.network.model, other.network.model
-        if isinstance(self.network, ValueNetwork):
-            theirs = theirs.base_model
-        for (name, parameter), source in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-            if parameter.shape != source.shape:
-                raise ValueError(f"{self.key}.path: the weights {name} differ in shape from those of {other.key}.path")
-            parameter.copy_(source)
+        mine = self.network.model.state_dict() if self.adapters is None else dict(self.adapters.frozen())
+        outside = f"{other.network.model.base_model_prefix}." if isinstance(self.network, ValueNetwork) else ""
+        for name, source in other._tensors():
+            if name.startswith(outside):  # a value model takes over the backbone
+                tensor = mine[name.removeprefix(outside)]
+                if tensor.shape != source.shape:
+                    raise ValueError(
+                        f"{self.key}.path: the weights {name} differ in shape from those of {other.key}.path"
+                    )
+                tensor.copy_(source)
+        if self.adapters is not None:
+            self.adapters.reset()
+        self._as_loaded = False
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         """Makes a new optimizer for a stage of a known number of updates."""
         self.max_grad_norm = optimizer.max_grad_norm
-        self.optimizer, self.scheduler = optimizer.build(self.network.parameters(), updates)
+        self.optimizer, self.scheduler = optimizer.build(self.network, self._blocks, updates)
+        self.average = None if self._ema is None else WeightAverage(self.network, self.strategy, self._ema)
 
     @torch.no_grad()
     def compute(
@@ -114,10 +163,9 @@ class Actor:
         """
         zeros = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
         columns = {output: zeros.clone() for output in outputs}
-        for rows, micro in self._micro_batches(batch, batch[:1] if idle is None else idle):
-            parts = self.network(micro["tokens"], micro["keep"], outputs, temperature)
-            for output, part in parts.items():
-                columns[output][rows, : part.shape[1]] = part[: len(rows)].to(zeros.device)
+        for micro in self._micro_batches(batch, batch[:1] if idle is None else idle):
+            for output, part in self._forward(micro, outputs, temperature).items():
+                columns[output][micro.rows, : part.shape[1]] = part[: len(micro.rows)].to(zeros.device)
         self.strategy.reshard(self.network)
         return columns
 
@@ -131,7 +179,7 @@ class Actor:
         watch: tuple[str, ...] = (),
         compare: bool = False,
     ) -> None:
-        """One optimizer step over this rank's rows of a mini-batch.
+        """One optimizer step over this rank's rows of a mini-batch; none where a float16 gradient overflows.
 
         Args:
             batch: this rank's rows, with `loss_weights` that are right over all ranks.
@@ -149,43 +197,51 @@ class Actor:
         prefix = "" if self.key == "actor" else f"{self.key}/"
         outputs = tuple(dict.fromkeys((*objective.outputs, *watch, *(("logprobs",) if compare else ()))))
         total = torch.zeros((), device=self.world.device)
-        for _, micro in self._micro_batches(batch, idle):
-            columns = self.network(micro["tokens"], micro["keep"], outputs, temperature)
-            if "logprobs" in columns and "old_logprobs" not in micro.keys():
-                micro["old_logprobs"] = columns["logprobs"].detach()
-            loss, shares, statistics = objective(columns, micro)
-            loss.backward()
+        for micro in self._micro_batches(batch, idle):
+            columns, rows = self._forward(micro, outputs, temperature), micro.batch
+            if "logprobs" in columns and "old_logprobs" not in rows.keys():
+                rows["old_logprobs"] = columns["logprobs"].detach()
+            loss, shares, statistics = objective(columns, rows)
+            self.strategy.backward(self.network, self.scale.factor * loss, micro.last)
             total += loss.detach()
             if compare:
-                record_mismatch(metrics, columns["logprobs"].detach(), micro["rollout_logprobs"], micro["keep"])
+                record_mismatch(metrics, columns["logprobs"].detach(), rows["rollout_logprobs"], rows["keep"])
             statistics |= {name: columns[name] for name in watch}
-            mask = micro["tokens", "attention_mask"]
-            metrics.add("padding/waste", mask.numel() - mask.sum(), mask.numel())
+            real = rows["tokens", "attention_mask"].sum()
+            metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
+            if self.cutting.share_prefix:
+                metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
             for name, share in shares.items():
                 metrics.add(name, share, 0.0)
             for name, values in statistics.items():
-                metrics.mean(name, values, micro["keep"] if values.dim() > 1 else micro["keep"].any(-1))
+                metrics.mean(name, values, rows["keep"] if values.dim() > 1 else rows["keep"].any(-1))
         for term in objective.terms:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
         assert self.optimizer is not None and self.scheduler is not None
+        if self.scale.moves:
+            metrics.add(f"{prefix}loss_scale", self.scale.factor)
+        self.scale.unscale(self.network.parameters())
         norm = self.strategy.clip_grad_norm(self.network.parameters(), self.max_grad_norm)
-        if not torch.isfinite(norm + self.world.all_sum(total)):  # a clamp may hide a NaN loss from the gradient
+        total = self.world.all_sum(total)
+        if not torch.isfinite(norm + total):  # a clamp may hide a NaN loss from the gradient
             self.optimizer.zero_grad()
+            if torch.isfinite(total) and self.scale.retreat():
+                return
             raise Diverged(self.key, self._suspects(batch, idle, objective, outputs, temperature), batch)
         metrics.add(f"{prefix}grad_norm", norm)
         metrics.add(f"{prefix}lr", self.scheduler.get_last_lr()[0])
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.scheduler.step()
+        self.scale.advance()
         self.optimizer.zero_grad()
 
-    def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[tuple[Tensor, TensorDict]]:
-        """Row numbers and rows of each micro-batch; the same number on every rank, idle rows where one has fewer."""
-        cuts = micro_batches(batch, self.micro_batch_tokens) if len(batch) else []
-        count = max(self.world.gather(len(cuts)))
-        for rows in cuts:
-            yield rows, trim(batch[rows]).to(self.world.device)
-        for _ in range(count - len(cuts)):
-            yield torch.zeros(0, dtype=torch.int64), trim(idle).to(self.world.device)
+    def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[MicroBatch]:
+        return self.cutting.micro_batches(batch, idle, self.world, self.strategy.context)
+
+    def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        return self.network(micro.batch["tokens"], micro.batch["keep"], outputs, temperature, micro.layout)
 
     @torch.no_grad()
     def _suspects(
@@ -216,32 +272,56 @@ class Actor:
     def save_model(self, folder: Path) -> None:
         """Writes the weights as a folder that `from_pretrained` loads, with the tokenizer. A collective.
 
-        A value actor's folder holds its backbone; the head is in the training state.
+        A value actor's folder holds its backbone; the head is in the training state. With actor.lora.export=adapter it
+        is the folder of an adapter. An average of the weights goes to a second folder, named with _ema behind.
         """
-        state = {name: tensor.cpu() for name, tensor in self.weights()}
-        if self.world.rank == 0:
+        self._write_model(folder)
+        if self.average is not None:
+            with self.average.in_network():
+                self._write_model(folder.with_name(f"{folder.name}_ema"))
+
+    def _write_model(self, folder: Path) -> None:
+        alone = self.adapters if self.adapters is not None and self.adapters.exported_alone else None
+        tensors = self.weights() if alone is None else self.strategy.full_tensors(alone.tensors())
+        state = {name: tensor.cpu() for name, tensor in tensors}
+        if self.world.rank != 0:
+            return
+        self.tokenizer.save_pretrained(folder)
+        if alone is not None:
+            alone.save(state, folder)
+        else:
             model = self.plain_model()
             model.load_state_dict(state, assign=True)
             model.tie_weights()
             transformers_logging.disable_progress_bar()
             model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """Network, optimizer and schedule, whole, on the CPU of rank zero. A collective."""
-        state: dict[str, Any] = {"network": self.strategy.model_state(self.network)}
+        """Network, optimizer and schedule, whole, on the CPU of rank zero. A collective.
+
+        Frozen weights are left out where they are as they were loaded.
+        """
+        network = self.strategy.model_state(self.network, with_frozen=not self._as_loaded)
+        state: dict[str, Any] = {"network": network, "as_loaded": self._as_loaded}
         if self.optimizer is not None and self.scheduler is not None:
             state["optimizer"] = self.strategy.optimizer_state(self.network, self.optimizer)
             state["scheduler"] = self.scheduler.state_dict()
+            state["scale"] = asdict(self.scale)
+        if self.average is not None:
+            state["average"] = self.average.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """Takes up what `state_dict` wrote, on any number of ranks. A collective."""
         self.strategy.load_model_state(self.network, state["network"])
+        self._as_loaded = state["as_loaded"]
         if with_optimizer and "optimizer" in state:
             assert self.optimizer is not None and self.scheduler is not None
             self.strategy.load_optimizer_state(self.network, self.optimizer, state["optimizer"])
             self.scheduler.load_state_dict(state["scheduler"])
+            self.scale = LossScale(**state["scale"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
 
 
 class Diverged(Exception):

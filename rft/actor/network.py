@@ -1,27 +1,70 @@
 """The module that is sharded and trained: a transformers model whose forward returns per-token columns.
 
 The head's weight is used inside this forward and stays in the root group of FSDP, so tied embeddings and sharding
-agree. Right padding needs no attention mask: a causal model's real tokens never look at what follows them.
+agree. No attention mask is needed: packed rows have an attention function of their own, and in padded rows, which are
+padded on the right, a causal model's real tokens never look at what follows them.
 """
+
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rft.actor.layout import Layout
 from rft.actor.logprobs import token_logprobs
+from rft.actor.slices import Slice
 
 
-def predicting_states(backbone: nn.Module, tokens: TensorDict) -> Tensor:
-    """Hidden states aligned with the tokens they predict, (B, T - 1, D): entry t-1 predicts token t."""
-    arguments = {name: column for name, column in tokens.items() if name != "attention_mask"}
-    return backbone(**arguments, use_cache=False).last_hidden_state[:, :-1]
+@dataclass(frozen=True)
+class Questions:
+    """What a forward is asked: the next token of some states.
+
+    Attributes:
+        states: (Q, D) hidden states.
+        targets: (Q,) the tokens that follow them.
+        slice: where ranks compute a sequence together, who asks; None where this rank does.
+    """
+
+    states: Tensor
+    targets: Tensor
+    slice: Slice | None
+
+    def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
+        """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere."""
+        if self.slice is not None:
+            answers = {name: self.slice.hand_back(values) for name, values in answers.items()}
+        return {name: aligned(values, where) for name, values in answers.items()}
 
 
-def aligned(values: Tensor, select: Tensor) -> Tensor:
-    """Spreads values (N,) over the selected positions of a zero column (B, T)."""
-    column = torch.zeros(select.shape, dtype=values.dtype, device=values.device)
-    return column.masked_scatter(select, values)
+def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None) -> Questions:
+    """The hidden states that predict the chosen tokens.
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        layout: how the rows are packed; None leaves them padded.
+    """
+    columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
+    targets = tokens["input_ids"][:, 1:][where]
+    if layout is None:
+        return Questions(backbone(**columns, use_cache=False).last_hidden_state[:, :-1][where], targets, None)
+    if layout.slice is None:
+        packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
+        packed |= {"position_ids": layout.positions}
+        asked = layout.place[:, :-1][where]
+    else:
+        packed, asked, targets = layout.slice.tokens, layout.slice.asked, layout.slice.targets
+    inputs = {name: column[None] for name, column in packed.items()}
+    states = backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0]
+    return Questions(states[asked], targets, layout.slice)
+
+
+def aligned(values: Tensor, where: Tensor) -> Tensor:
+    """Spreads values (N,) over the chosen positions (B, T - 1) of a zero column (B, T)."""
+    chosen = nn.functional.pad(where, (1, 0))
+    return torch.zeros(chosen.shape, dtype=values.dtype, device=values.device).masked_scatter(chosen, values)
 
 
 class LanguageNetwork(nn.Module):
@@ -32,24 +75,28 @@ class LanguageNetwork(nn.Module):
         self.model = model
 
     def forward(
-        self, tokens: TensorDict, select: Tensor, outputs: tuple[str, ...], temperature: float
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
     ) -> dict[str, Tensor]:
         """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool."""
         where = select[:, 1:]
-        hidden = predicting_states(self.model.base_model, tokens)[where]  # (N, D)
+        asked = ask(self.model.base_model, tokens, where, layout)
         head = self.model.get_output_embeddings()
         logprobs, entropy, squares = token_logprobs(
-            hidden,
+            asked.states,
             head.weight,
             head.bias,
-            tokens["input_ids"][:, 1:][where],
+            asked.targets,
             temperature,
             with_entropy="entropy" in outputs,
             with_squares="sum_p_squared" in outputs,
         )
-        select = nn.functional.pad(where, (1, 0))
         columns = {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
-        return {name: aligned(columns[name], select) for name in outputs}
+        return asked.columns({name: columns[name] for name in outputs}, where)
 
 
 class ValueNetwork(nn.Module):
@@ -63,14 +110,21 @@ class ValueNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(
-        self, tokens: TensorDict, select: Tensor, outputs: tuple[str, ...], temperature: float
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
     ) -> dict[str, Tensor]:
         """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
         where = select[:, 1:]
-        hidden = predicting_states(self.model, tokens)[where]  # (N, D)
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        values = nn.functional.linear(hidden.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[:, 0]
-        return {"values": aligned(values, nn.functional.pad(where, (1, 0)))}
+        asked = ask(self.model, tokens, where, layout)
+        dtype = torch.promote_types(asked.states.dtype, torch.float32)
+        values = nn.functional.linear(asked.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
+            :, 0
+        ]
+        return asked.columns({"values": values}, where)
 
 
 def check_head(model: PreTrainedModel, key: str) -> None:

@@ -1,6 +1,7 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,12 +13,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rft.distributed import World
+from rft.strategy.blocks import recompute
+from rft.strategy.context import Context
+from rft.strategy.loss_scale import LossScale
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class FSDP2:
@@ -26,33 +32,97 @@ class FSDP2:
     Args:
         world: supplied by the run.
         device: where to compute (read before this object is made, when the processes start).
-        dtype: what forward and backward compute in; master weights and gradient reductions are float32.
-        reshard_after_forward: frees gathered blocks between forward and backward (memory), or keeps them (speed).
+        dtype: what forward and backward compute in; master weights are float32.
+        reduce_dtype: what gradients are summed over ranks in.
+        reshard_after_forward: frees gathered blocks between forward and backward (memory), or keeps them from the first
+            forward of an update to its last backward (speed).
+        accumulate: between the micro-batches of an update the gradient is `sharded`, and reduced each time, or `whole`,
+            and reduced once.
+        replicas: the weights are sharded over world size / replicas ranks, and so many such groups hold them (HSDP).
+        context_parallel: so many ranks compute each sequence together, a slice of its tokens each.
+        activation_checkpointing: which activations of the blocks are computed again in the backward pass.
+
+    Raises:
+        ValueError: names the key where an option does not fit the number of processes or another option.
     """
 
     def __init__(
         self,
         world: World,
         device: Literal["auto", "cpu", "cuda"],
-        dtype: Literal["float32", "bfloat16"],
+        dtype: Literal["float32", "bfloat16", "float16"],
+        reduce_dtype: Literal["float32", "bfloat16"],
         reshard_after_forward: bool,
+        accumulate: Literal["sharded", "whole"],
+        replicas: int,
+        context_parallel: int,
+        activation_checkpointing: Literal["none", "full", "selective"],
     ) -> None:
+        if replicas < 1 or world.size % replicas:
+            raise ValueError(
+                f"strategy.replicas={replicas} does not divide the {world.size} processes; choose a divisor of them, or "
+                "1 to shard the weights over all of them"
+            )
+        if context_parallel < 1 or world.size % context_parallel:
+            raise ValueError(
+                f"strategy.context_parallel={context_parallel} does not divide the {world.size} processes; choose a "
+                "divisor of them, or 1"
+            )
+        if accumulate == "whole" and reduce_dtype != "float32":
+            raise ValueError(
+                f"strategy.accumulate=whole adds up micro-batches in strategy.reduce_dtype={reduce_dtype}, which loses "
+                "small gradients; set strategy.reduce_dtype=float32 or strategy.accumulate=sharded"
+            )
         self.world = world
         self._reshard = reshard_after_forward
+        self._accumulate = accumulate
+        self._checkpointing = activation_checkpointing
         self._policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if dtype == "bfloat16" else None, reduce_dtype=torch.float32
+            param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
+            reduce_dtype=DTYPES[reduce_dtype],
         )
+        self.context = Context(world, context_parallel) if context_parallel > 1 else None
+        self._mesh = world.mesh
+        if replicas > 1:
+            shape = (replicas, world.size // replicas)
+            self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one and what is left with the root. Gradients are summed over ranks, not averaged:
         losses are divided by global counts already."""
         network.to(self.world.device)
-        for module in (*blocks, network):
-            fully_shard(module, mesh=self.world.mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
+        for block in blocks:
+            if self._checkpointing != "none":
+                recompute(block, self._checkpointing)
+            fully_shard(block, mesh=self._mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
+        # None: what the root holds is needed first in the backward pass, so it stays gathered
+        fully_shard(
+            network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False, mp_policy=self._policy
+        )
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def loss_scale(self) -> LossScale:
+        """What a loss is multiplied by before its backward."""
+        moves = self._policy.param_dtype == torch.float16
+        return LossScale(factor=2.0**16 if moves else 1.0, moves=moves)
+
+    def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
+        """Adds the gradient of one micro-batch of an update.
+
+        Over replicas sums are exchanged once an update, unless they would add up in less than float32.
+
+        Args:
+            last: no other micro-batch of the update follows; gradients are reduced and weights are shards then.
+        """
+        assert isinstance(network, FSDPModule)
+        rounded = self._policy.reduce_dtype != torch.float32
+        network.set_requires_gradient_sync(last or self._accumulate == "sharded")
+        network.set_requires_all_reduce(last or rounded)
+        network.set_reshard_after_backward(last or self._reshard)
+        loss.backward()
 
     def reshard(self, network: nn.Module) -> None:
         """Frees the blocks that a forward without a backward has left gathered: its parameters are the shards again."""
@@ -60,25 +130,31 @@ class FSDP2:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def full_tensors(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole weights, one at a time. A collective. On one rank they share the module's storage."""
-        for name, parameter in module.state_dict(keep_vars=False).items():
-            if isinstance(parameter, DTensor):
-                parameter = parameter.to_local() if self.world.size == 1 else parameter.full_tensor()
-            yield name, parameter
+    def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole weights, one at a time. A collective. On one rank they share the storage of what is given."""
+        for name, tensor in tensors:
+            if isinstance(tensor, DTensor):
+                tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
+            yield name, tensor
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Clips the global gradient norm and returns what it was. A collective."""
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def model_state(self, network: nn.Module) -> dict[str, Any]:
-        """The whole state on the CPU of rank zero (other ranks get an empty dict). A collective."""
-        return get_model_state_dict(network, options=FULL)
+    def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
+        """The whole state, or that of what trains, on the CPU of rank zero (others get an empty dict). A collective."""
+        if with_frozen:
+            return get_model_state_dict(network, options=FULL)
+        state = get_model_state_dict(network, options=replace(FULL, ignore_frozen_params=True))
+        frozen = _frozen(network)  # by all names of tied weights; the option knows one of them
+        return {name: tensor for name, tensor in state.items() if name not in frozen}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
-        """Loads a whole state that every rank has read."""
-        set_model_state_dict(network, state, options=StateDictOptions(full_state_dict=True))
+        """Loads a state that every rank has read; frozen weights that it does not hold stay as they are."""
+        missing = network.state_dict().keys() - state.keys() - _frozen(network)
+        assert not missing, f"the state lacks {sorted(missing)}"
+        set_model_state_dict(network, dict(state), options=StateDictOptions(full_state_dict=True, strict=False))
 
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole optimizer state on the CPU of rank zero. A collective."""
@@ -87,3 +163,7 @@ class FSDP2:
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Loads a whole optimizer state that every rank has read."""
         set_optimizer_state_dict(network, optimizer, state, options=StateDictOptions(full_state_dict=True))
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    return {name for name, p in network.named_parameters(remove_duplicate=False) if not p.requires_grad}

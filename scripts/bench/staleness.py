@@ -5,7 +5,6 @@ The policy is a table of logits, so a run of a loss takes a second and its rewar
 
 import argparse
 import dataclasses
-import json
 import statistics
 from collections import deque
 from pathlib import Path
@@ -21,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import rft
+from bench.results import show
 from rft.algorithm import LOSSES
 from rft.algorithm.method import Method, MethodOptions
 from rft.metrics import Metrics
@@ -162,10 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
         "rewards": found,
         "methods": {name: described(method) for name, method in methods.items()},
     }
-    console.print(table(numbers))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(numbers, indent=1) + "\n")
-    console.print(f"numbers: {arguments.out}")
+    show(console, arguments.out, numbers, table(numbers))
 
 
 def policy_losses() -> list[str]:

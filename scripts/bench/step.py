@@ -1,13 +1,8 @@
 """Section `step`: seconds per stage of a GRPO step, and the same work through TRL in a process of its own."""
 
 import argparse
-import importlib.metadata
-import importlib.util
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,9 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.process import HERE, call, has_trl
+from bench.results import machine, show
 from bench.workload import Workload, equal, skewed
 
-HERE = Path(__file__).resolve().parent
 STAGES = ("rollout", "reward", "annotate", "update", "refresh")
 EQUAL_LENGTH = 64
 
@@ -48,21 +44,11 @@ def run(arguments: argparse.Namespace) -> None:
         )
         console.rule("rft")
         results = {"rft": rft_side(folder, workload, steps)}
-        if arguments.rft_only:
-            console.print("TRL is left out")
-        elif importlib.util.find_spec("trl") is None:
-            console.print(
-                'TRL is not installed, so there is no comparison: pip install -c constraints.txt -e ".[bench]"',
-                markup=False,
-            )
-        else:
+        if has_trl(console, arguments.rft_only):
             console.rule("TRL")
             results["trl"] = trl_side(folder, workload, steps, arguments.trl_rows)
     numbers = summary(workload, parameters, results)
-    console.print(table(numbers))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(numbers, indent=1) + "\n")
-    console.print(f"numbers: {arguments.out}")
+    show(console, arguments.out, numbers, table(numbers))
 
 
 def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
@@ -92,14 +78,6 @@ def trl_side(folder: Path, workload: Workload, steps: int, forward_rows: int) ->
     return checked("TRL", side, workload, steps) | {"forward_rows": forward_rows}
 
 
-def call(arguments: list[str]) -> None:
-    """Runs this Python on the terminal, with this folder's modules to import. Raises a RuntimeError where it fails."""
-    paths = [str(HERE.parent), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run([sys.executable, *arguments], env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
-    if done.returncode:
-        raise RuntimeError(f"python {' '.join(arguments[:2])} ended with status {done.returncode}; see above")
-
-
 def checked(name: str, side: dict[str, Any], workload: Workload, steps: int) -> dict[str, Any]:
     """The side, if all its steps trained exactly the workload."""
     if side["tokens"] != [workload.sampled] * steps or len(side["steps"]) != steps:
@@ -109,8 +87,6 @@ def checked(name: str, side: dict[str, Any], workload: Workload, steps: int) -> 
 
 def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dict[str, Any]:
     """Medians over the measured steps, and the ratio."""
-    import torch
-
     sides = {}
     for name, side in results.items():
         measured = side["steps"][1:]
@@ -120,11 +96,9 @@ def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dic
             "samples_per_s": workload.rows / seconds["total"],
             "tokens_per_s": workload.sampled / seconds["total"],
         }
-    packages = ("torch", "transformers", *(("trl",) if "trl" in sides else ()))
-    machine = {"cpus": os.cpu_count(), "threads": torch.get_num_threads()}  # both sides begin with as many
     numbers = {
         "workload": workload.plain() | {"parameters": parameters},
-        "machine": machine | {package: importlib.metadata.version(package) for package in packages},
+        "machine": machine(*(("trl",) if "trl" in sides else ())),  # both sides begin with as many threads
         "sides": sides,
     }
     if "trl" in sides:

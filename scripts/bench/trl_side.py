@@ -54,10 +54,11 @@ class ForcedEnds(LogitsProcessor):
 
 
 class Clock(TrainerCallback):
-    """Seconds of each step, of sampling within it, and of the processor."""
+    """Seconds of each step, of sampling within it, and of the processor; the time of day when the first was done."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
+        self.first_end = 0.0
         self._began = self._cpu = 0.0
         self._rollout = 0.0
 
@@ -66,6 +67,7 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         total, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
+        self.first_end = self.first_end or time.time()
         self.steps.append({"rollout": self._rollout, "total": total, "cpu": cpu})
 
     def timed(self, generate: Any) -> Any:
@@ -84,6 +86,7 @@ class Clock(TrainerCallback):
 
 def main(folder: Path, steps: int, forward_rows: int) -> None:
     """Trains and writes `trl.json` into the folder."""
+    imported = time.time()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     prompts = load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train", cache_dir=folder / "cache")
@@ -119,10 +122,12 @@ def main(folder: Path, steps: int, forward_rows: int) -> None:
         reward_funcs=lambda completions, **_: [score(text) for text in completions],
         callbacks=[clock],
     )
+    made = time.time()
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]
     found = {
         "steps": clock.steps,
+        "reached": {"imported": imported, "trainer": made, "first step": clock.first_end},
         "tokens": [round(entry["completions/mean_length"] * rows) for entry in logs],
         "grad_norm": [entry["grad_norm"] for entry in logs],
         "forcing_s": forced.seconds / steps,

@@ -38,12 +38,14 @@ SIZES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Workload:
     """One step: as many prompts as `lengths` has entries, each with the lengths of its samples in tokens.
+    Prompts have `prompt` tokens.
 
     Every step takes all prompts, so all steps are the same work.
     """
 
     size: str
     lengths: list[list[int]]
+    prompt: int = PROMPT_TOKENS
 
     @property
     def rows(self) -> int:
@@ -69,7 +71,7 @@ class Workload:
         config = AutoConfig.for_model(
             "qwen3",
             **shape,
-            max_position_embeddings=PROMPT_TOKENS + self.longest,
+            max_position_embeddings=self.prompt + self.longest,
             tie_word_embeddings=True,
             pad_token_id=0,
             eos_token_id=1,
@@ -82,7 +84,7 @@ class Workload:
         draw = random.Random(0)
         with (folder / "prompts.jsonl").open("w") as file:
             for lengths in self.lengths:
-                words = [f"w{draw.randrange(2, shape['vocab_size'])}" for _ in range(PROMPT_TOKENS)]
+                words = [f"w{draw.randrange(2, shape['vocab_size'])}" for _ in range(self.prompt)]
                 file.write(json.dumps({"prompt": " ".join(words), "lengths": lengths}) + "\n")
         return sum(parameter.numel() for parameter in model.parameters())
 

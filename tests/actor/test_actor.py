@@ -128,7 +128,7 @@ def update(actor, batch, method, temperature=0.8, idle=None, watch=(), compare=F
 
 
 def weights(actor):
-    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(actor.network)}
+    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(actor.network.state_dict().items())}
 
 
 def same(found, expected, tolerance=1e-6):

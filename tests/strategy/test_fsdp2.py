@@ -1,113 +1,13 @@
 """One process and two give the same gradient, weights and numbers, however the rows are spread over the ranks."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
-from rft.batch import collate
 from rft.distributed import start
 from tests.defaults import make_strategy
-
-SCRIPT = Path(__file__).parent / "updates_on_ranks.py"
-MODEL = {
-    "model_type": "qwen3",
-    "hidden_size": 20,  # the vocabulary of 19 does not divide over two ranks
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.2,
-}
-OPTIMIZER = {
-    "lr": 1e-3,
-    "betas": [0.9, 0.95],
-    "eps": 1e-5,
-    "weight_decay": 0.1,
-    "max_grad_norm": 0.05,
-    "schedule": "constant",
-    "warmup_updates": 0,
-    "final_lr": 0.0,
-}
-CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
-METHOD = {
-    "name": "test",
-    "group_size": 2,
-    "source": None,
-    "advantage": None,
-    "loss": CLIP,
-    "terms": {"kl": {"name": "kl", "estimator": "k3", "coef": 0.1}, "entropy": {"name": "entropy", "coef": 0.02}},
-    "aggregation": {"name": "seq_mean_token_mean"},
-    "shaping": {},
-    "reward_kl": None,
-    "critic_loss": {"name": "value", "clip": None},
-    "prm_loss": None,
-    "critic_warmup": 0,
-    "correction": None,
-    "gradient_mask": None,
-    "old_logprobs": "actor",
-    "mask_truncated": False,
-    "mask_tied": False,
-    "resample_power": None,
-}
-NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
-LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
-EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
-UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
-ALL_ON_ONE = [[0, 1, 2, 3, 4, 5, 6, 7], []]
-
-
-def make_batch():
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for number, length in enumerate(LENGTHS):
-        ids = torch.randint(3, 19, (length,), generator=generator)
-        trains = torch.rand(length, generator=generator) < 0.7
-        trains[0], trains[-1] = False, True
-        noise = {
-            name: torch.where(trains, mean + torch.randn(length, generator=generator), 0.0)
-            for name, mean in {
-                "advantages": 0,
-                "values": 0,
-                "returns": 0,
-                "old_logprobs": -3,
-                "ref_logprobs": -3,
-            }.items()
-        }
-        row = {
-            "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-            "response_mask": trains,
-            "group": number // 2,
-            "unit": number,
-            "truncated": False,
-        }
-        rows.append(row | noise)
-    batch = collate(rows)
-    batch["keep"] = batch["response_mask"].clone()
-    batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
-    return batch
-
-
-def job(shares=EVEN, **changes):
-    plain = {
-        "method": METHOD,
-        "model": MODEL,
-        "optimizer": OPTIMIZER,
-        "head": "lm",
-        "dtype": "float32",
-        "reshard": True,
-        "cap": 20,
-        "updates": 1,
-        "batch": make_batch(),
-        "shares": {1: [list(range(8))], 2: shares},
-        "state": None,
-    }
-    return plain | changes
+from tests.strategy.jobs import ALL_ON_ONE, LENGTHS, METHOD, MODEL, NLL, OPTIMIZER, UNEVEN, close, job, make_batch
 
 
 def spoilt():
@@ -122,7 +22,7 @@ JOBS = {
     "one rank without a row": job(ALL_ON_ONE),
     "three updates, uneven": job(UNEVEN, updates=3),
     "tied": job(UNEVEN, updates=2, model=MODEL | {"tie_word_embeddings": True}),
-    "blocks stay gathered": job(UNEVEN, updates=2, reshard=False),
+    "blocks stay gathered": job(UNEVEN, updates=2, strategy={"reshard_after_forward": False}),
     "token mean": job(UNEVEN, method=METHOD | {"aggregation": {"name": "token_mean"}}),
     "groups whole on a rank": job(
         [[2, 3], [0, 1, 4, 5, 6, 7]], method=METHOD | {"aggregation": {"name": "group_mean"}}
@@ -135,35 +35,14 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def perform():
-    spec = importlib.util.spec_from_file_location("updates_on_ranks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.set_num_threads(1)
-    return lambda job: module.perform(job, start("cpu"))
-
-
-@pytest.fixture(scope="module")
-def two_ranks(torchrun, perform, tmp_path_factory):
+def two_ranks(on_two_ranks, perform):
     """What two processes make of every job."""
-    folder = tmp_path_factory.mktemp("two_ranks")
     others = {
-        "bfloat16": job(UNEVEN, dtype="bfloat16"),
+        "bfloat16": job(UNEVEN, strategy={"dtype": "bfloat16"}),
         "spoilt": job(UNEVEN, batch=spoilt()),  # row 3 is the only one of rank zero
         "restored": job(UNEVEN, state=perform(job(updates=2))["state"]),
     }
-    torch.save(JOBS | others, folder / "jobs.pt")
-    torchrun(SCRIPT, folder / "jobs.pt", folder / "results.pt")
-    return torch.load(folder / "results.pt", weights_only=False)
-
-
-def close(found, expected, tolerance=1e-5):
-    """Relative to the largest number of a tensor: what a sum of float32 can keep."""
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].shape == tensor.shape
-        gap = (found[name] - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12)
-        assert gap <= tolerance, f"{name}: {gap}"
+    return on_two_ranks(JOBS | others)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -197,7 +76,7 @@ def test_the_norm_is_that_of_the_whole_gradient(perform):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_bfloat16_stays_close_and_keeps_float32_weights(perform, two_ranks, ranks):
     exact = perform(JOBS["uneven"])
-    found = perform(job(UNEVEN, dtype="bfloat16")) if ranks == 1 else two_ranks["bfloat16"]
+    found = perform(job(UNEVEN, strategy={"dtype": "bfloat16"})) if ranks == 1 else two_ranks["bfloat16"]
     assert {tensor.dtype for tensor in found["weights"].values()} == {torch.float32}
     assert {tensor.dtype for tensor in found["gradient"].values()} == {torch.float32}
     mine, theirs = (torch.cat([g.flatten() for g in r["gradient"].values()]) for r in (found, exact))
@@ -241,7 +120,7 @@ def network():
 
 def test_on_one_process_full_tensors_share_storage(network):
     strategy, module = network
-    found = dict(strategy.full_tensors(module))
+    found = dict(strategy.full_tensors(module.state_dict().items()))
     assert list(found) == list(module.state_dict())
     with torch.no_grad():
         module[0].weight.fill_(7.0)

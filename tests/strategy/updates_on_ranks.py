@@ -1,14 +1,17 @@
-"""Trains on a batch of a file on any number of ranks: what test_fsdp2.py runs alone and under torchrun.
+"""Trains on a batch of a file on any number of ranks: what the tests here run alone and under torchrun.
 
 torchrun --nproc-per-node 2 updates_on_ranks.py jobs.pt results.pt
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rft.actor.actor import Diverged
 from rft.algorithm.method import Method, MethodOptions, idle_row
@@ -18,6 +21,23 @@ from rft.strategy.fsdp2 import FSDP2
 from tests.defaults import make_actor, make_optimizer, make_strategy
 
 
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of FSDP by their name, as "reduce_scatter float32"."""
+
+    NAMES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        if operation.namespace == "c10d" and name in self.NAMES:
+            tensor = next(leaf for leaf in tree_leaves(args) if type(leaf) is torch.Tensor)
+            self.calls[f"{self.NAMES[name]} {str(tensor.dtype).removeprefix('torch.')}"] += 1
+        return operation(*args, **(kwargs or {}))
+
+
 class Recording(FSDP2):
     """Remembers the last gradient before it is clipped."""
 
@@ -25,7 +45,8 @@ class Recording(FSDP2):
 
     def clip_grad_norm(self, parameters, max_norm):
         parameters = list(parameters)
-        grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        grads = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads]
         self.gradient = {str(number): grad.clone() for number, grad in enumerate(grads)}
         return super().clip_grad_norm(parameters, max_norm)
 
@@ -34,13 +55,13 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     """The weights, gradient and numbers after some updates, and everything needed to go on.
 
     Args:
-        job: `method`, `model`, `head`, `dtype`, `reshard`, `cap`, `updates`, `batch`, `shares` (the rows of each rank
+        job: `method`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (the rows of each rank
             of this many ranks) and `state` (of an actor to go on from, or None).
     """
-    strategy = make_strategy(world, Recording, dtype=job["dtype"], reshard_after_forward=job["reshard"])
+    strategy = make_strategy(world, Recording, **job["strategy"])
     optimizer = make_optimizer(**job["optimizer"])
     key = {"lm": "actor", "value": "critic"}[job["head"]]
-    shape = {"head": job["head"], "micro_batch_tokens": job["cap"], "model_config": job["model"]}
+    shape = {"head": job["head"], "micro_batch_tokens": job["cap"], "model_config": job["model"]} | job["actor"]
     actor = make_actor(world, strategy, optimizer, key=key, **shape)
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
@@ -56,7 +77,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
             metrics, rows = Metrics(), mine.clone()
             method.weigh(rows, world.all_sum)
             watch = ("entropy",) if job["head"] == "lm" else ()
-            actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics, watch)
+            with Collectives() as collectives:
+                actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics, watch)
             numbers.append(metrics.reduce(world.gather))
     except Diverged as problem:
         return {"suspects": world.gather(problem.suspects)}
@@ -66,9 +88,11 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     column[job["shares"][world.size][world.rank]] = computed
     return {
         "numbers": numbers,
+        "collectives": dict(collectives.calls),  # of the last update
+        "held": world.gather(sum(parameter.to_local().nbytes for parameter in actor.network.parameters())),
         "gradient": strategy.gradient,
         "column": world.all_sum(column),
-        "weights": {name: tensor.clone() for name, tensor in strategy.full_tensors(actor.network)},
+        "weights": {name: tensor.clone() for name, tensor in strategy.full_tensors(actor.network.state_dict().items())},
         "names": world.gather([name for name, _ in actor.weights()]),
         "state": actor.state_dict(),
     }

@@ -1,0 +1,93 @@
+"""AdamW whose two moments take a byte a number: block-wise dynamic quantization (2110.02861).
+
+A block is 256 neighbours of one row and is scaled by its largest number. Sharding never cuts a row, so codes and scales
+are sharded as the weights are, and the state of a run does not depend on the number of ranks. A step uses the new
+moments before they are rounded; between steps they are codes.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+BLOCK = 256
+NUMBERS_AT_ONCE = 2**22  # moments that are float32 at a time
+
+
+def takes(parameter: nn.Parameter) -> bool:
+    """True for what is worth it: vectors keep float32 moments."""
+    return parameter.dim() >= 2
+
+
+def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], group: dict[str, Any]) -> None:
+    """One update of parameters that have a gradient. State: `step` and, of either moment, codes and scales."""
+    beta1, beta2 = group["betas"]
+    for parameter, state in zip(parameters, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros(())
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
+                state[f"{name}_scale"] = torch.zeros_like(parameter[..., ::BLOCK])
+        state["step"] += 1
+        step_size = group["lr"] / (1 - beta1 ** state["step"])
+        correction = (1 - beta2 ** state["step"]).sqrt()
+        names = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
+        tensors = (parameter, parameter.grad, *(state[name] for name in names))
+        rows = max(1, NUMBERS_AT_ONCE // parameter.shape[1:].numel())
+        for weight, grad, m, m_scale, v, v_scale in zip(*(local(t).split(rows) for t in tensors), strict=True):
+            mean = numbers(m, m_scale, signed=True).lerp_(grad, 1 - beta1)
+            square = numbers(v, v_scale, signed=False).lerp_(grad.square(), 1 - beta2)
+            round_to(m, m_scale, mean, signed=True)
+            round_to(v, v_scale, square, signed=False)
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.sub_(mean.mul_(step_size).div_(square.sqrt_().div_(correction).add_(group["eps"])))
+
+
+def numbers(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
+    """What codes stand for, (..., N) float32.
+
+    Args:
+        codes: (..., N) uint8.
+        scales: (..., blocks).
+        signed: of the two code books.
+    """
+    found = code_book(signed, codes.device).index_select(0, codes.int().flatten()).view(codes.shape)
+    return found * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
+
+
+def round_to(codes: Tensor, scales: Tensor, values: Tensor, signed: bool) -> None:
+    """Writes the codes that are nearest to values (..., N), and the scales of their blocks."""
+    width = values.shape[-1]
+    blocks = nn.functional.pad(values, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
+    scales.copy_(blocks.abs().amax(-1))
+    shares = blocks / scales.clamp(min=torch.finfo(scales.dtype).tiny)[..., None]
+    bits = shares.bfloat16().view(torch.int16).int() + 2**15  # a table of 65,536 is much faster than to search in 256
+    nearest = nearest_codes(signed, codes.device).index_select(0, bits.flatten())
+    codes.copy_(nearest.view(*codes.shape[:-1], -1)[..., :width])
+
+
+@functools.cache
+def code_book(signed: bool, device: torch.device) -> Tensor:
+    """The 256 numbers of the dynamic tree (2110.02861, 2.1), sorted: more digits the larger they are, seven decades."""
+    values = [torch.tensor([0.0, 1.0])]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1.0, 2 ** (exponent if signed else exponent + 1) + 1)
+        middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (exponent - 6)
+        values += [middles, -middles] if signed else [middles]
+    return torch.cat(values).sort().values.to(device)
+
+
+@functools.cache
+def nearest_codes(signed: bool, device: torch.device) -> Tensor:
+    """The code next to every bfloat16, by its bits as a whole number from -2^15."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+    book = code_book(signed, torch.device("cpu"))
+    return torch.bucketize(every, (book[1:] + book[:-1]) / 2).to(device, torch.uint8)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a tensor, in its own storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

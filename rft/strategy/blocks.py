@@ -1,0 +1,32 @@
+"""How a block of a network runs. Its forward is replaced in place, so the names of its parameters stay as they are."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
+aten = torch.ops.aten
+KEPT = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten._grouped_mm.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+
+
+def recompute(block: nn.Module, kind: Literal["full", "selective"]) -> None:
+    """Frees what a block computes for the backward pass and computes it again there.
+
+    Args:
+        kind: `full` keeps the block's input alone. `selective` also keeps what is slow to compute, the results of
+            matrix products and of attention (by operation, as torchtitan does); the rest is computed again.
+    """
+    contexts = partial(create_selective_checkpoint_contexts, KEPT) if kind == "selective" else noop_context_fn
+    block.forward = partial(  # nothing in a block is random
+        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+    )

@@ -1,0 +1,70 @@
+"""Updates of the same rows by different means, each in a process of its own: its peak of memory is its own."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.process import call
+
+
+def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats: int) -> dict[str, dict[str, Any]]:
+    """Runs every side on the workload of the folder.
+
+    Args:
+        sides: what `bench.update_side` is told, by a name; the gradients are compared with those of the last one.
+        repeats: measured updates after one to warm up.
+
+    Returns:
+        Of each side what it wrote, `median_s`, `padding` (share of the computed tokens that are none; below 0 where
+        tokens are computed once for several rows), and `gradient_difference`: the largest over the largest entry.
+
+    Raises:
+        RuntimeError: a side failed.
+    """
+    found = {}
+    for name, arguments in sides.items():
+        console.rule(name)
+        call(["-m", "bench.update_side", str(folder), name, str(repeats), *arguments])
+        side = json.loads((folder / f"{name}.json").read_text())
+        side["median_s"] = statistics.median(side["seconds"][1:])
+        side["padding"] = 1 - side["tokens"] / side["computed"]
+        found[name] = side
+    reference = torch.load(folder / f"{name}.pt")
+    largest = max(gradient.abs().max() for gradient in reference.values())
+    for name, side in found.items():
+        gradients = torch.load(folder / f"{name}.pt")
+        assert gradients.keys() == reference.keys()
+        furthest = max((gradients[key] - reference[key]).abs().max() for key in reference)
+        side["gradient_difference"] = float(furthest / largest)
+    return found
+
+
+def table(title: str, sides: dict[str, dict[str, Any]]) -> Table:
+    """The sides as a person reads them; ratios are those of the first."""
+    shown = Table(title=title)
+    first, *others = sides
+    last = [*sides][-1]
+    shown.add_column("")
+    for name in sides:
+        shown.add_column(name, justify="right")
+    for name in others:
+        shown.add_column(f"{name} / {first}", justify="right")
+
+    def line(what: str, key: str, pattern: str, ratio: bool) -> None:
+        values = [side[key] for side in sides.values()]
+        ratios = [f"{value / values[0]:.2f}" if ratio and values[0] else "" for value in values[1:]]
+        shown.add_row(what, *[format(value, pattern) for value in values], *ratios)
+
+    line("seconds of an update", "median_s", ".3f", True)
+    line("forwards", "forwards", "d", False)
+    line("tokens", "tokens", "d", False)
+    line("tokens computed", "computed", "d", True)
+    line("share of padding", "padding", ".1%", False)
+    line("memory of the updates (GiB)", "memory_gib", ".3f", True)
+    line(f"largest difference of the gradient from {last}", "gradient_difference", ".1e", False)
+    return shown

@@ -1,0 +1,62 @@
+"""Two ranks that compute each sequence together do what one process does, rows longer than a rank's cap included."""
+
+import pytest
+
+from rft.distributed import start
+from tests.defaults import make_actor, make_strategy
+from tests.strategy.jobs import ALL_ON_ONE, EVEN, MODEL, UNEVEN, close, job
+
+TOGETHER = {"context_parallel": 2}
+WINDOWED = {
+    **{key: value for key, value in MODEL.items() if key != "head_dim"},
+    "model_type": "mistral",
+    "sliding_window": 4,
+    "hidden_size": 16,
+}
+JOBS = {
+    "even": job(EVEN, strategy=TOGETHER),
+    "uneven": job(UNEVEN, strategy=TOGETHER, updates=2),
+    "all rows on one rank": job(ALL_ON_ONE, strategy=TOGETHER, updates=2),
+    "shared prompts": job(UNEVEN, strategy=TOGETHER, actor={"share_prefix": True}),
+    "critic": job(UNEVEN, strategy=TOGETHER, head="value", updates=2),
+    "one head for both ranks": job(UNEVEN, strategy=TOGETHER, model=MODEL | {"num_key_value_heads": 1}),
+    "sliding window": job(UNEVEN, strategy=TOGETHER, model=WINDOWED),
+    "recomputed": job(UNEVEN, strategy=TOGETHER | {"activation_checkpointing": "full"}),
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(on_two_ranks):
+    halved = {"rows of more tokens than a rank takes": job(UNEVEN, strategy=TOGETHER, cap=10)}
+    half = {"bfloat16": job(UNEVEN, strategy=TOGETHER | {"dtype": "bfloat16"})}
+    return on_two_ranks(JOBS | halved | half)
+
+
+@pytest.mark.parametrize("name", [*JOBS, "rows of more tokens than a rank takes"])
+def test_two_ranks_together_do_what_one_does(name, perform, two_ranks):
+    given = JOBS.get(name) or job(UNEVEN)
+    one, two = perform(given | {"strategy": {}}), two_ranks[name]
+    close(two["gradient"], one["gradient"], 1e-5 if given["updates"] == 1 else 5e-5)
+    close(two["weights"], one["weights"])
+    for mine, theirs in zip(one["numbers"], two["numbers"], strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-6)
+    assert (two["column"] - one["column"]).abs().max() < 1e-5
+
+
+def test_bfloat16_stays_close(perform, two_ranks):
+    one, two = perform(job(UNEVEN)), two_ranks["bfloat16"]
+    assert two["numbers"][0]["grad_norm"] == pytest.approx(one["numbers"][0]["grad_norm"], rel=0.05)
+
+
+def test_what_ranks_cannot_compute_together_is_refused():
+    world = start("cpu")
+    with pytest.raises(ValueError, match=r"^strategy\.context_parallel=2 does not divide the 1 processes"):
+        make_strategy(world, context_parallel=2)
+    strategy = make_strategy(world)
+    strategy.context = type("Three", (), {"size": 3})
+    with pytest.raises(
+        ValueError, match=r"=3 does not divide the 4 attention heads of actor"
+    ):
+        make_actor(world, strategy, model_config=MODEL)
+    with pytest.raises(ValueError, match=r"^strategy\.context_parallel=3 .* set actor\.packing=true"):
+        make_actor(world, strategy, model_config=MODEL, packing=False)

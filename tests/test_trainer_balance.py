@@ -1,0 +1,89 @@
+"""Whole runs: two processes train what one trains, wherever the rows are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft.build import Job
+from rft.trainer import Trainer
+
+# Two updates a step, so that the second one sees what the first one did. AdamW with a large eps: with a small one the
+# sign of a gradient that is nothing but rounding moves a weight.
+GIVEN = ("steps=2", "warmup=none", "strategy.device=cpu", "batch.prompts=6", "batch.minibatches=2", "checkpoint.every=2",
+         "actor.optimizer.lr=1e-2", "actor.optimizer.eps=1e-4", "actor.micro_batch_tokens=128", "rollout.max_new_tokens=12",
+         "seed=1", "data.train.length=[2,9]", "data.eval.heldout.count=2")  # fmt: skip
+RUNS = {
+    "token_mean": ("algorithm=dapo", "algorithm/source=rollout"),
+    "seq_mean_token_mean": ("algorithm=grpo", "algorithm/terms=[kl]"),
+    "group_mean": ("algorithm=grpo", "algorithm/aggregation=group_mean", "algorithm.mask_truncated=true"),
+    "units of groups": ("algorithm=gvpo", "batch.prompts=12"),
+    "statistics of the mini-batch": ("algorithm=clip_cov", "algorithm.loss.share=0.2"),
+    "a critic": ("algorithm=ppo", "batch.epochs=2"),
+    "a process reward model": ("algorithm=prime",),
+    "rows drawn again": ("algorithm=pf_ppo",),
+    "supervised": ("algorithm=sft", "batch.prompts=24"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runs(resolved, sized, torchrun, tmp_path_factory):
+    """Folders of every run: alone, on two ranks where rows stay, and on two ranks where they move."""
+    folders = {name: tmp_path_factory.mktemp("runs") for name in RUNS}
+    configs = []
+    for name, overrides in RUNS.items():
+        for way in ("alone", "stay", "move"):
+            given = (*GIVEN, *overrides, f"batch.balance={str(way == 'move').lower()}")
+            config = resolved(*sized(*given, f"output_dir={folders[name] / way}"))
+            if way == "alone":
+                Job(config).fit("")
+            else:
+                configs.append(config)
+    file = tmp_path_factory.mktemp("configs") / "configs.json"
+    file.write_text(json.dumps(configs))
+    torchrun(Path(__file__).parent / "runs_on_ranks.py", file)
+    return folders
+
+
+def numbers(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").open()][1:]
+
+
+def weights(folder):
+    """Of every actor that trains, one long vector."""
+    actors = torch.load(folder / "checkpoints" / "latest" / "state.pt", weights_only=False)["actors"]
+    return {key: torch.cat([part.flatten() for part in state["network"].values()]) for key, state in actors.items()}
+
+
+@pytest.mark.parametrize("way", ["stay", "move"])
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_what_one_trains(name, way, runs):
+    one, two = weights(runs[name] / "alone"), weights(runs[name] / way)
+    assert one.keys() == two.keys()
+    for actor, expected in one.items():
+        torch.testing.assert_close(two[actor], expected, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(numbers(runs[name] / "alone"), numbers(runs[name] / way), strict=True):
+        assert mine.keys() == theirs.keys()
+        # prm/accuracy tells the sign of what is 0 at first but for rounding
+        varies = ("stage", "balance/", "padding/", "time/", "throughput/", "memory/", "rollout/", "prm/accuracy")
+        for number in (number for number in mine if not number.startswith(varies)):
+            assert theirs[number] == pytest.approx(mine[number], rel=1e-4, abs=1e-5), number
+        assert mine["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_moving_rows_evens_the_work(name, runs):
+    for alone, stay, move in zip(*(numbers(runs[name] / way) for way in ("alone", "stay", "move")), strict=True):
+        assert alone["balance/before"] == alone["balance/after"] == 1
+        assert stay["balance/before"] == stay["balance/after"] == pytest.approx(move["balance/before"], rel=1e-3)
+        assert 1 <= move["balance/after"] < move["balance/before"] < 2
+        assert move["balance/after"] < 1.1
