@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -118,26 +118,31 @@ def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:
 
 
 class Balance:
-    """Gives every rank the same predicted work. Units stay whole.
+    """Gives every rank the same predicted work.
 
     Where a deal is no better than where the rows are, as on one rank, none moves and nothing is copied.
 
     Args:
         world: the ranks.
-        cost: of a row.
+        work: predicts the work of each row of a batch, (B,) float64.
+        together: the column that names rows which stay together, `unit` or `group`.
         moves: False leaves every row where it was sampled.
     """
 
-    def __init__(self, world: World, cost: Cost, moves: bool) -> None:
+    def __init__(
+        self, world: World, work: Callable[[TensorDict], Tensor], together: Literal["unit", "group"], moves: bool
+    ) -> None:
         self._world = world
-        self._cost = cost
+        self._work = work
+        self._together = together
         self._moves = moves
 
     def rows(self, batch: TensorDict, metrics: Metrics) -> TensorDict:
         """The rows of a mini-batch that this rank trains, by the order of their units. A collective.
 
         Args:
-            batch: this rank's rows of the mini-batch; a unit is whole on one rank. They may come back without `fields`.
+            batch: this rank's rows of the mini-batch, those that stay together all on one rank. They may come back
+                without `fields`.
             metrics: receives `balance/before` and `balance/after`.
         """
         ranks, before, after = self._plan(batch)
@@ -168,25 +173,25 @@ class Balance:
         return columns
 
     def _plan(self, batch: TensorDict) -> tuple[Tensor | None, list[float], list[float]]:
-        """To which rank each row goes, (B,), or None where all of them stay; the work of every rank before and after.
-
-        The same on all ranks.
-        """
-        own = work(lengths(batch), self._cost.linear, self._cost.quadratic) + self._cost.head * batch["keep"].sum(1)
-        everyones = self._world.gather((batch["unit"], own))
-        units, places = torch.cat([unit for unit, _ in everyones]).unique(return_inverse=True)
-        costs = own.new_zeros(len(units)).index_add(0, places, torch.cat([theirs for _, theirs in everyones]))
+        """To which rank each row goes, (B,), or None where all stay, and the work of every rank before and after."""
+        if self._world.size == 1:
+            return None, [1.0], [1.0]
+        own = batch[self._together]
+        everyones = self._world.gather((own, self._work(batch)))
         before = [float(theirs.sum()) for _, theirs in everyones]
-        if not self._moves or self._world.size == 1:
+        if not self._moves:
             return None, before, before
+        items, places = torch.cat([theirs for theirs, _ in everyones]).unique(return_inverse=True)
+        works = torch.cat([theirs for _, theirs in everyones])
+        costs = works.new_zeros(len(items)).index_add(0, places, works)
         bins = deal(costs.tolist(), self._world.size)
-        after = [float(costs[items].sum()) for items in bins]
+        after = [float(costs[inside].sum()) for inside in bins]
         if max(after) >= max(before):
             return None, before, before
-        ranks = torch.empty_like(units)
-        for rank, items in enumerate(bins):
-            ranks[items] = rank
-        return ranks[torch.searchsorted(units, batch["unit"])], before, after
+        ranks = torch.empty_like(items)
+        for rank, inside in enumerate(bins):
+            ranks[inside] = rank
+        return ranks[torch.searchsorted(items, own)], before, after
 
 
 def _over_mean(loads: list[float]) -> float:

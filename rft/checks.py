@@ -1,7 +1,7 @@
 """What can be said against a config before a model is loaded. Every function raises a ValueError with key and cure."""
 
-import importlib.util
 import tempfile
+from operator import attrgetter
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -11,49 +11,59 @@ from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
 from rft.options import Run
+from rft.problems import Checks
 from rft.registry import did_you_mean
 
 Rows = list[dict[str, Any]]
+COUNTS = (
+    "steps",
+    "batch.prompts",
+    "batch.minibatches",
+    "batch.epochs",
+    "algorithm.group_size",
+    "rollout.max_new_tokens",
+    "trajectories.every",
+)
 
 
 def check_numbers(run: Run, method: Method) -> None:
     """Numbers that no signature can check alone."""
-    for key, number in {
-        "steps": run.steps,
-        "batch.prompts": run.batch.prompts,
-        "batch.minibatches": run.batch.minibatches,
-        "batch.epochs": run.batch.epochs,
-        "algorithm.group_size": run.algorithm.group_size,
-        "rollout.max_new_tokens": run.rollout.max_new_tokens,
-        "trajectories.every": run.trajectories.every,
-    }.items():
-        if number < 1:
-            raise ValueError(f"{key}={number}: set it to 1 or more")
-    if run.rollout.temperature <= 0 or (run.eval.samples and run.eval.temperature <= 0):
-        key = "rollout.temperature" if run.rollout.temperature <= 0 else "eval.temperature"
-        raise ValueError(f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting")
-    rows = run.batch.prompts * run.algorithm.group_size
-    if rows % run.batch.minibatches:
-        raise ValueError(
-            f"batch.minibatches={run.batch.minibatches} does not divide the {rows} rows of a step (batch.prompts="
-            f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
-        )
-    if run.algorithm.critic_warmup >= run.steps:
-        raise ValueError(
-            f"algorithm.critic_warmup={run.algorithm.critic_warmup}: the policy would train in none of the steps="
-            f"{run.steps}; raise steps or lower algorithm.critic_warmup"
-        )
-    if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size < 2:
-        raise ValueError(
-            f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares the "
-            "rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose another "
-            "algorithm/advantage"
-        )
-    if run.eval.samples and max(run.eval.pass_k, default=1) > run.eval.samples:
-        raise ValueError(
-            f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
-            f"eval.samples to at least {max(run.eval.pass_k)}"
-        )
+    check = Checks()
+    for key in COUNTS:
+        with check():
+            if (number := attrgetter(key)(run)) < 1:
+                raise ValueError(f"{key}={number}: set it to 1 or more")
+    with check():
+        if run.rollout.temperature <= 0 or (run.eval.samples and run.eval.temperature <= 0):
+            key = "rollout.temperature" if run.rollout.temperature <= 0 else "eval.temperature"
+            raise ValueError(f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting")
+    with check():
+        rows, parts = run.batch.prompts * run.algorithm.group_size, run.batch.minibatches
+        if parts > 0 and rows % parts:
+            raise ValueError(
+                f"batch.minibatches={parts} does not divide the {rows} rows of a step (batch.prompts="
+                f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
+            )
+    with check():
+        if run.algorithm.critic_warmup >= run.steps > 0:
+            raise ValueError(
+                f"algorithm.critic_warmup={run.algorithm.critic_warmup}: the policy would train in none of the steps="
+                f"{run.steps}; raise steps or lower algorithm.critic_warmup"
+            )
+    with check():
+        if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size == 1:
+            raise ValueError(
+                f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares "
+                "the rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose "
+                "another algorithm/advantage"
+            )
+    with check():
+        if run.eval.samples and max(run.eval.pass_k, default=1) > run.eval.samples:
+            raise ValueError(
+                f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
+                f"eval.samples to at least {max(run.eval.pass_k)}"
+            )
+    check.end()
 
 
 def check_profile(run: Run) -> None:
@@ -161,29 +171,16 @@ def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
     Args:
         actors: the options of every actor, by its key.
     """
+    policy, frozen = actors["actor"], [role.key for role in ROLES if role.loss is None]
     for key, options in actors.items():
-        lora = options["lora"]
-        if lora is None:
-            continue
-        if importlib.util.find_spec("peft") is None:
-            raise ValueError('actor/lora=lora needs peft: pip install "rft[lora]"')
-        if options["optimizer"] is None:
-            raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
-        if lora.rank < 1 or not lora.targets:
-            name = "rank" if lora.rank < 1 else "targets"
-            raise ValueError(f"{key}.lora.{name}={vars(lora)[name]} makes no adapter; set rank to 1 or more, targets to all-linear")
-        if lora.export == "adapter" and key != "actor":
-            raise ValueError(f"{key}.lora.export=adapter: checkpoints hold the model of the actor alone; leave it merged")
-        if lora.export == "adapter" and options["path"] is None:
-            raise ValueError(
-                f"{key}.lora.export=adapter: an adapter is of use beside the model it was trained on, and without {key}.path "
-                "there will be none; leave it merged"
-            )
-    policy = actors["actor"]
-    for key in (role.key for role in ROLES if role.loss is None):
+        if options["lora"] is not None:
+            options["lora"].check(key, options["path"], options["optimizer"] is not None)
+    if policy["lora"] is None:
+        return
+    for key in frozen:
         shared = actors[key].keys() - {"lora", "optimizer", "frozen", "ema"}
         own = [name for name in actors[key] if name in shared and actors[key][name] != policy[name]]
-        if policy["lora"] is not None and own and not {"path", "model_config"} & set(own):
+        if own and not {"path", "model_config"} & set(own):
             raise ValueError(
                 f"{key}.{own[0]}={actors[key][own[0]]}: with actor.lora the {key} is computed by the actor, with its "
                 f"{own[0]}={policy[own[0]]}; leave it at ${{actor.{own[0]}}}, or set {key}.path to another model"

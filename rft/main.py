@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
+from rft.problems import Problems
 from rft.registry import did_you_mean
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
@@ -78,6 +79,8 @@ def main() -> None:
 def explain(error: Exception) -> str:
     """One message for the user: our own as it is, Hydra's with the key that was probably meant."""
     text = str(error).strip()
+    if isinstance(error, Problems) and len(error.messages) > 1:
+        return "".join([f"{len(error.messages)} mistakes", *(f"\n{n}. {m}" for n, m in enumerate(error.messages, 1))])
     if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
         return text
     if found := re.search(r"Could not override '([^']+)'", text):

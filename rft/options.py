@@ -12,7 +12,7 @@ from rft.trainer import Trajectories
 
 @dataclass
 class Batch:
-    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs; see also `rft.balance`."""
+    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
 
     prompts: int
     minibatches: int

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union
 
+from rft.problems import Checks
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`"; did you mean X?"`, or nothing where no known name is close."""
@@ -196,26 +198,38 @@ def consume(
         supplied: parameters that are given at call time, and so are not options.
 
     Raises:
-        ValueError: an option is unknown, missing, or of a type that the annotation refuses.
+        Problems: options are unknown, missing, or of a type that the annotation refuses.
     """
+    check = Checks()
+    result = sift(options, function, key, title, check, supplied)
+    check.end()
+    return result
+
+
+def sift(
+    options: Mapping, function: Callable, key: str, title: str, check: Checks, supplied: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """As `consume`, but returns what fits and tells `check` about the rest."""
     parameters = inspect.signature(function).parameters.values()
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not isinstance(function, type):  # a function's positional arguments are its data, never options
         keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
     taken = {p.name: p for p in keyword if p.name not in supplied}
     prefix = f"{key}." if key else ""
-    for name in options:
-        if name not in taken:
-            takes = ", ".join(taken) or "no options"
-            raise ValueError(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
+    unknown = [name for name in options if name not in taken]
+    for name in unknown:
+        takes = ", ".join(taken) or "no options"
+        check.messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
     hints = typing.get_type_hints(vars(function)["__init__"] if isinstance(function, type) else function)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)
         if name in options:
-            result[name] = convert(options[name], annotation, f"{prefix}{name}")
-        elif parameter.default is parameter.empty:
-            raise ValueError(f"{prefix}{name} is missing: {title} needs it; add `{name}: <{spell(annotation)}>`")
+            with check():
+                result[name] = convert(options[name], annotation, f"{prefix}{name}")
+        elif parameter.default is parameter.empty and not unknown:  # an unknown one is what is missing, misspelt
+            needs = f"{title} needs it; add `{name}: <{spell(annotation)}>`"
+            check.messages.append(f"{prefix}{name} is missing: {needs}")
     return result
 
 

@@ -6,11 +6,9 @@ import random
 import pytest
 import torch
 
-from rft.balance import Balance, Cost, deal, pack, send, unpack, work
+from rft.balance import Balance, deal, pack, send, unpack, work
 from rft.batch import collate
 from rft.metrics import Metrics
-
-COST = Cost(linear=3.0, quadratic=0.5, head=2.0)
 
 
 def sums(costs, bins):
@@ -19,8 +17,10 @@ def sums(costs, bins):
 
 def best(costs, parts):
     """The least that the fullest bin can have."""
-    places = itertools.product(range(parts), repeat=len(costs))
-    return min(max(sum(c for c, p in zip(costs, place, strict=True) if p == b) for b in range(parts)) for place in places)
+    found = []
+    for places in itertools.product(range(parts), repeat=len(costs)):
+        found.append(max(sum(costs[i] for i, place in enumerate(places) if place == part) for part in range(parts)))
+    return min(found)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -39,8 +39,7 @@ def test_differencing_finds_what_filling_the_emptiest_bin_does_not():
     costs = [8.0, 7.0, 6.0, 5.0, 4.0]
     assert sums(costs, deal(costs, 2)) == [16.0, 14.0], "not 17 and 13"
     many = [float(n * n % 8191) for n in range(512)]
-    loads = sums(many, deal(many, 8))
-    assert max(loads) * 8 / sum(loads) < 1.0001
+    assert max(sums(many, deal(many, 8))) * 8 / sum(many) < 1.0001
 
 
 def test_edges_of_dealing():
@@ -78,6 +77,7 @@ def make_batch(row_lengths, units, seed=0):
                 "scores": torch.randn((), generator=generator),
                 "terms": {"exact": torch.randn((), generator=generator)},
                 "unit": unit,
+                "group": unit // 10,
                 "fields": {"length": length},
             }
         )
@@ -139,38 +139,60 @@ def test_rows_arrive_as_they_were_sent(ranks, shares):
         same_rows(found, batch[order[target[order] == rank]])
 
 
-def moved_rows(ranks, batch, shares, moves=True):
+def balance(world, together="unit", moves=True):
+    return Balance(world, lambda rows: loads(rows), together, moves)
+
+
+def moved_rows(ranks, batch, shares, **options):
     """The rows of every rank after the balance, and the numbers, which are the same everywhere."""
 
     def work_of(world):
         metrics = Metrics()
-        mine = batch[torch.tensor(shares[world.rank], dtype=torch.int64)]
-        return Balance(world, COST, moves).rows(mine, metrics), metrics.reduce(world.gather), metrics.reduce(lambda x: [x])
+        rows = balance(world, **options).rows(batch[torch.tensor(shares[world.rank], dtype=torch.int64)], metrics)
+        return rows, metrics.reduce(world.gather), metrics.reduce(lambda own: [own])
 
     found = ranks(len(shares), work_of)
     assert all(own == pytest.approx(numbers) and numbers == found[0][1] for _, numbers, own in found)
     return [rows for rows, _, _ in found], found[0][1]
 
 
+def loads(rows):
+    return work(rows["tokens", "attention_mask"].sum(1), 3.0, 0.5)
+
+
 def load(rows):
-    length = rows["tokens", "attention_mask"].sum(1)
-    return float((3.0 * length + 0.5 * length**2 + 2.0 * rows["keep"].sum(1)).sum())
+    return float(loads(rows).sum())
 
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 def test_every_rank_gets_its_part_of_the_work_and_whole_units(ranks, shares):
     batch = make_batch(LENGTHS, UNITS)
     found, numbers = moved_rows(ranks, batch, shares)
-    loads = [load(rows) for rows in found]
+    after = [load(rows) for rows in found]
     before = [load(batch[torch.tensor(share, dtype=torch.int64)]) for share in shares]
     assert numbers["balance/before"] == pytest.approx(max(before) * 3 / sum(before))
-    assert numbers["balance/after"] == pytest.approx(max(loads) * 3 / sum(loads))
+    assert numbers["balance/after"] == pytest.approx(max(after) * 3 / sum(after))
     assert numbers["balance/after"] < numbers["balance/before"]
     held = [set(rows["unit"].tolist()) for rows in found]
     assert sum(map(len, held)) == len(set(UNITS)), "none is on two ranks"
     for rows in found:
         inside = torch.isin(batch["unit"], rows["unit"])
         same_rows(rows, batch[inside][batch[inside]["unit"].argsort(stable=True)])
+
+
+def test_groups_stay_whole_where_they_share_a_prefix(ranks):
+    batch = make_batch([9, 2, 7, 1, 4, 12, 3, 5], [10, 11, 12, 13, 20, 21, 30, 40])
+    shares = ([0, 1, 2, 3, 4, 5], [6, 7])
+    found, numbers = moved_rows(ranks, batch, shares, together="group")
+    assert [sorted(rows["unit"].tolist()) for rows in found] == [[10, 11, 12, 13, 40], [20, 21, 30]]
+    assert 1 < numbers["balance/after"] < numbers["balance/before"]
+
+
+def test_a_rank_that_gets_no_row_has_every_column(ranks):
+    batch = make_batch(LENGTHS, UNITS)
+    found, _ = moved_rows(ranks, batch, ([1, 4], [], []))
+    same_rows(found[2], batch[:0])
+    assert [len(rows) for rows in found] == [1, 1, 0]
 
 
 def test_the_deal_does_not_depend_on_where_the_rows_are(ranks):
@@ -192,7 +214,6 @@ def test_rows_that_were_drawn_twice_stay_together(ranks):
 
 def test_where_nothing_is_gained_the_rows_stay(ranks):
     equal = make_batch([6] * 8, range(8))
-    equal["keep"] = torch.ones_like(equal["keep"])
     halves = ([0, 1, 2, 3], [4, 5, 6, 7])
     found, numbers = moved_rows(ranks, equal, halves)
     assert [rows["fields"].tolist() for rows in found] == [[{"length": 6}] * 4] * 2, "not even copied"
@@ -215,18 +236,19 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
 
     def say(rows):
         real = rows["tokens", "attention_mask"].bool()
-        return {"sum": torch.where(real, rows["old_logprobs"] + rows["scores"][:, None], 0.0), "kept": rows["keep"] & real}
+        sums = torch.where(real, rows["old_logprobs"] + rows["scores"][:, None], 0.0)
+        return {"sum": sums, "kept": rows["keep"] & real}
 
     def work_of(world):
         seen = []
         mine = batch[torch.tensor(shares[world.rank], dtype=torch.int64)]
-        found = Balance(world, COST, True).columns(mine, lambda rows: seen.append(load(rows)) or say(rows))
+        found = balance(world).columns(mine, lambda rows: seen.append(load(rows)) or say(rows))
         return found, seen[0]
 
     found = ranks(3, work_of)
-    loads = [seen for _, seen in found]
+    after = [seen for _, seen in found]
     before = [load(batch[torch.tensor(share, dtype=torch.int64)]) for share in shares]
-    assert max(loads) < max(before) and sum(loads) == sum(before)
+    assert max(after) < max(before) and sum(after) == sum(before)
     for share, (columns, _) in zip(shares, found, strict=True):
         mine = batch[torch.tensor(share, dtype=torch.int64)]
         for name, column in say(mine).items():
@@ -235,5 +257,5 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
 
 def test_one_rank_computes_its_own(ranks):
     batch = make_batch(LENGTHS, UNITS)
-    [asked] = ranks(1, lambda world: Balance(world, COST, True).columns(batch, lambda rows: {"same": rows}))
+    [asked] = ranks(1, lambda world: balance(world).columns(batch, lambda rows: {"same": rows}))
     assert asked["same"] is batch

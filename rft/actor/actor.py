@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.attention import use_packed_attention
-from rft.actor.cost import model_cost
+from rft.actor.cost import model_cost, row_work
 from rft.actor.ema import WeightAverage
 from rft.actor.frozen import freeze
 from rft.actor.load import blocks, load_model, read_config
@@ -85,7 +86,7 @@ class Actor:
         if strategy.context is not None:
             check_slices(shape, packing, strategy.context.size, key)
         if lora is not None:
-            lora.check(shape, key)
+            lora.find(shape, key)
         model = load_model(path, shape, seed)
         self._blocks = blocks(model)
         if head == "lm":
@@ -99,7 +100,9 @@ class Actor:
             use_packed_attention(model, key)
         self.network.requires_grad_(optimizer is not None)
         freeze(model, frozen)
-        self.adapters = None if lora is None else lora.add(self.network.model, path, key, seed)
+        self.adapters = None if lora is None else lora.add(
+            self.network.model, path, key, seed, strategy.dtype, world.device
+        )
         self._as_loaded = True
         self.network.eval()  # no dropout: old and current log-probabilities are of one function
         strategy.shard(self.network, self._blocks)
@@ -108,10 +111,14 @@ class Actor:
         """The unsharded model with no weights yet, for engines of this process and for export."""
         return without_weights(self._plain, self.world.device)
 
-    @property
+    @cached_property
     def cost(self) -> Cost:
-        """What a row costs, for the balance over ranks."""
+        """What a row costs this model."""
         return model_cost(self._plain)
+
+    def work(self, batch: TensorDict) -> Tensor:
+        """Predicted work of each row, (B,) float64, for the balance over ranks."""
+        return row_work(self.cost, batch, self.cutting.shared(batch))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies."""

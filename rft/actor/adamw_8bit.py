@@ -23,15 +23,13 @@ def takes(parameter: nn.Parameter) -> bool:
 
 
 def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], group: dict[str, Any]) -> None:
-    """One update of parameters that have a gradient. State: `step` and, of either moment, codes and scales."""
+    """One update of parameters that have a gradient. State: codes and scales of either moment."""
     beta1, beta2 = group["betas"]
     for parameter, state in zip(parameters, states, strict=True):
-        if not state:
-            state["step"] = torch.zeros(())
+        if "exp_avg" not in state:
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
                 state[f"{name}_scale"] = torch.zeros_like(parameter[..., ::BLOCK])
-        state["step"] += 1
         step_size = group["lr"] / (1 - beta1 ** state["step"])
         correction = (1 - beta2 ** state["step"]).sqrt()
         names = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
@@ -64,7 +62,7 @@ def round_to(codes: Tensor, scales: Tensor, values: Tensor, signed: bool) -> Non
     blocks = nn.functional.pad(values, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
     scales.copy_(blocks.abs().amax(-1))
     shares = blocks / scales.clamp(min=torch.finfo(scales.dtype).tiny)[..., None]
-    bits = shares.bfloat16().view(torch.int16).int() + 2**15  # a table of 65,536 is much faster than to search in 256
+    bits = shares.half().view(torch.int16).int() + 2**15  # a table of 65,536 is much faster than to search among 256
     nearest = nearest_codes(signed, codes.device).index_select(0, bits.flatten())
     codes.copy_(nearest.view(*codes.shape[:-1], -1)[..., :width])
 
@@ -82,8 +80,8 @@ def code_book(signed: bool, device: torch.device) -> Tensor:
 
 @functools.cache
 def nearest_codes(signed: bool, device: torch.device) -> Tensor:
-    """The code next to every bfloat16, by its bits as a whole number from -2^15."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+    """The code next to every float16, by its bits as a whole number from -2^15."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     book = code_book(signed, torch.device("cpu"))
     return torch.bucketize(every, (book[1:] + book[:-1]) / 2).to(device, torch.uint8)
 

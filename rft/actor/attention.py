@@ -1,24 +1,28 @@
-"""Attention over packed rows: every run of tokens sees itself causally, and the run that its row begins with.
+"""Attention over packed rows: every row sees itself causally, what it shares with others of its group included.
 
-It stands in the place of transformers' attention functions, so it serves every model that calls those. One call of
-scaled_dot_product_attention a run: nothing is computed between rows, and no mask of (tokens, tokens) exists.
+It stands in the place of transformers' attention functions, so it serves every model that calls them. There is one
+call of scaled_dot_product_attention for all rows of one length: nothing is computed between rows, and no mask of
+(tokens, tokens) exists.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from rft.actor.layout import Layout, Segment, pack
 
 NAME = "rft_packed"
+IGNORED = {"dropout", "position_ids", "use_cache", "output_attentions"}  # models hand them on; they change nothing here
 
 
+@torch.compiler.disable(reason="it loops over rows of any length")
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -41,14 +45,20 @@ def packed_attention(
 
     Returns:
         (1, N, heads, width), and no attention weights.
+
+    Raises:
+        TypeError: the model asks for something else, as soft-capping or sinks.
     """
+    others["attention_mask"] = attention_mask
+    if foreign := {name for name, value in others.items() if value is not None} - IGNORED:
+        raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.slice
     if part is None:
-        return _attend(query, key, value, layout.segments, scaling, sliding_window).transpose(1, 2), None
+        return _attend(query, key, value, layout.segments, scaling, sliding_window), None
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
     query, key, value = (part.context.spread_heads(states, part.counts) for states in (query, key, value))
-    states = _attend(query, key, value, layout.segments, scaling, sliding_window)
+    states = _attend(query, key, value, layout.segments, scaling, sliding_window).transpose(1, 2)
     return part.context.collect_heads(states, part.counts).transpose(1, 2), None
 
 
@@ -60,24 +70,33 @@ def _attend(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    lengths = [segment.length for segment in segments]
-    queries, keys, values = (states.split(lengths, dim=2) for states in (query, key, value))
+    tokens = [segment.rows * segment.length for segment in segments]
+    queries, keys, values = (states.split(tokens, dim=2) for states in (query, key, value))
     results = []
     for q, k, v, segment in zip(queries, keys, values, segments, strict=True):
+        q, k, v = (_apart(states, segment) for states in (q, k, v))
         if segment.prefix is not None:
-            k, v = (torch.cat((parts[segment.prefix], own), 2) for parts, own in ((keys, k), (values, v)))
-        before, total = k.shape[2] - segment.length, k.shape[2]
-        windowed = sliding_window is not None and sliding_window < total
-        mask = (
-            seen(segment.length, before, sliding_window if windowed else total, q.device)
-            if before or windowed
-            else None
-        )
+            k, v = (_behind(parts[segment.prefix], own) for parts, own in ((keys, k), (values, v)))
+        total = k.shape[2]
+        before, window = total - segment.length, total if sliding_window is None else min(sliding_window, total)
+        mask = seen(segment.length, before, window, q.device) if before or window < total else None
+        copies = q.shape[1] // k.shape[1]
+        if copies > 1 and mask is not None:  # with a mask CUDA shares heads only where it writes all products down
+            k, v = (states.repeat_interleave(copies, dim=1) for states in (k, v))
         gqa = k.shape[1] != q.shape[1]
-        results.append(
-            scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa)
-        )
-    return torch.cat(results, 2)
+        states = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa)
+        results.append(states.transpose(1, 2).flatten(0, 1)[None])  # (1, rows * length, H, D)
+    return torch.cat(results, 1)
+
+
+def _apart(states: Tensor, segment: Segment) -> Tensor:
+    """The rows of a segment by themselves: (1, H, rows * length, D) to (rows, H, length, D)."""
+    return states[0].unflatten(1, (segment.rows, segment.length)).transpose(0, 1)
+
+
+def _behind(prefix: Tensor, own: Tensor) -> Tensor:
+    """What rows begin with (1, H, P, D) in front of each of them (rows, H, length, D)."""
+    return torch.cat((prefix.expand(len(own), -1, -1, -1), own), 2)
 
 
 def seen(length: int, before: int, window: int, device: torch.device) -> Tensor:
@@ -92,34 +111,55 @@ AttentionInterface.register(NAME, packed_attention)
 
 @torch.no_grad()
 def use_packed_attention(model: PreTrainedModel, key: str) -> None:
-    """Switches the attention of a causal language model or a backbone, after a look at what it makes of packed rows.
+    """Switches the attention of a causal language model, after a look at what it makes of packed rows.
 
     Raises:
-        ValueError: tokens of one row change the states of another, as in models with layers that are not attention.
+        ValueError: the model does not make of them what it makes of each row alone.
     """
     model.eval()
-    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 0, 0]], device=model.device) % model.config.vocab_size
-    apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    columns = TensorDict({"input_ids": ids, "attention_mask": torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])}, batch_size=[2])
-    rows = TensorDict({"tokens": columns, "group": torch.zeros(2), "response_mask": ids > 0}, batch_size=[2])
-    layout = pack(rows, torch.tensor([2, 2])).to(model.device)
-    model.config.get_text_config()._attn_implementation = NAME
-    try:
-        packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
+    shape = model.config.get_text_config()
+    others = set(shape.to_dict().get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        obstacle: str | None = f"has layers of {', '.join(sorted(others))}"
+    elif not (model._supports_attention_backend and model._supports_flash_attn):
+        obstacle = "has an attention that cannot be replaced"
+    else:
+        try:
+            obstacle = None if _keeps_rows_apart(model, shape) else "mixes rows, or has a window that it does not tell"
+        except TypeError as error:
+            obstacle = f"cannot be told of rows ({error})"
+    if obstacle is not None:
+        name = type(model).__name__
+        raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
+
+
+def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
+    """Whether packed rows have the states of padded ones, up to a hundredth of what a token's context changes."""
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 0, 0], [9, 8, 7, 6, 5]])
+    real = ids > 0
+    ids = ids % shape.vocab_size
+    tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
+    rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
+    layout = pack(rows, torch.tensor([2, 2, 0])).to(model.device)
+    packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
+    with _narrow_windows(model, shape):
+        apart = model.base_model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        shape._attn_implementation = NAME
         together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]
-        fits = not _other_layers(model) and torch.allclose(
-            together[rows["response_mask"]], apart[rows["response_mask"]], atol=1e-3
-        )
-    except TypeError:  # a model that does not call transformers' attention functions, or takes no positions
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"{key}.packing: {type(model).__name__} has layers that would mix packed rows; set {key}.packing=false"
-        )
+    effect = (apart[0, 4] - apart[2, 4]).abs().max()
+    error = (together - apart)[real].abs().max()
+    return bool(error <= 1e-2 * effect + 1e-6 * apart.abs().max())
 
 
-def _other_layers(model: PreTrainedModel) -> set[str]:
-    """Kinds of layers that see other tokens than by full or windowed attention."""
-    described = model.config.get_text_config().to_dict()
-    kinds = set(described.get("layer_types") or ())
-    return kinds - {"full_attention", "sliding_attention"}
+@contextmanager
+def _narrow_windows(model: nn.Module, shape: PretrainedConfig) -> Iterator[None]:
+    """Sliding windows of two tokens for a while, so that a few tokens show who is told of them."""
+    owners = [vars(owner) for owner in (shape, *model.modules()) if vars(owner).get("sliding_window")]
+    widths = [owner["sliding_window"] for owner in owners]
+    try:
+        for owner in owners:
+            owner["sliding_window"] = 2
+        yield
+    finally:
+        for owner, width in zip(owners, widths, strict=True):
+            owner["sliding_window"] = width

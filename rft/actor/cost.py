@@ -1,9 +1,11 @@
 """What a row costs a model: the prediction that balances ranks."""
 
-from torch import nn
+from tensordict import TensorDict
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rft.balance import Cost
+from rft.balance import Cost, work
+from rft.batch import lengths
 
 
 def model_cost(model: PreTrainedModel) -> Cost:
@@ -37,3 +39,17 @@ def model_cost(model: PreTrainedModel) -> Cost:
         quadratic=6.0 * width * kinds.count("full_attention"),
         head=0.0 if head is None else 8.0 * head.weight.numel(),
     )
+
+
+def row_work(cost: Cost, batch: TensorDict, shared: Tensor) -> Tensor:
+    """Predicted work of each row, (B,) float64.
+
+    Args:
+        cost: of a row.
+        batch: B rows.
+        shared: (B,) first tokens that the rows of a group compute once; each of them takes its part of those.
+    """
+    _, places, counts = batch["group"].unique(return_inverse=True, return_counts=True)
+    saved = 1 - 1 / counts[places].double()  # (B,)
+    whole, once = (work(tokens, cost.linear, cost.quadratic) for tokens in (lengths(batch), shared))
+    return whole - saved * once + cost.head * batch["keep"].sum(1)

@@ -1,6 +1,8 @@
 """How the rows of a micro-batch lie in one forward: behind one another without padding, what a group shares once."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,15 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of packed tokens. It sees itself causally, and all of the segment that its rows begin with.
+    """Rows of one length behind one another. Each sees itself causally, and all of the segment that they begin with.
 
     Attributes:
-        length: tokens, at least one.
-        prefix: the number of the segment before it, or None.
+        rows: how many.
+        length: tokens of each, at least one.
+        prefix: the number of the segment that they begin with, which is of one row and comes before, or None.
     """
 
+    rows: int
     length: int
-    prefix: int | None
+    prefix: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Layout:
         source: (N,) where each packed token stands in the flattened (B * T) rows.
         place: (B, T) where each token of a row lies among the packed ones; 0 for padding.
         positions: (N,) the place of each packed token in its row.
-        segments: the runs in the order of the sequence.
+        segments: what the sequence is made of, in order.
         slice: where several ranks have joined their rows into the sequence of `segments`: the part of this one.
     """
 
@@ -73,32 +77,37 @@ def pack(batch: TensorDict, shared: Tensor) -> Layout:
         batch: B rows.
         shared: (B,) first tokens that a row has in common with the others of its group, the same for all of them.
     """
-    length, group = lengths(batch).tolist(), batch["group"].tolist()
-    width = batch["response_mask"].shape[1]
+    length, group, common = lengths(batch).tolist(), batch["group"].tolist(), shared.tolist()
+    here, width = Counter(group), batch["response_mask"].shape[1]
     place = torch.zeros(len(batch), width, dtype=torch.int64)
     source: list[Tensor] = []
     segments: list[Segment] = []
-    heads: dict[int, tuple[int, int]] = {}  # number and start of the segment that a group begins with
     end = 0
 
-    def append(row: int, first: int, last: int, prefix: int | None) -> int:
+    def append(row: int, first: int, last: int) -> None:
         nonlocal end
-        start = end
-        end += last - first
-        place[row, first:last] = torch.arange(start, end)
+        place[row, first:last] = torch.arange(end, end + last - first)
         source.append(torch.arange(row * width + first, row * width + last))
-        segments.append(Segment(last - first, prefix))
-        return start
+        end += last - first
 
-    for row, (own, common) in enumerate(zip(length, shared.tolist(), strict=True)):
-        if common == 0 or group.count(group[row]) == 1:
-            append(row, 0, own, None)
-            continue
-        if group[row] not in heads:
-            number = len(segments)
-            heads[group[row]] = number, append(row, 0, common, None)
-        number, start = heads[group[row]]
-        place[row, :common] = torch.arange(start, start + common)
-        append(row, common, own, number)
+    def append_rows(rows: list[int], first: int, prefix: int | None) -> None:
+        for size, alike in groupby(sorted(rows, key=lambda row: length[row]), key=lambda row: length[row]):
+            equal = list(alike)
+            segments.append(Segment(len(equal), size - first, prefix))
+            for row in equal:
+                append(row, first, size)
+
+    sharing: dict[int, list[int]] = {}
+    for row in range(len(batch)):
+        if common[row] > 0 and here[group[row]] > 1:
+            sharing.setdefault(group[row], []).append(row)
+    alone = set(range(len(batch))).difference(*sharing.values())
+    append_rows(sorted(alone), 0, None)
+    for rows in sharing.values():
+        size = common[rows[0]]
+        segments.append(Segment(1, size))
+        append(rows[0], 0, size)
+        place[rows, :size] = place[rows[0], :size]
+        append_rows(rows, size, len(segments) - 1)
     everything = torch.cat(source)
     return Layout(everything, place, everything % width, tuple(segments))

@@ -1,5 +1,6 @@
 """Cuts the rows of a rank into micro-batches: one forward each, a hard cap on its tokens, as many on every rank."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -52,6 +53,10 @@ class Cutting:
         if self.share_prefix and not self.packing:
             raise ValueError("actor.share_prefix=true: padded rows cannot share tokens; set actor.packing=true as well")
 
+    def shared(self, batch: TensorDict) -> Tensor:
+        """First tokens that each row computes once with its group, (B,) int64."""
+        return shared_prefixes(batch) if self.share_prefix else torch.zeros(len(batch), dtype=torch.int64)
+
     def micro_batches(
         self, batch: TensorDict, idle: TensorDict, world: World, context: Context | None
     ) -> Iterator[MicroBatch]:
@@ -64,9 +69,16 @@ class Cutting:
                 have as many tokens as all of them take.
 
         Raises:
-            ValueError: a unit is over the cap; names the key and the number that would do.
+            ValueError: on every rank where a unit of any is over the cap; names the key and the number that would do.
         """
-        shared = shared_prefixes(batch) if self.share_prefix else torch.zeros(len(batch), dtype=torch.int64)
+        shared = self.shared(batch)
+        cap = self.max_tokens * (1 if context is None else context.size)
+        if (largest := max(world.gather(largest_unit(batch, shared, self.packing)))) > cap:
+            needed = math.ceil(largest * self.max_tokens / cap)
+            raise ValueError(
+                f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, have "
+                f"{largest} tokens; set actor.micro_batch_tokens to at least {needed}"
+            )
 
         def agree(count: int) -> int:
             return max(world.gather(count))
@@ -142,8 +154,6 @@ def _parcels(batch: TensorDict, shared: Tensor, max_tokens: int) -> list[tuple[l
         beginnings = {group[row]: first[row] for row in rows}
         new = sum(own[row] for row in rows)
         alone = new + sum(beginnings.values())
-        if alone > max_tokens:
-            raise too_small(max_tokens, f"one unit of {len(rows)} rows with {alone} tokens", alone)
         shares = len(beginnings) == 1 and first[rows[0]] > 0
         at = open_parcels.get(group[rows[0]]) if shares else None
         if at is not None and parcels[at][1] + new <= max_tokens:
@@ -167,8 +177,6 @@ def cut_padded(batch: TensorDict, max_tokens: int) -> list[list[int]]:
     longest = 0
     for rows in sorted(_units(batch), key=lambda rows: (-max(length[row] for row in rows), rows)):
         own = max(length[row] for row in rows)
-        if own * len(rows) > max_tokens:
-            raise too_small(max_tokens, f"one unit of {len(rows)} rows x {own} tokens", own * len(rows))
         if cuts and (len(cuts[-1]) + len(rows)) * max(longest, own) <= max_tokens:
             cuts[-1].extend(rows)
         else:
@@ -177,16 +185,21 @@ def cut_padded(batch: TensorDict, max_tokens: int) -> list[list[int]]:
     return cuts
 
 
+def largest_unit(batch: TensorDict, shared: Tensor, packing: bool) -> int:
+    """Tokens that the largest unit takes in a forward; 0 where there is no row.
+
+    Args:
+        shared: (B,) first tokens that a row computes once with its group.
+    """
+    if packing:
+        return max((tokens for _, tokens in _parcels(batch, shared, 0)), default=0)
+    length = lengths(batch).tolist()
+    return max((len(rows) * max(length[row] for row in rows) for rows in _units(batch)), default=0)
+
+
 def _units(batch: TensorDict) -> list[list[int]]:
     """The rows of every unit."""
     members: dict[int, list[int]] = {}
     for row, unit in enumerate(batch["unit"].tolist()):
         members.setdefault(unit, []).append(row)
     return list(members.values())
-
-
-def too_small(max_tokens: int, what: str, needed: int) -> ValueError:
-    """The error for a cap that a unit does not fit."""
-    return ValueError(
-        f"actor.micro_batch_tokens={max_tokens} is less than {what}; set actor.micro_batch_tokens to at least {needed}"
-    )

@@ -27,7 +27,7 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
     alike: dict[torch.Size, list[tuple[nn.Parameter, Tensor, Tensor]]] = {}
     for parameter, state in zip(parameters, states, strict=True):
         assert parameter.grad is not None
-        if not state:
+        if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - MOMENTUM)
         alike.setdefault(parameter.shape, []).append((parameter, parameter.grad, momentum))

@@ -23,7 +23,10 @@ class AdamW(torch.optim.AdamW):
         for group in self.param_groups:
             if group["rule"] != "adamw":
                 moved = [p for p in group["params"] if p.grad is not None]
-                RULES[group["rule"]](moved, [self.state[p] for p in moved], group)
+                states = [self.state[p] for p in moved]
+                for state in states:
+                    state["step"] = state.get("step", torch.zeros(())) + 1
+                RULES[group["rule"]](moved, states, group)
                 for parameter in moved:
                     parameter.grad = None
         return super().step()

@@ -60,8 +60,7 @@ class AdapterReference(Actor):
     def state_dict(self) -> dict[str, Any]:
         """The kept adapters, whole, on the CPU of rank zero. A collective."""
         with self._in_place():
-            state = self.policy.strategy.model_state(self.policy.network, with_frozen=False)
-            return {"network": {name: tensor.clone() for name, tensor in state.items()}}  # one rank's is not a copy
+            return {"network": self.policy.strategy.model_state(self.policy.network, with_frozen=False)}
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """Takes up what `state_dict` wrote. A collective."""

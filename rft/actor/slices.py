@@ -85,7 +85,7 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     segments: list[Segment] = []
     for _, theirs, *_ in everyones:
         shift = len(segments)
-        segments += [Segment(s.length, None if s.prefix is None else s.prefix + shift) for s in theirs]
+        segments += [replace(s, prefix=None if s.prefix is None else s.prefix + shift) for s in theirs]
     places = [theirs + start for (_, _, theirs, _), start in zip(everyones, starts, strict=False)]
     here = [(theirs >= begin) & (theirs < end) for theirs in places]
     answerer = torch.bucketize(places[context.rank], torch.tensor(bounds[1:]), right=True)  # (P,)

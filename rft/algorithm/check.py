@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rft.algorithm.roles import ROLES
+from rft.problems import Checks
 from rft.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -15,25 +16,29 @@ def check_method(method: "Method", key: str) -> None:
     """Refuses what would be accepted and then ignored, or counted twice.
 
     Raises:
-        ValueError: names the key and the cure.
+        Problems: each names the key and the cure.
     """
-    _check_heads(method, key)
-    _check_units(method, key)
-    _check_scores(method, key)
-    _check_ties(method, key)
-    _check_reward_terms(method, key)
-    power = method.options.resample_power
+    check = Checks()
+    for look in (_heads, _units, _scores, _ties, _reward_terms, _resampling, _correction, _critic_warmup):
+        with check():
+            look(method, key)
+    check.end()
+
+
+def _resampling(method: "Method", key: str) -> None:
+    power, loss = method.options.resample_power, method.policy.terms[0].plugin
     if power is not None and (power < 0 or method.advantage is None):
         raise ValueError(
             f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
             "power of 0 or more; set it to null"
         )
-    loss = method.policy.terms[0].plugin
     if power is not None and loss.facts.unit == "group":
         raise ValueError(
             f"{key}.resample_power={power} redraws single rows, but {loss.name!r} needs whole groups; set it to null"
         )
-    _check_correction(method, key)
+
+
+def _critic_warmup(method: "Method", key: str) -> None:
     if method.options.critic_warmup < 0:
         raise ValueError(f"{key}.critic_warmup={method.options.critic_warmup}: set it to 0 or more")
     if method.options.critic_warmup and "critic" not in method.learners:
@@ -43,7 +48,7 @@ def check_method(method: "Method", key: str) -> None:
         )
 
 
-def _check_heads(method: "Method", key: str) -> None:
+def _heads(method: "Method", key: str) -> None:
     for term in method.policy.terms:
         if term.plugin.facts.head != "lm":
             raise ValueError(f"{key}.loss: {term.plugin.name!r} is a loss of the critic, not of the policy")
@@ -55,7 +60,7 @@ def _check_heads(method: "Method", key: str) -> None:
             raise ValueError(f"{key}.{role.loss}: {plugin.name!r} is not a loss of the {role.key}, a {role.head} model")
 
 
-def _check_units(method: "Method", key: str) -> None:
+def _units(method: "Method", key: str) -> None:
     plugins = [term.plugin for term in method.policy.terms]
     for plugin in plugins:
         if plugin.facts.unit not in UNITS:
@@ -74,7 +79,7 @@ def _check_units(method: "Method", key: str) -> None:
         )
 
 
-def _check_scores(method: "Method", key: str) -> None:
+def _scores(method: "Method", key: str) -> None:
     for part, given in (("shaping", method.shaping), ("reward_kl", method.reward_kl)):
         if given and method.advantage is None:
             raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
@@ -85,7 +90,7 @@ def _check_scores(method: "Method", key: str) -> None:
             )
 
 
-def _check_ties(method: "Method", key: str) -> None:
+def _ties(method: "Method", key: str) -> None:
     if not method.options.mask_tied:
         return
     if method.advantage is None:
@@ -99,7 +104,7 @@ def _check_ties(method: "Method", key: str) -> None:
         )
 
 
-def _check_reward_terms(method: "Method", key: str) -> None:
+def _reward_terms(method: "Method", key: str) -> None:
     known = method.term_weights or {}
     places = {f"{key}.terms.{term.name}": term.plugin for term in method.policy.terms[1:]}
     places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in method.learners.items()}
@@ -110,7 +115,7 @@ def _check_reward_terms(method: "Method", key: str) -> None:
             )
 
 
-def _check_correction(method: "Method", key: str) -> None:
+def _correction(method: "Method", key: str) -> None:
     correction, loss = method.correction, method.policy.terms[0].plugin
     if correction is None:
         return

@@ -20,6 +20,8 @@ from rft.algorithm.registries import AllSum
 from rft.algorithm.rewards import token_rewards
 from rft.algorithm.roles import ROLES
 from rft.metrics import Metrics
+from rft.problems import Checks
+from rft.registry import Plugin, Registry
 
 
 @dataclass
@@ -95,27 +97,39 @@ class Method:
     def __init__(self, options: MethodOptions, key: str, term_weights: Mapping[str, float] | None = None) -> None:
         self.options = options
         self.term_weights = term_weights
-        self.advantage = None if options.advantage is None else ADVANTAGES.build(options.advantage, f"{key}.advantage")
-        loss = LOSSES.build(options.loss, f"{key}.loss")
-        terms = [_term(name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
-        if loss.name in options.terms:
-            raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
-        mask = options.gradient_mask and GRADIENT_MASKS.build(options.gradient_mask, f"{key}.gradient_mask")
-        self.correction = None
+        check = Checks()
+
+        def build(registry: Registry, node: Any, name: str) -> Any:
+            return None if node is None else check.attempt(registry.build, node, f"{key}.{name}")
+
+        self.advantage: Plugin | None = build(ADVANTAGES, options.advantage, "advantage")
+        loss = check.attempt(LOSSES.build, options.loss, f"{key}.loss")
+        terms = [check.attempt(_term, name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
+        mask = build(GRADIENT_MASKS, options.gradient_mask, "gradient_mask")
+        self.correction: Correction | None = None
         if options.correction is not None:
-            self.correction = Correction(options.correction, f"{key}.correction")
-        weighs = self.correction is not None and self.correction.weighs
-        self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
-        self.learners: dict[str, Objective] = {}  # what the models beside the policy minimise, by their role
-        for role in ROLES:
-            if role.loss is not None and (node := vars(options)[role.loss]) is not None:
-                plugin = LOSSES.build(node, f"{key}.{role.loss}")
-                self.learners[role.key] = Objective([Term(plugin.name, plugin, Control(1.0))])
-        self.aggregation = options.aggregation and AGGREGATIONS.build(options.aggregation, f"{key}.aggregation")
-        self.shaping = [SHAPINGS.build(node, f"{key}.shaping.{name}") for name, node in options.shaping.items()]
+            self.correction = check.attempt(Correction, options.correction, f"{key}.correction")
+        learners = {
+            role.key: check.attempt(LOSSES.build, node, f"{key}.{role.loss}")
+            for role in ROLES
+            if role.loss is not None and (node := vars(options)[role.loss]) is not None
+        }
+        self.aggregation: Plugin | None = build(AGGREGATIONS, options.aggregation, "aggregation")
+        self.shaping = [
+            check.attempt(SHAPINGS.build, node, f"{key}.shaping.{name}") for name, node in options.shaping.items()
+        ]
         self.reward_kl = options.reward_kl
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
-        self.reward_control = build_control(coef, f"{key}.reward_kl.coef")
+        self.reward_control = check.attempt(build_control, coef, f"{key}.reward_kl.coef")
+        with check():
+            if loss.name in options.terms:
+                raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
+        check.end()
+        weighs = self.correction is not None and self.correction.weighs
+        self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
+        self.learners = {  # what the models beside the policy minimise, by their role
+            role: Objective([Term(plugin.name, plugin, Control(1.0))]) for role, plugin in learners.items()
+        }
         check_method(self, key)
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:

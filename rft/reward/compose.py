@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft.problems import Checks
 from rft.registry import Plugin, convert, did_you_mean
 from rft.reward import REWARDS
 
@@ -36,7 +37,9 @@ class WeightedSum:
             raise ValueError(f"reward.accuracy={accuracy} is none of reward.terms; choose one of: {known}")
         self.accuracy = accuracy
         self.names = tuple(terms)
-        self._terms = {name: _term(node, f"reward.terms.{name}") for name, node in terms.items()}
+        check = Checks()
+        self._terms = {name: check.attempt(_term, node, f"reward.terms.{name}") for name, node in terms.items()}
+        check.end()
         self.weights = {name: weight for name, (weight, _) in self._terms.items()}
         self.fields = tuple(sorted({field for _, rule in self._terms.values() for field in rule.facts.reads}))
 

@@ -41,6 +41,7 @@ class FSDP2:
         replicas: the weights are sharded over world size / replicas ranks, and so many such groups hold them (HSDP).
         context_parallel: so many ranks compute each sequence together, a slice of its tokens each.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
+        compile: compiles the blocks, once for all of them and all lengths.
 
     Raises:
         ValueError: names the key where an option does not fit the number of processes or another option.
@@ -57,26 +58,30 @@ class FSDP2:
         replicas: int,
         context_parallel: int,
         activation_checkpointing: Literal["none", "full", "selective"],
+        compile: bool,
     ) -> None:
-        if replicas < 1 or world.size % replicas:
-            raise ValueError(
-                f"strategy.replicas={replicas} does not divide the {world.size} processes; choose a divisor of them, or "
-                "1 to shard the weights over all of them"
-            )
-        if context_parallel < 1 or world.size % context_parallel:
-            raise ValueError(
-                f"strategy.context_parallel={context_parallel} does not divide the {world.size} processes; choose a "
-                "divisor of them, or 1"
-            )
+        for key, ranks in {"replicas": replicas, "context_parallel": context_parallel}.items():
+            if ranks < 1 or world.size % ranks:
+                raise ValueError(
+                    f"strategy.{key}={ranks} does not divide the {world.size} processes; choose a divisor of them, or 1"
+                )
         if accumulate == "whole" and reduce_dtype != "float32":
             raise ValueError(
                 f"strategy.accumulate=whole adds up micro-batches in strategy.reduce_dtype={reduce_dtype}, which loses "
                 "small gradients; set strategy.reduce_dtype=float32 or strategy.accumulate=sharded"
             )
+        if compile and activation_checkpointing == "selective":
+            raise ValueError(
+                "strategy.activation_checkpointing=selective cannot see the operations of compiled blocks, which by "
+                "themselves compute again what is fast; set strategy.activation_checkpointing=none or full, or "
+                "strategy.compile=false"
+            )
         self.world = world
+        self.dtype = DTYPES[dtype]
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
+        self._compile = compile
         self._policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
             reduce_dtype=DTYPES[reduce_dtype],
@@ -92,6 +97,8 @@ class FSDP2:
         losses are divided by global counts already."""
         network.to(self.world.device)
         for block in blocks:
+            if self._compile:
+                block.forward = torch.compile(block.forward, dynamic=True)
             if self._checkpointing != "none":
                 recompute(block, self._checkpointing)
             fully_shard(block, mesh=self._mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
@@ -143,12 +150,11 @@ class FSDP2:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
-        """The whole state, or that of what trains, on the CPU of rank zero (others get an empty dict). A collective."""
-        if with_frozen:
-            return get_model_state_dict(network, options=FULL)
-        state = get_model_state_dict(network, options=replace(FULL, ignore_frozen_params=True))
-        frozen = _frozen(network)  # by all names of tied weights; the option knows one of them
-        return {name: tensor for name, tensor in state.items() if name not in frozen}
+        """A copy of the whole state, or of what trains, on the CPU of rank zero (others get none). A collective."""
+        options = replace(FULL, ignore_frozen_params=not with_frozen)
+        state: dict[str, Any] = get_model_state_dict(network, options=options)
+        left_out = set() if with_frozen else _frozen(network)  # the option knows one name of a tied weight
+        return {name: state.pop(name).clone() for name in list(state) if name not in left_out}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
         """Loads a state that every rank has read; frozen weights that it does not hold stay as they are."""

@@ -25,7 +25,10 @@ COST = Cost(linear=6 * 1.31e9, quadratic=6 * 28 * 1536, head=8 * 151_936 * 1536)
 
 def as_sampled(costs: Sequence[float], parts: int) -> Bins:
     """Groups go around the ranks, as prompts are drawn: nothing is balanced."""
-    return [[row for row in range(len(costs)) if row // GROUP % parts == part] for part in range(parts)]
+    bins: Bins = [[] for _ in range(parts)]
+    for row in range(len(costs)):
+        bins[row // GROUP % parts].append(row)
+    return bins
 
 
 def greedy(costs: Sequence[float], parts: int) -> Bins:
@@ -169,14 +172,17 @@ def simulated(numbers: dict[str, Any]) -> Table:
     for ranks in numbers["imbalance"]:
         shown.add_column(f"{ranks} ranks", justify="right")
         shown.add_column("/ rft", justify="right")
-    shown.add_column(f"planning {planning['rows']} rows, {planning['ranks']} ranks (s)", justify="right")
+    shown.add_column("planning (s)", justify="right")
     for name in DEALERS:
         cells = []
         for found in numbers["imbalance"].values():
             cells += [f"{found[name]:.4f}", f"{found[name] / found['rft']:.3f}"]
         shown.add_row(name, *cells, f"{planning['seconds'][name]:.4f}")
     lengths = numbers["lengths"]
-    shown.caption = f"{lengths['rank_rows']} rows a rank, log-normal lengths of at most {lengths['longest']} tokens"
+    shown.caption = (
+        f"{lengths['rank_rows']} rows a rank, log-normal lengths of at most {lengths['longest']} tokens; planning is "
+        f"for {planning['rows']} rows and {planning['ranks']} ranks"
+    )
     return shown
 
 

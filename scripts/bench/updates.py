@@ -20,8 +20,8 @@ def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats
         repeats: measured updates after one to warm up.
 
     Returns:
-        Of each side what it wrote, `median_s`, `padding` (share of the computed tokens that are none; below 0 where
-        tokens are computed once for several rows), and `gradient_difference`: the largest over the largest entry.
+        Of each side what it wrote, `median_s`, `padding` (share of the computed tokens that are none), and
+        `gradient_difference`: the largest, over the largest entry.
 
     Raises:
         RuntimeError: a side failed.
@@ -32,7 +32,7 @@ def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats
         call(["-m", "bench.update_side", str(folder), name, str(repeats), *arguments])
         side = json.loads((folder / f"{name}.json").read_text())
         side["median_s"] = statistics.median(side["seconds"][1:])
-        side["padding"] = 1 - side["tokens"] / side["computed"]
+        side["padding"] = max(0.0, 1 - side["tokens"] / side["computed"])
         found[name] = side
     reference = torch.load(folder / f"{name}.pt")
     largest = max(gradient.abs().max() for gradient in reference.values())
@@ -49,7 +49,7 @@ def table(title: str, sides: dict[str, dict[str, Any]]) -> Table:
     shown = Table(title=title)
     first, *others = sides
     last = [*sides][-1]
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for name in sides:
         shown.add_column(name, justify="right")
     for name in others:
@@ -60,11 +60,15 @@ def table(title: str, sides: dict[str, dict[str, Any]]) -> Table:
         ratios = [f"{value / values[0]:.2f}" if ratio and values[0] else "" for value in values[1:]]
         shown.add_row(what, *[format(value, pattern) for value in values], *ratios)
 
-    line("seconds of an update", "median_s", ".3f", True)
+    line("seconds", "median_s", ".3f", True)
     line("forwards", "forwards", "d", False)
     line("tokens", "tokens", "d", False)
-    line("tokens computed", "computed", "d", True)
-    line("share of padding", "padding", ".1%", False)
-    line("memory of the updates (GiB)", "memory_gib", ".3f", True)
-    line(f"largest difference of the gradient from {last}", "gradient_difference", ".1e", False)
+    line("computed", "computed", "d", True)
+    line("padding", "padding", ".1%", False)
+    line("memory (GiB)", "memory_gib", ".3f", True)
+    line("gradient off", "gradient_difference", ".1e", False)
+    shown.caption = (
+        "memory: the peak of the process beyond what it held before; gradient: the largest difference from that of "
+        f"{last}, over its largest entry"
+    )
     return shown

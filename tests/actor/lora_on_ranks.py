@@ -22,6 +22,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "all-linear": {},
     "some, tied": {"targets": ["q_proj", "layers.1.mlp.*"], "rslora": True, "tied": True},
     "bfloat16": {"dtype": "bfloat16"},
+    "nf4": {"quantize": "nf4", "targets": ["self_attn.*"]},
+    "nf4 in bfloat16": {"quantize": "nf4", "dtype": "bfloat16"},
 }
 
 

@@ -128,7 +128,8 @@ def update(actor, batch, method, temperature=0.8, idle=None, watch=(), compare=F
 
 
 def weights(actor):
-    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(actor.network.state_dict().items())}
+    tensors = actor.network.state_dict().items()
+    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(tensors)}
 
 
 def same(found, expected, tolerance=1e-6):

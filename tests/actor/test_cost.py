@@ -6,8 +6,10 @@ from tensordict import TensorDict
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.cost import model_cost
-from rft.balance import work
+from rft.actor.cost import model_cost, row_work
+from rft.actor.layout import pack, shared_prefixes
+from rft.balance import Cost, work
+from rft.batch import collate
 from rft.distributed import start
 from tests.defaults import make_actor, make_strategy
 
@@ -63,7 +65,7 @@ def test_the_head_costs_trained_tokens_alone(tied):
     world = start("cpu")
     shape = {"model_type": "qwen3", **SHAPE, "tie_word_embeddings": tied}
     del shape["vocab_size"], shape["experts_implementation"]
-    actor = make_actor(world, make_strategy(world), model_config=shape)
+    actor = make_actor(world, make_strategy(world), model_config=shape, packing=False)
     actor.network.requires_grad_(True)
     ids = torch.arange(40)[None] % 19
     tokens = TensorDict({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, batch_size=[1])
@@ -93,3 +95,21 @@ def test_a_value_model_has_no_head_over_words():
     del shape["vocab_size"], shape["experts_implementation"]
     actor = make_actor(world, make_strategy(world), key="critic", head="value", model_config=shape)
     assert actor.cost.head == 0 and actor.cost.linear > 0
+
+
+def test_rows_that_share_a_prefix_share_what_it_costs():
+    rows = []
+    for group, ending in enumerate([(4,), (2, 5, 1), (3, 3)]):
+        for number, length in enumerate(ending):
+            ids = torch.cat([torch.arange(6 * group), torch.full((length,), 100 + number)])  # 0, 6 and 12 shared
+            tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            rows.append({"tokens": tokens, "response_mask": ids > 99, "keep": ids > 99, "group": group})
+    batch = collate(rows)
+    shared = shared_prefixes(batch)
+    tokens = row_work(Cost(linear=1.0, quadratic=0.0, head=0.0), batch, shared)
+    assert float(tokens.sum()) == pytest.approx(len(pack(batch, shared).source))
+    squares = row_work(Cost(linear=0.0, quadratic=1.0, head=0.0), batch, shared)
+    assert squares.tolist() == pytest.approx([16, 8**2 - 24, 11**2 - 24, 7**2 - 24, 15**2 - 72, 15**2 - 72])
+    assert row_work(Cost(0.0, 0.0, 2.0), batch, shared).tolist() == [8, 4, 10, 2, 6, 6]
+    alone = row_work(Cost(linear=1.0, quadratic=2.0, head=0.0), batch, torch.zeros_like(shared))
+    assert torch.equal(alone, work(torch.tensor([4, 8, 11, 7, 15, 15]), 1.0, 2.0))

@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):
 
 
 def storages(tree):
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if type(leaf) is torch.Tensor]
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if type(leaf) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def make(head="lm", **options):
@@ -120,7 +120,9 @@ def test_a_forward_without_a_backward_computes_once(kind):
 @pytest.mark.parametrize("kind", ["selective", "full"])
 def test_names_stay_those_of_the_model(kind, tmp_path):
     one, other = make(), make(activation_checkpointing=kind)
-    assert [name for name, _ in other.network.named_parameters()] == [name for name, _ in one.network.named_parameters()]
+    assert [name for name, _ in other.network.named_parameters()] == [
+        name for name, _ in one.network.named_parameters()
+    ]
     assert [name for name, _ in other.weights()] == [name for name, _ in one.weights()]
     assert other.state_dict()["network"].keys() == one.state_dict()["network"].keys()
     one.load_state_dict(other.state_dict(), with_optimizer=True)

@@ -54,9 +54,7 @@ def test_what_ranks_cannot_compute_together_is_refused():
         make_strategy(world, context_parallel=2)
     strategy = make_strategy(world)
     strategy.context = type("Three", (), {"size": 3})
-    with pytest.raises(
-        ValueError, match=r"=3 does not divide the 4 attention heads of actor"
-    ):
+    with pytest.raises(ValueError, match=r"=3 does not divide the 4 attention heads of actor"):
         make_actor(world, strategy, model_config=MODEL)
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=3 .* set actor\.packing=true"):
         make_actor(world, strategy, model_config=MODEL, packing=False)

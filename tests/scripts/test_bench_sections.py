@@ -1,0 +1,170 @@
+"""The sections `packing`, `prefix`, `balance` and `startup` of the benchmark at tiny sizes."""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft.reward import REWARDS
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from bench import balance, packing, prefix, startup, update_side  # noqa: E402
+from bench.workload import GROUP, Workload, skewed  # noqa: E402
+
+
+@pytest.fixture
+def update(tmp_path, monkeypatch):
+    """One side on a workload, in this process: what it wrote, and its gradient."""
+    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))  # the section's plugin is forgotten again
+    monkeypatch.delitem(sys.modules, "bench.rft_side", raising=False)
+
+    def run(workload, kind, *options):
+        if not (tmp_path / "model").exists():
+            workload.write(tmp_path)
+        update_side.main(tmp_path, "side", 0, kind, list(options))
+        return json.loads((tmp_path / "side.json").read_text()), torch.load(tmp_path / "side.pt")
+
+    return run
+
+
+def off(gradient, other):
+    largest = max(entry.abs().max() for entry in other.values())
+    return float(max((gradient[name] - other[name]).abs().max() for name in other) / largest)
+
+
+def test_packed_sorted_and_plain_updates_are_one_gradient_with_less_padding_each(update):
+    workload = Workload("tiny", skewed(16, 40))
+    cap = "actor.micro_batch_tokens=200"
+    plain, reference = update(workload, "plain", "4")
+    ordered, in_order = update(workload, "rft", cap, "actor.packing=false")
+    packed, dense = update(workload, "rft", cap, "actor.packing=true")
+    real = 16 * workload.prompt + workload.sampled
+    assert plain["tokens"] == ordered["tokens"] == packed["tokens"] == real
+    assert plain["computed"] == 16 * (workload.prompt + 40)
+    assert plain["forwards"] == 4
+    assert packed["computed"] == real < ordered["computed"] < plain["computed"]
+    for side in (packed, ordered):
+        assert side["metrics"]["padding/waste"] == pytest.approx(1 - real / side["computed"])
+        assert side["forwards"] >= real / 200
+    assert reference.keys() == in_order.keys() == dense.keys()
+    assert off(in_order, reference) < 1e-5
+    assert off(dense, reference) < 1e-5
+    other = reference | {"model.norm.weight": 1.01 * reference["model.norm.weight"]}
+    assert off(other, reference) > 1e-5
+
+
+def test_a_prompt_that_is_shared_is_computed_once_a_group(update):
+    workload = Workload("tiny", [[10] * 4] * 2, prompt=12)
+    cap = "actor.micro_batch_tokens=88"
+    shared, once = update(workload, "rft", cap, "actor.packing=true", "actor.share_prefix=true")
+    packed, often = update(workload, "rft", cap, "actor.packing=true", "actor.share_prefix=false")
+    assert packed["computed"] == packed["tokens"] == shared["tokens"] == 2 * 4 * (12 + 10)
+    assert shared["computed"] == 2 * (12 + 4 * 10)
+    assert off(once, often) < 1e-5
+
+
+@pytest.mark.parametrize("name", balance.DEALERS)
+def test_every_dealer_deals_every_row_once(name):
+    bins = balance.DEALERS[name](balance.costs_of(skewed(64, 200)), 4)
+    assert sorted(row for rows in bins for row in rows) == list(range(64))
+    assert len(bins) == 4
+
+
+def test_who_deals_better():
+    found = balance.imbalances(skewed(128, 500), 4)
+    assert found["rft"] <= found["greedy"] < found["equal counts (verl)"] < found["as sampled"]
+    counts = [len(rows) for rows in balance.equal_counts(balance.costs_of(skewed(64, 200)), 4)]
+    assert counts == [16] * 4
+
+
+def test_imbalance_by_hand(monkeypatch):
+    monkeypatch.setattr(balance, "COST", balance.Cost(linear=1.0, quadratic=0.0, head=0.0))
+    lengths = [[1] * GROUP, [3] * GROUP]
+    assert balance.imbalances(lengths, 2)["as sampled"] == pytest.approx(24 / 16)
+    assert balance.imbalances(lengths, 2)["equal counts (verl)"] == pytest.approx(1.0)
+    assert balance.greedy([5, 4, 3, 3, 3], 2) == [[0, 3], [1, 2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "said"),
+    [
+        (packing, "--repeats 0", "--repeats 0: give at least 1"),
+        (packing, "--forward-rows 0", "--forward-rows 0: give at least 1"),
+        (packing, "--rows 12", "--rows 12: give a multiple of 8"),
+        (prefix, "--response 0", "--response 0: give at least 1"),
+        (prefix, "--groups 8 1", "--groups 1: a group of one shares nothing"),
+        (balance, "--rank-rows 24", "--rank-rows 24: give a multiple of 16"),
+        (balance, "--repeats 0", "--repeats 0: give at least 1"),
+        (startup, "--repeats 0", "--repeats 0: give at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(section, options, said, tmp_path):
+    parser = argparse.ArgumentParser()
+    section.add_options(parser)
+    with pytest.raises(ValueError, match=said):
+        section.run(parser.parse_args([*options.split(), "--out", str(tmp_path / "x.json")]))
+
+
+def call(section: str, out: Path, *options: str) -> dict:
+    """What a section wrote; it printed tables."""
+    command = [sys.executable, str(SCRIPTS / "benchmark.py"), section, *options, "--repeats", "1", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "┃" in done.stdout
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_packing_says_how_much_is_gained(tmp_path):
+    options = ("--size", "tiny", "--rows", "8", "--longest", "16", "--forward-rows", "4")
+    numbers = call("packing", tmp_path / "numbers" / "packing.json", *options)
+    assert list(numbers["sides"]) == ["packed", "sorted", "plain"]
+    assert numbers["sides"]["packed"]["padding"] == 0.0 < numbers["sides"]["plain"]["padding"]
+    assert all(side["gradient_difference"] < 1e-5 for side in numbers["sides"].values())
+    assert all(side["memory_gib"] > 0 for side in numbers["sides"].values())
+    assert numbers["ratio"]["packed"] == 1.0
+
+
+@pytest.mark.slow
+def test_prefix_says_how_much_is_gained(tmp_path):
+    options = ("--size", "tiny", "--groups", "2", "--prompts", "1", "--prompt", "6", "--response", "5", "--plain")
+    numbers = call("prefix", tmp_path / "prefix.json", *options)
+    sides = numbers["groups"]["2"]["sides"]
+    assert [side["computed"] for side in sides.values()] == [16, 22, 22]
+    assert all(side["gradient_difference"] < 1e-5 for side in sides.values())
+
+
+@pytest.mark.slow
+def test_balance_on_two_ranks(tmp_path):
+    options = ("--size", "tiny", "--rows", "32", "--longest-row", "24", "--ranks", "2", "--plan", "64", "4")
+    numbers = call("balance", tmp_path / "balance.json", *options)
+    off, on = numbers["update"]["false"], numbers["update"]["true"]
+    assert off["before"] == off["after"] == on["before"] > on["after"]
+    assert numbers["update"]["ratio"] == pytest.approx(off["median_s"] / on["median_s"])
+    assert set(numbers["imbalance"]["2"]) == set(numbers["planning"]["seconds"]) == set(balance.DEALERS)
+
+
+@pytest.mark.slow
+def test_startup_alone(tmp_path):
+    numbers = call("startup", tmp_path / "startup.json", "--rft-only")
+    config, ready, first = numbers["median_s"]["rft"].values()
+    assert 0 < config < ready < first
+    assert "ratio" not in numbers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed (extra bench)")
+def test_startup_beside_trl(tmp_path):
+    numbers = call("startup", tmp_path / "startup.json")
+    imported, ready, first = numbers["median_s"]["trl"].values()
+    assert 0 < imported < ready < first
+    assert set(numbers["ratio"]) == {startup.BEFORE, startup.FIRST}

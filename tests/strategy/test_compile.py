@@ -1,0 +1,58 @@
+"""Compiled blocks: the same updates, from graphs that serve every block and every length."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from rft.algorithm.method import Method, MethodOptions, idle_row
+from rft.distributed import start
+from rft.metrics import Metrics
+from tests.defaults import make_actor, make_optimizer, make_strategy
+from tests.strategy.jobs import METHOD, MODEL, OPTIMIZER, close, make_batch
+
+DEEP = MODEL | {"num_hidden_layers": 6}
+ROWS = ([1, 3, 5], [0, 2], [7, 6, 5, 4, 3, 2, 1, 0], [4])
+
+
+@pytest.fixture
+def fresh():
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def make(**options):
+    world, optimizer = start("cpu"), make_optimizer(**OPTIMIZER)
+    actor = make_actor(world, make_strategy(world, **options), optimizer, model_config=DEEP)
+    actor.begin_training(optimizer, 10)
+    return actor
+
+
+def update(actor, chosen):
+    batch = make_batch()
+    method, metrics, rows = Method(MethodOptions(**METHOD), "algorithm"), Metrics(), batch[torch.tensor(chosen)]
+    method.weigh(rows, actor.world.all_sum)
+    actor.update(rows, idle_row(batch, rows), method.policy, 0.8, metrics)
+    return metrics.reduce(actor.world.gather)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_updates_are_the_same_and_nothing_is_compiled_again(checkpointing, fresh):
+    one, other = make(), make(compile=True, activation_checkpointing=checkpointing)
+    assert [name for name, _ in other.network.named_parameters()] == [name for name, _ in one.network.named_parameters()]
+    assert update(other, ROWS[0]) == pytest.approx(update(one, ROWS[0]), rel=1e-4)
+    graphs = counters["stats"]["unique_graphs"]
+    assert 0 < graphs < DEEP["num_hidden_layers"], "blocks share them"
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in ROWS[1:]:
+            assert update(other, rows) == pytest.approx(update(one, rows), rel=1e-4)
+    assert counters["stats"]["unique_graphs"] == graphs
+    close(dict(other.weights()), dict(one.weights()))
+
+
+def test_operations_of_compiled_blocks_cannot_be_selected():
+    with pytest.raises(ValueError, match=r"^strategy\.activation_checkpointing=selective .* strategy\.compile=false"):
+        make_strategy(start("cpu"), compile=True, activation_checkpointing="selective")
