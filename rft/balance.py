@@ -51,9 +51,7 @@ def deal(costs: Sequence[float], parts: int) -> list[list[int]]:
     order = sorted(range(len(costs)), key=lambda item: (-costs[item], item))
     empty: list[tuple[float, list[int]]] = [(0.0, [])] * (parts - 1)
     # (how even, a tie-break, bins from the fullest to the emptiest): sorted, so it is a heap
-    heap = [
-        (-costs[item] if empty else 0.0, place, [(costs[item], [item]), *empty]) for place, item in enumerate(order)
-    ]
+    heap = [(-costs[item], place, [(costs[item], [item]), *empty]) for place, item in enumerate(order)]
     while len(heap) > 1:
         _, place, one = heapq.heappop(heap)
         _, _, other = heapq.heappop(heap)
@@ -80,11 +78,11 @@ class Parcel(NamedTuple):
 def pack(batch: TensorDict) -> Parcel:
     """Every column of a batch without its padding."""
     length = lengths(batch)
-    real = _real(length, batch["tokens", "attention_mask"].shape[1])
+    real = _real(length, batch["tokens", "attention_mask"].shape[1])  # (N,)
     parcel = Parcel(length, {}, {})
     for name, column in batch.items(include_nested=True, leaves_only=True):
         if column.dim() > 1:
-            parcel.tokens[name] = column[real]
+            parcel.tokens[name] = column.flatten(0, 1)[real]
         else:
             parcel.rows[name] = column
     return parcel
@@ -93,19 +91,21 @@ def pack(batch: TensorDict) -> Parcel:
 def unpack(parcels: Sequence[Parcel]) -> TensorDict:
     """One batch of the rows of all parcels, padded with zeros to the longest of them."""
     length = torch.cat([parcel.lengths for parcel in parcels])
-    real = _real(length, max(length.tolist(), default=1))
+    width = max(length.tolist(), default=1)
+    real = _real(length, width)  # (N,)
     batch = TensorDict({}, batch_size=[len(length)])
     for name in parcels[0].rows:
         batch[name] = torch.cat([parcel.rows[name] for parcel in parcels])
     for name in parcels[0].tokens:
         values = torch.cat([parcel.tokens[name] for parcel in parcels])
-        batch[name] = values.new_zeros(*real.shape, *values.shape[1:])
-        batch[name][real] = values
+        flat = values.new_zeros(len(length) * width, *values.shape[1:]).index_copy_(0, real, values)
+        batch[name] = flat.unflatten(0, (len(length), width))
     return batch
 
 
 def _real(length: Tensor, width: int) -> Tensor:
-    return torch.arange(width, device=length.device) < length[:, None]  # (B, width)
+    """Where the tokens of rows are, the rows padded to a width and behind one another."""
+    return (torch.arange(width, device=length.device) < length[:, None]).flatten().nonzero()[:, 0]
 
 
 def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:

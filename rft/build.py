@@ -1,5 +1,6 @@
 """From the resolved config to objects: cheap checks first, models last."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rft.profiler import Profiler
 from rft.registry import Target
 from rft.rollout.engine import Engine
 from rft.rollout.evaluate import Evaluator
+from rft.rollout.source import Score
 from rft.run_folder import choose_folder, finish_folder
 from rft.trainer import Source, Stage, Trainer
 from rft.verify import certify
@@ -90,6 +92,12 @@ class Job(Parts):
                 finish_folder(folder, numbers)
         return numbers[run.metric]
 
+    def check_ranks(self, ranks: int) -> None:
+        """Adds to `check` what is wrong where so many processes share the work."""
+        with self.check():
+            if self.run.batch.prompts % ranks:
+                raise ValueError(f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes")
+
     def load(self, ranks: int) -> Loaded:
         """Loads tokenizer and rows; what is wrong with them, or between them and the rest, is added to `check`.
 
@@ -97,9 +105,7 @@ class Job(Parts):
             ranks: processes of the run.
         """
         run, check = self.run, self.check
-        with check():
-            if run.batch.prompts % ranks:
-                raise ValueError(f"batch.prompts={run.batch.prompts} does not divide over the {ranks} processes")
+        self.check_ranks(ranks)
         tokenizer = check.attempt(lambda: self.tokenizer.build())
         encoder = check.attempt(lambda: Encoder(tokenizer, run.data.template, run.data.system))
         train: Rows = check.attempt(lambda: self.train.build(key="data.train").load(sorted(self.needs)))
@@ -125,8 +131,22 @@ class Job(Parts):
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
         return Loaded(tokenizer, encoder, train, held_out)
 
-    def assemble(self, world: World, loaded: Loaded, folder: Path, log: RunLog) -> tuple[Trainer, list[Stage]]:
-        """Builds the models and what moves them."""
+    def assemble(
+        self,
+        world: World,
+        loaded: Loaded,
+        folder: Path,
+        log: RunLog,
+        answering: Callable[[Engine], Engine] = lambda engine: engine,
+        score: Score | None = None,
+    ) -> tuple[Trainer, list[Stage]]:
+        """Builds the models and what moves them.
+
+        Args:
+            folder, log: of the run.
+            answering: what the sources of batches are given in place of the engine.
+            score: in place of the reward.
+        """
         run, reads = self.run, self.method.reads()
         strategy = self.strategy.build(world=world)
 
@@ -148,9 +168,9 @@ class Job(Parts):
         def source(target: Target, prompts: int, method: Method) -> Source:
             return target.build(
                 world=world,
-                engine=engine,
+                engine=answering(engine),
                 encoder=loaded.encoder,
-                score=self.reward.score,
+                score=score or self.reward.score,
                 rows=loaded.train,
                 prompts=prompts,
                 group_size=run.algorithm.group_size,

@@ -207,6 +207,16 @@ def check_training(options: dict[str, Any], key: str) -> None:
         raise ValueError(f"{key}.ema={ema}: it is the part of the average that stays, above 0 and below 1, or null")
 
 
+def check_packing(options: dict[str, Any], key: str) -> None:
+    """Rows that share tokens are packed.
+
+    Args:
+        options: of the actor with this key.
+    """
+    if options["share_prefix"] and not options["packing"]:
+        raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
+
+
 def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:
     """No option of a new model is misspelt: transformers takes any name and ignores those that it does not know."""
     if model_config is None:

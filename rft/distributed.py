@@ -4,7 +4,8 @@ import atexit
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -100,6 +101,19 @@ def start(device: str) -> World:
         atexit.register(stop)
     here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     return World(here, init_device_mesh(kind, (dist.get_world_size(),)))
+
+
+@contextmanager
+def pretend(ranks: int) -> Iterator[World]:
+    """This process as one of many that are not there: what the others would send is what this one sends."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    assert not dist.is_initialized(), "the process group is a real one"
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield World(torch.device("cpu"), init_device_mesh("cpu", (ranks,)))
+    finally:
+        dist.destroy_process_group()
 
 
 def stop() -> None:

@@ -64,6 +64,15 @@ class Profile:
 
 
 @dataclass
+class Plan:
+    """What mode=plan supposes of the run; see `rft.plan`."""
+
+    ranks: int | None
+    prompt_tokens: int | None
+    memory_gib: float | None
+
+
+@dataclass
 class Warmup:
     """The supervised stage before the reinforcement: at most `steps`, until the watched metric reaches `stop_at`."""
 
@@ -107,7 +116,7 @@ class Run:
     name: str
     seed: int
     steps: int
-    mode: Literal["train", "verify"]
+    mode: Literal["train", "verify", "plan"]
     output_dir: str
     plugins: list[str]
     resume: bool
@@ -117,6 +126,7 @@ class Run:
     checkpoint: CheckpointOptions
     trajectories: Trajectories
     profile: Profile
+    plan: Plan
     warmup: Warmup | None
     algorithm: MethodOptions
     actor: dict[str, Any]

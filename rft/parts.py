@@ -12,6 +12,7 @@ from rft.checks import (
     check_flow,
     check_metric,
     check_numbers,
+    check_packing,
     check_profile,
     check_source,
     check_training,
@@ -89,6 +90,8 @@ class Parts:
                 check_architecture(target.options["model_config"], f"{key}.model_config")
             with own():
                 check_training(target.options, key)
+            with own():
+                check_packing(target.options, key)
             check.messages += [text for text in own.messages if text.removeprefix(key) not in said]
             said |= {text.removeprefix(key) for text in own.messages}
             actors[key] = target

@@ -1,21 +1,16 @@
-"""Padding, trimming, and cutting a batch into mini-batches and micro-batches."""
+"""Padding, trimming, and cutting a batch into mini-batches."""
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.batch import check_columns, collate, fields, lengths, micro_batches, mini_batches, trim
+from rft.batch import check_columns, collate, fields, lengths, mini_batches, trim
 
 
 def row(length, **more):
     ids = torch.arange(1, length + 1)
     tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return {"tokens": tokens, "response_mask": ids > 1, "unit": 0, "fields": {"length": length}} | more
-
-
-def batch_of(row_lengths, unit=None):
-    units = range(len(row_lengths)) if unit is None else unit
-    return collate([row(length, unit=u) for length, u in zip(row_lengths, units, strict=True)])
 
 
 def test_collate_pads_on_the_right_with_zeros():
@@ -49,7 +44,7 @@ def test_fields_stay_plain_and_follow_their_rows():
 
 
 def test_trim_cuts_what_no_row_needs():
-    batch = batch_of([2, 5, 3])
+    batch = collate([row(2), row(5), row(3)])
     batch["keep"] = batch["response_mask"].clone()
     batch["scores"] = torch.tensor([1.0, 2.0, 3.0])
     batch["terms"] = TensorDict({"exact": torch.ones(3)}, batch_size=[3])
@@ -61,45 +56,6 @@ def test_trim_cuts_what_no_row_needs():
     assert fields(part) == [{"length": 3}, {"length": 2}]
     assert batch["keep"].shape == (3, 5), "the batch that is trimmed stays as it is"
     assert trim(batch) is batch
-
-
-LENGTHS = [7, 1, 12, 3, 3, 9, 2, 12, 5, 1, 4]
-
-
-@pytest.mark.parametrize("cap", [12, 13, 24, 25, 40, 1000])
-@pytest.mark.parametrize("shuffle", [0, 1])
-def test_micro_batches_hold_every_row_once_under_the_cap(cap, shuffle):
-    order = torch.randperm(len(LENGTHS), generator=torch.Generator().manual_seed(shuffle))
-    row_lengths = [LENGTHS[i] for i in order]
-    cuts = micro_batches(batch_of(row_lengths), cap)
-    assert sorted(torch.cat(cuts).tolist()) == list(range(len(LENGTHS)))
-    sizes = [[row_lengths[r] for r in rows] for rows in cuts]
-    assert all(len(found) * max(found) <= cap for found in sizes)
-    flat = [length for found in sizes for length in found]
-    assert flat == sorted(LENGTHS, reverse=True), "like lengths go together, the longest first"
-    for left in sizes[:-1]:
-        assert (len(left) + 1) * max(left) > cap, "a row is put where it still fits"
-
-
-def test_units_stay_together():
-    unit = [5, 3, 5, 3, 9, 9, 9, 5]
-    row_lengths = [2, 8, 3, 1, 4, 4, 2, 1]
-    cuts = micro_batches(batch_of(row_lengths, unit), 16)
-    assert [sorted(rows.tolist()) for rows in cuts] == [[1, 3], [4, 5, 6], [0, 2, 7]]
-    cuts = micro_batches(batch_of(row_lengths, unit), 24)
-    assert [sorted(rows.tolist()) for rows in cuts] == [[1, 3], [0, 2, 4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize(("row_lengths", "unit", "needed"), [([3, 17], [0, 1], 17), ([3, 6, 1], [4, 4, 4], 18)])
-def test_a_unit_over_the_cap_says_what_would_do(row_lengths, unit, needed):
-    batch = batch_of(row_lengths, unit)
-    with pytest.raises(
-        ValueError, match=rf"^actor\.micro_batch_tokens=16 .* actor\.micro_batch_tokens to at least {needed}$"
-    ):
-        micro_batches(batch, 16)
-    with pytest.raises(ValueError, match=f"at least {needed}$"):
-        micro_batches(batch, needed - 1)
-    micro_batches(batch, needed)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

@@ -170,8 +170,9 @@ RUNS = (
         "eval.samples=4",
         "trajectories.every=1",
         "profile.steps=[5]",
+        "strategy.dtype=float16",
     ),
-    ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis"),
+    ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis", "strategy.dtype=float16"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
     ("algorithm=m2po",),

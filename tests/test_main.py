@@ -295,6 +295,14 @@ def test_batch_sizes_that_do_not_divide(refused):
     )
 
 
+def test_a_critic_that_trains_alone_to_the_end(refused):
+    assert refused("algorithm=ppo", "algorithm.critic_warmup=3") == (
+        "algorithm.critic_warmup=3: the policy would train in none of the steps=3; raise steps or lower "
+        "algorithm.critic_warmup"
+    )
+    assert "algorithm.critic_warmup=10: " in refused("algorithm=vapo")
+
+
 @pytest.mark.parametrize("advantage", ["group_norm", "dr_grpo", "rloo", "group_norm_batch"])
 def test_a_group_of_one_has_no_baseline(advantage, refused):
     said = refused(f"algorithm/advantage={advantage}", "algorithm.group_size=1")

@@ -1,4 +1,4 @@
-"""Rows that move between ranks: who is asked to move them, and whole runs, where two processes train what one trains."""
+"""Rows that move between ranks: who moves them when, and whole runs, where two processes train what one trains."""
 
 import json
 from pathlib import Path

@@ -100,10 +100,14 @@ class Actor:
             use_packed_attention(model, key)
         self.network.requires_grad_(optimizer is not None)
         freeze(model, frozen)
-        self.adapters = None if lora is None else lora.add(
-            self.network.model, path, key, seed, strategy.dtype, world.device
+        self.adapters = (
+            None if lora is None else lora.add(self.network.model, path, key, seed, strategy.dtype, world.device)
         )
         self._as_loaded = True
+        if optimizer is None or lora is not None:
+            for parameter in self.network.parameters():
+                if not parameter.requires_grad:  # it is computed with in this dtype, and no update needs more
+                    parameter.data = parameter.data.to(strategy.dtype)
         self.network.eval()  # no dropout: old and current log-probabilities are of one function
         strategy.shard(self.network, self._blocks)
 
@@ -290,7 +294,7 @@ class Actor:
     def _write_model(self, folder: Path) -> None:
         alone = self.adapters if self.adapters is not None and self.adapters.exported_alone else None
         tensors = self.weights() if alone is None else self.strategy.full_tensors(alone.tensors())
-        state = {name: tensor.cpu() for name, tensor in tensors}
+        state = {name: tensor.to("cpu", torch.float32) for name, tensor in tensors}
         if self.world.rank != 0:
             return
         self.tokenizer.save_pretrained(folder)

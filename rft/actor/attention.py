@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from rft.actor.layout import Layout, Segment, pack
 
 NAME = "rft_packed"
-IGNORED = {"dropout", "position_ids", "use_cache", "output_attentions"}  # models hand them on; they change nothing here
+WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
 
 
 @torch.compiler.disable(reason="it loops over rows of any length")
@@ -50,7 +50,7 @@ def packed_attention(
         TypeError: the model asks for something else, as soft-capping or sinks.
     """
     others["attention_mask"] = attention_mask
-    if foreign := {name for name, value in others.items() if value is not None} - IGNORED:
+    if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.slice
     if part is None:
@@ -141,9 +141,10 @@ def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
     tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
     rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
     layout = pack(rows, torch.tensor([2, 2, 0])).to(model.device)
+    ids = ids.to(model.device)
     packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
     with _narrow_windows(model, shape):
-        apart = model.base_model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         shape._attn_implementation = NAME
         together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]
     effect = (apart[0, 4] - apart[2, 4]).abs().max()

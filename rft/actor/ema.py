@@ -50,11 +50,8 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """The average, whole, on the CPU of rank zero. A collective."""
-        weights = {}
-        if self.updates:
-            with self.in_network():  # on one rank the state shares the network's storage
-                state = self._strategy.model_state(self._network, with_frozen=False)
-                weights = {name: tensor.clone() for name, tensor in state.items()}
+        with self.in_network():
+            weights = self._strategy.model_state(self._network, with_frozen=False) if self.updates else {}
         return {"updates": self.updates, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,10 +1,24 @@
 """Makes the transformers model of an actor: from a path or hub name, or from a config in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+READING = ContextVar("READING", default=True)
+
+
+@contextmanager
+def without_reading() -> Iterator[None]:
+    """In the block no weights are read: a model has the shapes of its path and weights drawn from the seed."""
+    token = READING.set(False)
+    try:
+        yield
+    finally:
+        READING.reset(token)
 
 
 def read_config(
@@ -39,7 +53,7 @@ def read_config(
 
 def load_model(path: str | None, config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed."""
-    if path is not None:
+    if path is not None and READING.get():
         return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

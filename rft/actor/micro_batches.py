@@ -50,8 +50,7 @@ class Cutting:
     share_prefix: bool
 
     def __post_init__(self) -> None:
-        if self.share_prefix and not self.packing:
-            raise ValueError("actor.share_prefix=true: padded rows cannot share tokens; set actor.packing=true as well")
+        assert self.packing or not self.share_prefix, "padded rows cannot share tokens"
 
     def shared(self, batch: TensorDict) -> Tensor:
         """First tokens that each row computes once with its group, (B,) int64."""

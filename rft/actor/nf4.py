@@ -22,7 +22,7 @@ class PackedLinear(nn.Module):
         from bitsandbytes.functional import quantize_4bit
 
         super().__init__()
-        numbers = layer.weight.detach().to(device).flatten()  # blocks that cross rows are mixed up by 0.50 on CPUs
+        numbers = layer.weight.detach().to(device).view(1, -1)  # blocks that cross rows are mixed up by 0.50 on CPUs
         packed, self.state = quantize_4bit(numbers, quant_type="nf4", compress_statistics=True)
         self.state.dtype = dtype
         self.shape, self.bytes = layer.weight.shape, packed.numel()

@@ -54,9 +54,22 @@ class GrowingLayer(DynamicLayer):
         return joined
 
 
+def _roomy(total: int) -> int:
+    """Half as many tokens again, so that copies stay in proportion to tokens."""
+    return total + max(total // 2, 32)
+
+
+def capacity(prompt: int, new: int) -> int:
+    """Tokens that the storage of a growing layer has room for, when so many new ones have come behind a prompt."""
+    room = _roomy(prompt)
+    while room < prompt + new:
+        room = _roomy(room + 1)
+    return room
+
+
 def _room(like: Tensor, rows: int, total: int) -> Tensor:
-    """Storage (rows, heads, T, width) for half as many tokens again, so that copies stay in proportion to tokens."""
-    return like.new_empty(rows, like.shape[1], total + max(total // 2, 32), like.shape[3])
+    """Storage (rows, heads, T, width) for more than so many tokens."""
+    return like.new_empty(rows, like.shape[1], _roomy(total), like.shape[3])
 
 
 def _grown(states: Tensor, total: int) -> Tensor:

@@ -219,7 +219,7 @@ class TrackedSource(RolloutSource):
         rows = []
         for unit, (ids, sampled) in enumerate(texts):
             tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            rows.append({"tokens": tokens, "response_mask": sampled, "keep": sampled, "unit": unit})
+            rows.append({"tokens": tokens, "response_mask": sampled, "keep": sampled, "unit": unit, "group": unit})
         found = self._logprobs(collate(rows))  # (B, T)
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 

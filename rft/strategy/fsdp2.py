@@ -113,7 +113,7 @@ class FSDP2:
 
     def loss_scale(self) -> LossScale:
         """What a loss is multiplied by before its backward."""
-        moves = self._policy.param_dtype == torch.float16
+        moves = self.dtype == torch.float16
         return LossScale(factor=2.0**16 if moves else 1.0, moves=moves)
 
     def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:

@@ -1,5 +1,7 @@
 """The average by hand, its export, and how it goes on."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -122,15 +124,13 @@ def test_every_checkpoint_holds_the_average_as_a_model(tiny, tmp_path):
 
 
 def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
-    changes = ("actor.ema=0.7", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
+    changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
     whole, cut = (tiny(*changes, f"output_dir={tmp_path / name}") for name in ("whole", "cut"))
     Job(whole).fit("")
     Job(cut).fit("")
     folder = tmp_path / "cut" / "checkpoints"
     for step in (5, 6):
-        for path in sorted((folder / f"step_{step:08d}").rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        (folder / f"step_{step:08d}").rmdir()
+        shutil.rmtree(folder / f"step_{step:08d}")
     (folder / "latest").unlink()
     (folder / "latest").symlink_to("step_00000004")
     (tmp_path / "cut" / "result.json").unlink()

@@ -304,7 +304,7 @@ def test_packed_weights_compute_as_the_matrices_that_they_stand_for(world, dtype
         make(world, lora, strategy=strategy, model_config=model) for lora in (None, {"quantize": "nf4"}, {})
     )
     for (_, mine), (name, theirs) in zip(dense.adapters.frozen(), packed.weights(), strict=True):
-        weight = dict(plain.weights())[name]
+        weight = dict(plain.weights())[name].to(strategy.dtype)
         assert torch.equal(theirs, weight) is ("proj.weight" not in name)
         assert (theirs - weight).abs().max() <= 0.16 * weight.abs().max(), "half of the widest gap of NF4"
         with torch.no_grad():
@@ -340,6 +340,25 @@ def test_a_model_of_transposed_weights_is_not_packed(world):
     update(actor, make_batch(), 2)
     plain.start_like(actor)
     same(logprobs(plain, make_batch()), logprobs(actor, make_batch()), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_frozen_weights_are_held_in_the_dtype_that_they_are_computed_in(world, tmp_path, dtype):
+    """Nothing but their bytes is different; what trains is float32."""
+    strategy, batch = make_strategy(world, dtype=dtype), make_batch()
+    whole, frozen = make(world, strategy=strategy), make(world, key="reference", trains=False, strategy=strategy)
+    actor = make(world, {}, strategy=strategy)
+    for other in (frozen, actor):
+        assert torch.equal(logprobs(other, batch), logprobs(whole, batch))
+        assert {p.dtype for p in other.network.parameters() if not p.requires_grad} == {strategy.dtype}
+    assert 2 * held(frozen) == held(whole)
+    assert {p.dtype for p in actor.network.parameters() if p.requires_grad} == {torch.float32}
+    update(whole, batch, 2)
+    frozen.start_like(whole)
+    assert torch.equal(logprobs(frozen, batch), logprobs(whole, batch))
+    update(actor, batch, 2)
+    actor.save_model(tmp_path)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.float32}
 
 
 # Two ranks

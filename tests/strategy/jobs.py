@@ -2,7 +2,9 @@
 
 import torch
 
+from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.batch import collate
+from rft.metrics import Metrics
 
 MODEL = {
     "model_type": "qwen3",
@@ -54,11 +56,13 @@ UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
 ALL_ON_ONE = [[0, 1, 2, 3, 4, 5, 6, 7], []]
 
 
-def make_batch():
+def make_batch(prompt=0):
+    """Eight rows; the two of a group begin with as many equal tokens as `prompt` says."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for number, length in enumerate(LENGTHS):
         ids = torch.randint(3, 19, (length,), generator=generator)
+        ids[:prompt] = 3 + number // 2
         trains = torch.rand(length, generator=generator) < 0.7
         trains[0], trains[-1] = False, True
         noise = {
@@ -83,6 +87,15 @@ def make_batch():
     batch["keep"] = batch["response_mask"].clone()
     batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
     return batch
+
+
+def update(actor, rows):
+    """One update of an actor of one process; the numbers that it logged."""
+    method, metrics, rows = Method(MethodOptions(**METHOD), "algorithm"), Metrics(), rows.clone()
+    method.weigh(rows, actor.world.all_sum)
+    objective = method.policy if actor.key == "actor" else method.learners["critic"]
+    actor.update(rows, idle_row(rows, rows), objective, 0.8, metrics)
+    return metrics.reduce(actor.world.gather)
 
 
 def job(shares=EVEN, **changes):

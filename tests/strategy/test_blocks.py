@@ -9,11 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.distributed import start
-from rft.metrics import Metrics
 from tests.defaults import make_actor, make_optimizer, make_strategy
-from tests.strategy.jobs import LENGTHS, METHOD, MODEL, OPTIMIZER, close, make_batch
+from tests.strategy.jobs import LENGTHS, MODEL, OPTIMIZER, close, make_batch, update
 
 KINDS = ("none", "selective", "full")
 WIDE = MODEL | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 16}
@@ -57,29 +55,21 @@ def make(head="lm", **options):
     return actor
 
 
-def update(actor):
-    batch = make_batch()
-    method, metrics, rows = Method(MethodOptions(**METHOD), "algorithm"), Metrics(), batch.clone()
-    method.weigh(rows, actor.world.all_sum)
-    objective = method.policy if actor.key == "actor" else method.learners["critic"]
-    actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics)
-    return metrics.reduce(actor.world.gather)
-
-
 @pytest.fixture(scope="module")
 def watches():
-    """The operations of an update with each kind, and the bytes that the blocks keep for its backward."""
-    found = {}
-    for kind in KINDS:
-        actor, kept = make(activation_checkpointing=kind), []
-        backbone = actor.network.model.base_model
-        update(actor)  # what weights are gathered into is there now
-        with Watch() as watch:
-            backbone.layers[0].register_forward_pre_hook(lambda *_: kept.append(watch.bytes))
-            backbone.norm.register_forward_pre_hook(lambda *_: kept.append(watch.bytes))
-            update(actor)
-        found[kind] = watch.operations, kept[1] - kept[0]
-    return found
+    return {kind: watched(kind) for kind in KINDS}
+
+
+def watched(kind):
+    """The operations of an update, and the bytes that the blocks keep for its backward."""
+    actor, kept = make(activation_checkpointing=kind), []
+    backbone = actor.network.model.base_model
+    update(actor, make_batch())  # what weights are gathered into is there now
+    with Watch() as watch:
+        for module in (backbone.layers[0], backbone.norm):
+            module.register_forward_pre_hook(lambda *_: kept.append(watch.bytes))
+        update(actor, make_batch())
+    return watch.operations, kept[1] - kept[0]
 
 
 @pytest.mark.parametrize("head", ["lm", "value"])
@@ -87,7 +77,7 @@ def watches():
 def test_the_updates_are_the_same(kind, head):
     one, other = make(head), make(head, activation_checkpointing=kind)
     for _ in range(2):
-        assert update(other) == pytest.approx(update(one), rel=1e-6)
+        assert update(other, make_batch()) == pytest.approx(update(one, make_batch()), rel=1e-6)
     close(dict(other.weights()), dict(one.weights()), 1e-6)
 
 
@@ -120,10 +110,8 @@ def test_a_forward_without_a_backward_computes_once(kind):
 @pytest.mark.parametrize("kind", ["selective", "full"])
 def test_names_stay_those_of_the_model(kind, tmp_path):
     one, other = make(), make(activation_checkpointing=kind)
-    assert [name for name, _ in other.network.named_parameters()] == [
-        name for name, _ in one.network.named_parameters()
-    ]
-    assert [name for name, _ in other.weights()] == [name for name, _ in one.weights()]
+    assert list(dict(other.network.named_parameters())) == list(dict(one.network.named_parameters()))
+    assert list(dict(other.weights())) == list(dict(one.weights()))
     assert other.state_dict()["network"].keys() == one.state_dict()["network"].keys()
     one.load_state_dict(other.state_dict(), with_optimizer=True)
     other.save_model(tmp_path)
@@ -139,7 +127,7 @@ def test_gathered_blocks_are_kept_until_the_backward_or_freed(kept):
         gathered.append(sum(p.nbytes for p in backbone.layers.parameters() if not isinstance(p, DTensor)))
 
     backbone.norm.register_forward_hook(record)  # behind the last block
-    update(actor)
+    update(actor, make_batch())
     whole = sum(p.nbytes for name, p in actor.weights() if ".layers." in name)
     assert gathered == [whole if kept else 0]
     assert all(isinstance(p, DTensor) for p in backbone.parameters()), "after the update all is freed"

@@ -4,7 +4,7 @@ import pytest
 
 from rft.distributed import start
 from tests.defaults import make_actor, make_strategy
-from tests.strategy.jobs import ALL_ON_ONE, EVEN, MODEL, UNEVEN, close, job
+from tests.strategy.jobs import ALL_ON_ONE, EVEN, MODEL, UNEVEN, close, job, make_batch
 
 TOGETHER = {"context_parallel": 2}
 WINDOWED = {
@@ -17,7 +17,9 @@ JOBS = {
     "even": job(EVEN, strategy=TOGETHER),
     "uneven": job(UNEVEN, strategy=TOGETHER, updates=2),
     "all rows on one rank": job(ALL_ON_ONE, strategy=TOGETHER, updates=2),
-    "shared prompts": job(UNEVEN, strategy=TOGETHER, actor={"share_prefix": True}),
+    "shared prompts": job(
+        [[2, 3], [0, 1, 4, 5, 6, 7]], strategy=TOGETHER, actor={"share_prefix": True}, batch=make_batch(prompt=2)
+    ),
     "critic": job(UNEVEN, strategy=TOGETHER, head="value", updates=2),
     "one head for both ranks": job(UNEVEN, strategy=TOGETHER, model=MODEL | {"num_key_value_heads": 1}),
     "sliding window": job(UNEVEN, strategy=TOGETHER, model=WINDOWED),

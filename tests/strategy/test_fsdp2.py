@@ -30,6 +30,9 @@ JOBS = {
     "gspo": job(UNEVEN, method=METHOD | {"loss": {"name": "gspo", "clip_low": 0.2, "clip_high": 0.3}, "terms": {}}),
     "critic": job(UNEVEN, head="value", updates=3),
     "critic, one rank without a row": job(ALL_ON_ONE, head="value", updates=2),
+    "padded": job(UNEVEN, updates=2, actor={"packing": False}),
+    "padded, one rank without a row": job(ALL_ON_ONE, actor={"packing": False}),
+    "shared prompts": job(UNEVEN, updates=2, actor={"share_prefix": True}, batch=make_batch(prompt=2)),
     "twenty steps of SFT": job(UNEVEN, method=NLL, updates=20),
 }
 
@@ -52,7 +55,9 @@ def test_two_processes_do_what_one_does(name, perform, two_ranks):
     close(two["gradient"], one["gradient"], tolerance)
     close(two["weights"], one["weights"], 1e-5)
     for mine, theirs in zip(one["numbers"], two["numbers"], strict=True):
-        del mine["padding/waste"], theirs["padding/waste"]
+        for numbers in (mine, theirs):
+            assert numbers.pop("prefix/shared", 1.0) > 0.0
+            assert (numbers.pop("padding/waste") > 0.0) is ("padded" in name)
         assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-6)
     norm = next(name for name in one["numbers"][0] if name.endswith("grad_norm"))
     assert two["numbers"][0][norm] == pytest.approx(one["numbers"][0][norm], rel=1e-5)

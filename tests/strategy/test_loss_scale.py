@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from rft.actor.actor import Diverged
-from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.distributed import start
-from rft.metrics import Metrics
 from rft.strategy.loss_scale import LossScale
 from tests.defaults import make_actor, make_optimizer, make_strategy
-from tests.strategy.jobs import LENGTHS, METHOD, MODEL, OPTIMIZER, close, job, make_batch
+from tests.strategy.jobs import LENGTHS, MODEL, OPTIMIZER, close, job, make_batch, update
 
 
 @pytest.fixture
@@ -23,13 +21,6 @@ def actor():
     actor = make_actor(world, make_strategy(world, dtype="float16"), optimizer, model_config=MODEL)
     actor.begin_training(optimizer, 10)
     return actor
-
-
-def update(actor, batch):
-    method, metrics, rows = Method(MethodOptions(**METHOD), "algorithm"), Metrics(), batch.clone()
-    method.weigh(rows, actor.world.all_sum)
-    actor.update(rows, idle_row(batch, rows), method.policy, 0.8, metrics)
-    return metrics.reduce(actor.world.gather)
 
 
 def snapshot(actor):
@@ -71,26 +62,21 @@ def test_an_overflow_skips_the_update_and_the_next_one_is_that_of_a_smaller_scal
     assert not actor.optimizer.state and actor.scheduler.last_epoch == 0
     close(snapshot(actor), before, 0.0)
 
-    fresh = copy.copy(actor.scale)
     actor.scale.factor = 2.0**8
     numbers = update(actor, batch)
     assert math.isfinite(numbers["grad_norm"]) and actor.scale.calm == 1 and actor.scheduler.last_epoch == 1
     assert any(not torch.equal(tensor, before[name]) for name, tensor in actor.weights())
-    assert fresh.calm == 0
 
 
 def test_the_scale_is_not_in_the_gradient(perform, actor):
     """Its norm is that of float32 but for rounding, whatever the scale is."""
-    batch = make_batch()
     exact = perform(job(cap=10**6))["numbers"][0]["grad_norm"]
     norms = []
     for factor in (2.0**2, 2.0**9):
-        twin = copy.deepcopy(actor.optimizer.state_dict())
         actor.scale.factor = factor
-        actor.optimizer.load_state_dict(twin)
         for group in actor.optimizer.param_groups:
             group["lr"] = 0.0  # the weights stay
-        norms.append(update(actor, batch)["grad_norm"])
+        norms.append(update(actor, make_batch())["grad_norm"])
     assert norms == pytest.approx([exact, exact], rel=2e-2)
     assert norms[0] != exact
 

@@ -1,0 +1,12 @@
+"""What tests of actors share."""
+
+import pytest
+import torch
+
+from rft.distributed import start
+
+
+@pytest.fixture(scope="session")
+def world():
+    torch.set_num_threads(1)
+    return start("cpu")

@@ -1,0 +1,130 @@
+"""Weights of an actor: taken over, saved, lent to an engine, and restored."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.actor.samples import OPTIMIZER, make, make_batch, make_method, same, update, weights
+from tests.defaults import make_actor, make_optimizer
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", ["lm", "value"])
+def test_start_like_takes_over_the_weights(world, head, tied, reshard):
+    """Also where blocks stay gathered after a forward that no backward followed."""
+    batch = make_batch()
+    policy = make(world, seed=1, reshard=reshard, tie_word_embeddings=tied)
+    key, output = {"lm": ("actor", "logprobs"), "value": ("critic", "values")}[head]
+    other = make(world, key, head, seed=2, reshard=reshard, tie_word_embeddings=tied)
+    for actor, name in ((policy, "logprobs"), (other, output)):
+        actor.compute(batch, (name,), 1.0)[name]
+    other.start_like(policy)
+    theirs = {name.removeprefix("model."): tensor for name, tensor in policy.weights()}
+    for name, tensor in other.weights():
+        assert torch.equal(tensor, theirs[name.removeprefix("model.")])
+    if head == "lm":
+        assert torch.equal(
+            other.compute(batch, ("logprobs",), 1.0)["logprobs"], policy.compute(batch, ("logprobs",), 1.0)["logprobs"]
+        )
+    before = weights(policy)
+    other.begin_training(make_optimizer(**OPTIMIZER), 10)
+    update(other, batch, make_method())
+    same(weights(policy), before, 0.0)
+
+
+def test_start_like_refuses_another_shape(world):
+    policy, critic = make(world), make(world, "critic", "value", hidden_size=32)
+    with pytest.raises(ValueError, match=r"^critic\.path: the weights .* differ in shape from those of actor\.path"):
+        critic.start_like(policy)
+
+
+def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_blocks(world):
+    """An optimizer that is made in between holds the sharded weights all the same."""
+    batch, method = make_batch(), make_method()
+    one, other = make(world), make(world, reshard=False)
+    for actor in (one, other):
+        actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
+        actor.begin_training(make_optimizer(**OPTIMIZER), 10)
+        for _ in range(2):
+            update(actor, batch, method)
+            actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
+    same(weights(other), weights(one))
+    assert not torch.equal(weights(other)["model.lm_head.weight"], weights(make(world))["model.lm_head.weight"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, tied):
+    actor, batch = make(world, tie_word_embeddings=tied), make_batch()
+    update(actor, batch, make_method())
+    of_ranks = [(name, tensor.clone()) for name, tensor in actor.weights()]  # gathered: ties are copies
+    monkeypatch.setattr(actor, "weights", lambda: iter(of_ranks))
+    actor.save_model(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert ("lm_head.weight" in file.keys()) is not tied
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("3a").input_ids == actor.tokenizer("3a").input_ids
+    assert model.config.tie_word_embeddings is tied
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    logp = (model(input_ids=batch["tokens", "input_ids"]).logits / 0.8).log_softmax(-1)
+    expected = logp[:, :-1].gather(-1, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
+    expected = torch.nn.functional.pad(expected, (1, 0)).where(batch["keep"], 0.0)
+    same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
+    loaded = make_actor(world, actor.strategy, make_optimizer(**OPTIMIZER), path=str(tmp_path))
+    same(weights(loaded), weights(actor), 0.0)
+
+
+def test_a_saved_critic_is_its_backbone(world, tmp_path):
+    critic, batch = make(world, "critic", "value"), make_batch()
+    update(critic, batch, make_method())
+    critic.save_model(tmp_path)
+    loaded = make(world, "critic", "value", seed=3)
+    loaded.start_like(make_actor(world, critic.strategy, path=str(tmp_path)))
+    same(dict(loaded.weights()), dict(critic.weights()), 0.0)
+
+
+def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
+    actor = make(world, tie_word_embeddings=True)
+    model = actor.plain_model()
+    assert {parameter.untyped_storage().nbytes() for parameter in model.parameters()} == {4}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.load_state_dict(dict(actor.weights()), assign=True)
+    batch = make_batch()
+    ids = batch["tokens", "input_ids"]
+    logp = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    same(actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], logp.where(batch["keep"][:, 1:], 0.0), 1e-5)
+
+
+@pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_restored_actor_goes_on_exactly(world, tmp_path, key, head, tied):
+    batch, method = make_batch(), make_method()
+    actor = make(world, key, head, tie_word_embeddings=tied)
+    for _ in range(2):
+        update(actor, batch, method)
+    torch.save(actor.state_dict(), tmp_path / "state.pt")
+    numbers = [update(actor, batch, method) for _ in range(2)]
+    other = make(world, key, head, seed=9, tie_word_embeddings=tied)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False), with_optimizer=True)
+    assert [update(other, batch, method) for _ in range(2)] == numbers
+    same(weights(other), weights(actor), 0.0)
+
+
+def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
+    batch, method = make_batch(), make_method()
+    actor, other = make(world), make(world, seed=9)
+    for _ in range(2):
+        update(actor, batch, method)
+    other.load_state_dict(actor.state_dict(), with_optimizer=False)
+    same(weights(other), weights(actor), 0.0)
+    actor.begin_training(make_optimizer(**OPTIMIZER), 10)
+    assert update(other, batch, method) == update(actor, batch, method)
+    same(weights(other), weights(actor), 0.0)
+
+
+def test_a_reference_holds_no_optimizer_and_no_gradients(world):
+    reference = make(world, "reference", trains=False)
+    assert not any(parameter.requires_grad for parameter in reference.network.parameters())
+    assert set(reference.state_dict()) == {"network", "as_loaded"}
