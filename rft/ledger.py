@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from rft.hollow import tensors_in
 
 REST = "activations"
 # Code that allocates for something else, by its file.
@@ -85,9 +86,9 @@ class Ledger(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if type(leaf) in (Tensor, nn.Parameter) and not leaf.is_meta:
-                self._note(leaf)
+        for tensor in tensors_in(result):
+            if type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:
+                self._note(tensor)
         return result
 
     def __enter__(self) -> "Ledger":

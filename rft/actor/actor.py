@@ -218,10 +218,11 @@ class Actor:
             if compare:
                 record_mismatch(metrics, columns["logprobs"].detach(), rows["rollout_logprobs"], rows["keep"])
             statistics |= {name: columns[name] for name in watch}
-            real = rows["tokens", "attention_mask"].sum()
-            metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
-            if self.cutting.share_prefix:
-                metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
+            if len(micro.rows):  # an idle token is none of the step's
+                real = rows["tokens", "attention_mask"].sum()
+                metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
+                if self.cutting.share_prefix:
+                    metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
             for name, share in shares.items():
                 metrics.add(name, share, 0.0)
             for name, values in statistics.items():

@@ -20,11 +20,11 @@ from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 from tests.defaults import make_actor, make_optimizer, make_strategy
 
+COLLECTIVES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+
 
 class Collectives(TorchDispatchMode):
     """Counts the collectives of FSDP by their name, as "reduce_scatter float32"."""
-
-    NAMES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
-        if operation.namespace == "c10d" and name in self.NAMES:
+        if operation.namespace == "c10d" and name in COLLECTIVES:
             tensor = next(leaf for leaf in tree_leaves(args) if type(leaf) is torch.Tensor)
-            self.calls[f"{self.NAMES[name]} {str(tensor.dtype).removeprefix('torch.')}"] += 1
+            self.calls[f"{COLLECTIVES[name]} {str(tensor.dtype).removeprefix('torch.')}"] += 1
         return operation(*args, **(kwargs or {}))
 
 
@@ -55,8 +55,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     """The weights, gradient and numbers after some updates, and everything needed to go on.
 
     Args:
-        job: `method`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (the rows of each rank
-            of this many ranks) and `state` (of an actor to go on from, or None).
+        job: `method`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (the rows
+            of each rank of this many ranks) and `state` (of an actor to go on from, or None).
     """
     strategy = make_strategy(world, Recording, **job["strategy"])
     optimizer = make_optimizer(**job["optimizer"])
