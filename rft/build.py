@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.actor import Actor
 from rft.actor.frozen import check_frozen
 from rft.actor.load import read_config
+from rft.actor.router import check_routers
 from rft.actor.reference import AdapterReference
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
@@ -118,6 +119,10 @@ class Job(Parts):
             shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
             with check():
                 check_tokenizer(tokenizer, shape)
+            with check():
+                if "router_balance" in self.method.policy.outputs:
+                    strategy = self.strategy.options
+                    check_routers(shape, strategy["compile"], strategy["context_parallel"])
             sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
             for key, rows in sets.items():
                 with check():

@@ -168,7 +168,7 @@ class Actor:
 
         Args:
             batch: this rank's rows.
-            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `values`.
+            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `router_balance`, `values`.
             temperature: what the logits are divided by.
             idle: a row for a rank that has fewer micro-batches than others; None where each has a row of its own.
         """

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rft.actor.layout import Layout
 from rft.actor.logprobs import token_logprobs
+from rft.actor.router import listening
 from rft.actor.slices import Slice
 
 
@@ -24,11 +25,13 @@ class Questions:
     Attributes:
         states: (Q, D) hidden states.
         targets: (Q,) the tokens that follow them.
+        places: (Q,) where those states lie among the tokens of the forward.
         slice: where ranks compute a sequence together, who asks; None where this rank does.
     """
 
     states: Tensor
     targets: Tensor
+    places: Tensor
     slice: Slice | None
 
     def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
@@ -49,7 +52,9 @@ def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout |
     columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
     targets = tokens["input_ids"][:, 1:][where]
     if layout is None:
-        return Questions(backbone(**columns, use_cache=False).last_hidden_state[:, :-1][where], targets, None)
+        places = nn.functional.pad(where, (0, 1)).flatten().nonzero()[:, 0]
+        states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
+        return Questions(states[places], targets, places, None)
     if layout.slice is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
         packed |= {"position_ids": layout.positions}
@@ -58,7 +63,7 @@ def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout |
         packed, asked, targets = layout.slice.tokens, layout.slice.asked, layout.slice.targets
     inputs = {name: column[None] for name, column in packed.items()}
     states = backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0]
-    return Questions(states[asked], targets, layout.slice)
+    return Questions(states[asked], targets, asked, layout.slice)
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
@@ -68,7 +73,8 @@ def aligned(values: Tensor, where: Tensor) -> Tensor:
 
 
 class LanguageNetwork(nn.Module):
-    """A causal language model. Columns: `logprobs`, `entropy`, `sum_p_squared` of the selected tokens."""
+    """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`, and
+    `router_balance` of a mixture of experts."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -84,7 +90,8 @@ class LanguageNetwork(nn.Module):
     ) -> dict[str, Tensor]:
         """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool."""
         where = select[:, 1:]
-        asked = ask(self.model.base_model, tokens, where, layout)
+        with listening(self.model.base_model, "router_balance" in outputs) as heard:
+            asked = ask(self.model.base_model, tokens, where, layout)
         head = self.model.get_output_embeddings()
         logprobs, entropy, squares = token_logprobs(
             asked.states,
@@ -96,6 +103,8 @@ class LanguageNetwork(nn.Module):
             with_squares="sum_p_squared" in outputs,
         )
         columns = {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
+        if "router_balance" in outputs:
+            columns["router_balance"] = heard.balance(asked.places, where)
         return asked.columns({name: columns[name] for name in outputs}, where)
 
 

@@ -42,6 +42,7 @@ def test_straight_through_kl_by_hand(estimator, values):
     ("node", "steered_by", "relation", "target"),
     [
         ({"name": "entropy"}, "entropy", "exact", "entropy per position"),
+        ({"name": "router_balance"}, None, "exact", "router balance"),
         ({"name": "kl", "estimator": "k2_row"}, "kl/ref", "exact", "kl"),
         ({"name": "kl", "estimator": "k2"}, "kl/ref", "near", "kl"),
         ({"name": "kl", "estimator": "k3"}, "kl/ref", "near", "kl"),

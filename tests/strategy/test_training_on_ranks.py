@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.strategy.jobs import ALL_ON_ONE, MODEL, OPTIMIZER, UNEVEN, close, job
+from tests.strategy.jobs import ALL_ON_ONE, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job
 
 ODD = MODEL | {"intermediate_size": 25, "num_hidden_layers": 3}  # neither rows nor layers divide over two ranks
 EXPERTS = MODEL | {
@@ -13,6 +13,7 @@ EXPERTS = MODEL | {
     "moe_intermediate_size": 8,
     "norm_topk_prob": True,
 }
+BALANCE = {"router_balance": {"name": "router_balance", "coef": 1.0}}
 FROZEN = {"frozen": ["model.embed_tokens.*", "model.layers.0.*", "*.self_attn.k_norm.weight"]}
 
 
@@ -33,6 +34,7 @@ SPREAD = {
     "frozen": trained("adamw", actor=FROZEN),
     "frozen, tied": trained("adamw", model=MODEL | {"tie_word_embeddings": True}, actor={"frozen": ["lm_head.*"]}),
     "frozen, critic": trained("adamw", head="value", actor={"frozen": ["model.*"]}),
+    "router balance": trained("adamw", model=EXPERTS, method=METHOD | {"terms": BALANCE}),
     "average": trained("adamw", actor={"ema": 0.6}),
     "average of what trains": trained("muon", actor={"ema": 0.6} | FROZEN),
 }

@@ -92,5 +92,6 @@ SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tens
         outputs["logprobs"] * (batch["terms", options["term"]] > 0)[:, None]
     ),
     "likelihood of the outcome": outcome_likelihood,
+    "router balance": lambda outputs, batch, options: -outputs["router_balance"],
     "value error": lambda outputs, batch, options: -0.5 * (outputs["values"] - batch["returns"]).square(),
 }
