@@ -157,6 +157,7 @@ class Actor:
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         """Makes a new optimizer for a stage of a known number of updates."""
         self.max_grad_norm = optimizer.max_grad_norm
+        self.scale = self.strategy.loss_scale()
         self.optimizer, self.scheduler = optimizer.build(self.network, self._blocks, updates)
         self.average = None if self._ema is None else WeightAverage(self.network, self.strategy, self._ema)
 

@@ -1,16 +1,22 @@
 """Log-probabilities of given tokens from hidden states, without ever holding (tokens, vocabulary) whole.
 
-The head's matrix product, log-softmax, gather and entropy run over chunks of tokens in float32; the backward pass
-computes each chunk's logits again instead of keeping them.
+The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
+tokens at once: what earlier blocks summed is scaled to the largest logit so far (Milakov and Gimelshein, Online
+normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass computes the logits of each block
+again, unless all are so few that they were kept. Either pass reads a weight of the head once and writes its gradient
+once; with blocks of tokens, each would add to the whole gradient, which would have to be in float32.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32
+BLOCK_ELEMENTS = 2**22  # logits of a block, and weights of the head: 16 MiB in float32, which stay in a CPU's cache
+NARROWEST = 576  # columns of a block, however many tokens: thinner products are slow
+KEPT_ELEMENTS = 2**25  # logits that are kept for the backward pass, if there are no more: 128 MiB in float32
 
 
 def token_logprobs(
@@ -36,19 +42,58 @@ def token_logprobs(
         Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both
         differentiable in hidden, weight and bias, and the sum of squares, which is not.
     """
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares)
+    keep = torch.is_grad_enabled() and len(hidden) * len(weight) <= KEPT_ELEMENTS
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares, keep)
 
 
-def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float, room: Tensor) -> Tensor:
-    """Logits (n, V), in the first rows of `room`."""
-    logits = torch.mm(hidden.to(head.dtype), head.T, out=room[: len(hidden)])
-    if bias is not None:
-        logits += bias
-    return logits.div_(temperature) if temperature != 1.0 else logits
+class LogitBlocks:
+    """The logits (N, V) of a head over a temperature, a block of the vocabulary at a time.
+
+    Iterating yields the part of the vocabulary, the head's weights for it (v, D) and the logits (N, v), both in float32
+    (float64 for float64 input). The logits may be written into, as the next block does: all share their storage, since
+    fresh memory of this size comes from the system page by page, which is slow.
+
+    Args:
+        hidden: (N, D); weight: (V, D); bias: (V,) or None.
+        temperature: what the logits are divided by.
+        kept: (N, V) the logits, where an earlier pass kept them.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, kept: Tensor | None = None
+    ) -> None:
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.hidden = hidden.to(self.dtype) / temperature  # (N, D)
+        self.weight, self.kept = weight, kept
+        self.bias = None if bias is None else bias.to(self.dtype) / temperature  # (V,)
+        # An odd multiple of 64: rows of logits begin on cache lines, but not all in the same sets as with powers of 2.
+        # A product into other rows takes up to 1.6 times as long.
+        lines = max(NARROWEST, BLOCK_ELEMENTS // max(hidden.shape)) // 64
+        self.width = min((lines - 1 | 1) * 64, -(-len(weight) // 64) * 64)
+        self.room = self.hidden.new_empty(len(hidden), self.width)
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for start in range(0, len(self.weight), self.width):
+            part = slice(start, start + self.width)
+            head = self.weight[part].to(self.dtype)  # (v, D)
+            logits = self.room[:, : len(head)]  # (N, v)
+            if self.kept is not None:
+                logits.copy_(self.kept[:, part])
+            else:
+                torch.mm(self.hidden, head.T, out=logits)
+                if self.bias is not None:
+                    logits += self.bias[part]
+            yield part, head, logits
+
+
+def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """The column (N, 1) of each target in a block, 0 for those of other blocks; (N,) which are of this one."""
+    columns = targets - start
+    here = (columns >= 0) & (columns < width)
+    return columns.where(here, 0)[:, None], here
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    # Chunks share their storage: fresh memory of this size comes from the system page by page, which is slow.
     @staticmethod
     def forward(
         ctx: Any,
@@ -59,69 +104,69 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         with_squares: bool,
+        keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
-        normalizers = torch.empty_like(logprobs)
-        entropy, squares = torch.zeros_like(logprobs), torch.zeros_like(logprobs)
-        step = max(1, CHUNK_ELEMENTS // weight.shape[0])
-        head = weight.to(dtype)
-        room = logprobs.new_empty(min(step, len(hidden)), len(head))  # (chunk, V)
-        powers = torch.empty_like(room) if with_entropy or with_squares else room
-        for start in range(0, len(hidden), step):
-            part = slice(start, start + step)
-            logits = _logits(hidden[part], head, bias, temperature, room)  # (n, V)
-            if with_entropy or with_squares:
-                top = logits.amax(-1)
-                power = torch.sub(logits, top[:, None], out=powers[: len(logits)]).exp_()
-                total = power.sum(-1)
-                normalizer = top + total.log()
-                if with_entropy:
-                    entropy[part] = normalizer - torch.einsum("nv,nv->n", power, logits) / total
-                if with_squares:
-                    squares[part] = torch.einsum("nv,nv->n", power, power) / total.square()
-            else:
-                normalizer = logits.logsumexp(-1)
-            normalizers[part] = normalizer
-            logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, entropy)
-        ctx.temperature, ctx.with_entropy, ctx.step = temperature, with_entropy, step
-        ctx.mark_non_differentiable(squares)
-        return logprobs, entropy, squares
+        blocks = LogitBlocks(hidden, weight, bias, temperature)
+        kept = blocks.hidden.new_empty(len(hidden), len(weight)) if keep else None
+        top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
+        chosen, total, weighted, squares = (torch.zeros_like(top) for _ in range(4))
+        powers = torch.empty_like(blocks.room) if with_entropy else blocks.room
+        for part, head, logits in blocks:
+            if kept is not None:
+                kept[:, part] = logits
+            columns, here = _columns(targets, part.start, len(head))
+            chosen = logits.gather(-1, columns)[:, 0].where(here, chosen)
+            before, top = top, torch.maximum(top, logits.amax(-1))
+            scale = (before - top).exp()
+            power = torch.sub(logits, top[:, None], out=powers[:, : len(head)]).exp_()  # (N, v)
+            total = total * scale + power.sum(-1)
+            if with_entropy:
+                weighted = weighted * scale + logits.mul_(power).sum(-1)
+            if with_squares:
+                squares = squares * scale.square() + power.square_().sum(-1)
+        normalizer = top + total.log()
+        entropy = normalizer - weighted / total if with_entropy else weighted
+        squares = squares / total.square()
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy, kept)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
+        return chosen - normalizer, entropy, squares
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers, entropy = ctx.saved_tensors
-        dtype = normalizers.dtype
-        hidden_grad = torch.empty_like(hidden)
-        weight_grad = torch.zeros_like(weight, dtype=dtype) if ctx.needs_input_grad[1] else None
-        bias_grad = torch.zeros_like(bias, dtype=dtype) if bias is not None else None
-        use_entropy = ctx.with_entropy and bool(entropy_grad.any())
-        head = weight.to(dtype)
-        room = normalizers.new_empty(min(ctx.step, len(hidden)), len(head))  # (chunk, V)
-        for start in range(0, len(hidden), ctx.step):
-            part = slice(start, start + ctx.step)
-            logits = _logits(hidden[part], head, bias, ctx.temperature, room)
-            logp = logits.sub_(normalizers[part, None])
-            scale = -logprobs_grad[part, None]
-            if use_entropy:  # dH/dlogits = -p (log p + H)
-                scale = scale - entropy_grad[part, None] * (logp + entropy[part, None])
-            grad = logp.exp_().mul_(scale)
-            grad.scatter_add_(-1, targets[part, None], logprobs_grad[part, None])
-            if ctx.temperature != 1.0:
-                grad.div_(ctx.temperature)
-            hidden_grad[part] = grad @ head
-            if weight_grad is not None:
-                weight_grad.addmm_(grad.T, hidden[part].to(dtype))
+    def backward(
+        ctx: Any, logprobs_grad: Tensor | None, entropy_grad: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizer, entropy, kept = ctx.saved_tensors
+        blocks = LogitBlocks(hidden, weight, bias, ctx.temperature, kept)
+        hidden_grad = torch.zeros_like(blocks.hidden) if ctx.needs_input_grad[0] else None
+        weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        bias_grad = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
+        if logprobs_grad is None:
+            logprobs_grad = torch.zeros_like(normalizer)
+        offset = -logprobs_grad
+        powers = blocks.room
+        if entropy_grad is not None:
+            offset = offset - entropy_grad * entropy
+            powers = torch.empty_like(blocks.room)
+        for part, head, logits in blocks:
+            logp = logits.sub_(normalizer[:, None])
+            grad = torch.exp(logp, out=powers[:, : len(head)])  # (N, v)
+            if entropy_grad is None:
+                grad.mul_(offset[:, None])
+            else:  # dH/dlogits = -p (log p + H)
+                grad.mul_(logp.mul_(-entropy_grad[:, None]).add_(offset[:, None]))
+            columns, here = _columns(targets, part.start, len(head))
+            grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0)[:, None])
+            if hidden_grad is not None:
+                hidden_grad.addmm_(grad, head)
+            if weight_grad is not None and weight_grad.dtype == blocks.dtype:
+                torch.mm(grad.T, blocks.hidden, out=weight_grad[part])
+            elif weight_grad is not None:
+                weight_grad[part] = grad.T @ blocks.hidden
             if bias_grad is not None:
-                bias_grad += grad.sum(0)
-        return (
-            hidden_grad,
-            None if weight_grad is None else weight_grad.to(weight.dtype),
-            None if bias_grad is None else bias_grad.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+                bias_grad[part] = grad.sum(0) / ctx.temperature
+        if hidden_grad is not None:
+            hidden_grad = hidden_grad.div_(ctx.temperature).to(hidden.dtype)
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None, None

@@ -135,6 +135,7 @@ class Lora:
             lora_alpha=self.alpha,
             use_rslora=self.rslora,
             target_modules=targets,
+            fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
             base_model_name_or_path=path,
             task_type="CAUSAL_LM",
         )

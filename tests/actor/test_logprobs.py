@@ -9,14 +9,14 @@ from rft.actor import logprobs as module
 from rft.actor.logprobs import token_logprobs
 
 F64 = torch.float64
-N, D, V = 11, 5, 13
+N, D, V = 11, 5, 150  # blocks of at least 64: two whole ones and the beginning of a third
 
 
-def inputs(n=N, bias=True, dtype=F64, seed=0):
+def inputs(n=N, v=V, bias=True, dtype=F64, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(n, D), (V, D), (V,)] if bias else [(n, D), (V, D)]
+    shapes = [(n, D), (v, D), (v,)] if bias else [(n, D), (v, D)]
     leaves = [torch.randn(*shape, dtype=F64, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-    return (*leaves, *[None] * (not bias)), torch.randint(V, (n,), generator=generator)
+    return (*leaves, *[None] * (not bias)), torch.randint(v, (n,), generator=generator)
 
 
 def plainly(hidden, weight, bias, targets, temperature):
@@ -24,14 +24,24 @@ def plainly(hidden, weight, bias, targets, temperature):
     return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-@pytest.fixture(params=[1, 4 * V, 2**23], ids=["token by token", "chunks of 4", "one chunk"])
-def chunk(request, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", request.param)
+def narrow(monkeypatch, kept):
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(module, "NARROWEST", 64)
+    monkeypatch.setattr(module, "KEPT_ELEMENTS", kept)
+
+
+@pytest.fixture(params=["blocks", "blocks kept", "one block", "one block kept"])
+def blocks(request, monkeypatch):
+    kept = 2**25 if "kept" in request.param else 0
+    if request.param.startswith("one"):
+        monkeypatch.setattr(module, "KEPT_ELEMENTS", kept)
+    else:
+        narrow(monkeypatch, kept)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_those_of_log_softmax(chunk, bias, temperature):
+def test_values_and_gradients_are_those_of_log_softmax(blocks, bias, temperature):
     leaves, targets = inputs(bias=bias)
     mine = token_logprobs(*leaves, targets, temperature, True)[:2]
     theirs = plainly(*leaves, targets, temperature)
@@ -45,9 +55,10 @@ def test_values_and_gradients_are_those_of_log_softmax(chunk, bias, temperature)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_gradcheck(monkeypatch, temperature):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * V)
-    leaves, targets = inputs(n=7)
+@pytest.mark.parametrize("kept", [0, 2**25])
+def test_gradcheck(monkeypatch, temperature, kept):
+    narrow(monkeypatch, kept)
+    leaves, targets = inputs(n=4, v=70)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True)[:2], leaves)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, False)[0], leaves)
 
@@ -63,7 +74,7 @@ def test_entropy_is_zero_where_it_is_not_asked_for():
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_sum_of_squares_is_that_of_the_softmax_and_has_no_gradient(chunk, with_entropy):
+def test_sum_of_squares_is_that_of_the_softmax_and_has_no_gradient(blocks, with_entropy):
     leaves, targets = inputs()
     hidden, weight, bias = leaves
     logprobs, _, squares = token_logprobs(*leaves, targets, 0.7, with_entropy, with_squares=True)
@@ -100,6 +111,32 @@ def test_bfloat16_is_computed_in_float32():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad(found[0].sum(), leaves)
     assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
+
+
+@pytest.mark.parametrize("hidden_trains, head_trains", [(True, False), (False, True)])
+def test_what_is_frozen_gets_no_gradient_and_costs_nothing(blocks, hidden_trains, head_trains):
+    (hidden, weight, bias), targets = inputs()
+    hidden.requires_grad_(hidden_trains)
+    weight.requires_grad_(head_trains)
+    bias.requires_grad_(head_trains)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf.requires_grad]
+    expected = torch.autograd.grad(sum(out.sum() for out in plainly(hidden, weight, bias, targets, 0.7)), leaves)
+    logprobs, entropy, _ = token_logprobs(hidden, weight, bias, targets, 0.7, True)
+    with Operations() as backward:
+        (logprobs + entropy).sum().backward()
+    torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected), rtol=1e-11, atol=1e-11)
+    assert [leaf.grad is None for leaf in (hidden, weight)] == [not hidden_trains, not head_trains]
+    made = {tuple(shape) for shape in backward.shapes}
+    assert ((V, D) in made) == head_trains
+    assert ((N, D) in backward.written) == hidden_trains
+
+
+def test_tied_weights_get_the_gradient_of_both_uses(blocks):
+    (_, weight, bias), targets = inputs()
+    tokens = torch.arange(N) % 7
+    (found,) = torch.autograd.grad(token_logprobs(weight[tokens], weight, bias, targets, 0.9, False)[0].sum(), weight)
+    (expected,) = torch.autograd.grad(plainly(weight[tokens], weight, bias, targets, 0.9)[0].sum(), weight)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
