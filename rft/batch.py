@@ -30,8 +30,8 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `loss_weights`     | (B, T) float32  | aggregation           | trainer                                             |
 | `fields`           | one dict a row  | source                | rewards, logs: the row of the data set, the text    |
 
-`tokens` and `terms` are nested TensorDicts. Padding happens once, in `collate`; the actor's forward cuts it away again
-per micro-batch.
+`tokens` and `terms` are nested TensorDicts. Padding happens once, in `collate`; the actor's forward packs rows without
+it, or cuts away what the rows of a micro-batch do not need.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

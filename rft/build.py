@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.actor import Actor
 from rft.actor.frozen import check_frozen
 from rft.actor.load import read_config
-from rft.actor.router import check_routers
 from rft.actor.reference import AdapterReference
+from rft.actor.router import check_routers
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.balance import Balance

@@ -175,7 +175,7 @@ def changed(value: Any, change: Callable[[Tensor], Any], kind: type | None = Non
 
 def _like(tensor: Tensor, numbers: dict[int, int]) -> Like:
     of = numbers.get(_address(tensor))
-    return Like(of, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return Like(of, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 def _address(tensor: Tensor) -> int:

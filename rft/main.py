@@ -13,8 +13,11 @@ import re
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import hydra
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -41,6 +44,9 @@ def run(config: DictConfig) -> float:
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
 
+    if plain["mode"] == "plan":
+        return print_plan({str(key): value for key, value in plain.items()}, job)
+
     from rft.build import Job
 
     suffix = ""
@@ -50,6 +56,17 @@ def run(config: DictConfig) -> float:
             suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
     checked = Job({str(key): value for key, value in plain.items()})
     return checked.verify() if checked.run.mode == "verify" else checked.fit(suffix)
+
+
+def print_plan(config: dict[str, Any], job: HydraConf) -> float:
+    """Prints what the run would take, by rank zero, and returns the memory of a rank in GiB."""
+    from rft.plan import plan
+    from rft.provenance import origins
+
+    overrides, name = job.overrides.task, str(job.job.config_name)
+    changed = origins(GlobalHydra.instance().config_loader(), name, overrides, "main")
+    quiet = os.environ.get("RANK", "0") != "0"
+    return plan(config, int(os.environ.get("WORLD_SIZE", "1")), changed, Console(quiet=quiet))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A run gone through without numbers: its real actors, sources and trainer, on the longest rows that can come."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,11 @@ class Rehearsal(Job):
         Raises:
             ValueError: a part that is built only now refuses; names the key and the cure.
         """
-        run = self.run
-        groups, size = run.batch.prompts // self.ranks, run.algorithm.group_size
-        taken = -(-groups // run.batch.minibatches)  # groups with the rows of one optimizer step
-        parts = max(1, taken * run.batch.minibatches // groups)  # optimizer steps that have so few rows
-        run.batch.prompts, run.batch.balance = taken * self.ranks, False  # no rank has other rows than this one
+        run, batch = self.run, self.run.batch
+        groups, size = batch.prompts // self.ranks, run.algorithm.group_size
+        taken = -(-groups // batch.minibatches)  # groups with the rows of one optimizer step
+        parts = max(1, taken * batch.minibatches // groups)  # optimizer steps that have so few rows
+        run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
         texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
         rows = [dict.fromkeys(self.needs, "")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
         loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {})
@@ -114,6 +114,7 @@ class Rehearsal(Job):
             with ledger.stage("load"), hollow.creating(), without_reading():
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
+                run.batch = batch
             walk = Walk(trainer, texts, hollow, ledger)
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)

@@ -6,13 +6,14 @@ python scripts/benchmark.py packing         # an update on rows packed, sorted, 
 python scripts/benchmark.py prefix          # an update that computes the prompt of a group once
 python scripts/benchmark.py balance         # how even the work of ranks is, and what two real ranks gain by it
 python scripts/benchmark.py startup         # seconds from the command line to the first step, and TRL's
+python scripts/benchmark.py logprob         # log-probabilities over a large vocabulary, and the plain way's and TRL's
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
 import argparse
 from pathlib import Path
 
-from bench import balance, packing, prefix, staleness, startup, step
+from bench import balance, logprob, packing, prefix, staleness, startup, step
 from bench.workload import SIZES
 from rich.console import Console
 from rich.text import Text
@@ -27,6 +28,7 @@ def main() -> None:
     prefix.add_options(sections.add_parser("prefix", help="an update that computes the prompt of a group once"))
     balance.add_options(sections.add_parser("balance", help="how even the work of ranks is, by who deals the rows"))
     startup.add_options(sections.add_parser("startup", help="seconds until the first step is done, and TRL's"))
+    logprob.add_options(sections.add_parser("logprob", help="log-probabilities, beside the plain way and TRL's"))
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

@@ -175,7 +175,7 @@ RUNS = (
     ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis", "strategy.dtype=float16"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
-    ("algorithm=m2po",),
+    ("algorithm=m2po", "actor.share_prefix=true"),
     ("algorithm=scale_rl",),
 )
 

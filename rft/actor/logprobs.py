@@ -160,7 +160,7 @@ class _TokenLogprobs(torch.autograd.Function):
             columns, here = _columns(targets, part.start, len(head))
             grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0)[:, None])
             if hidden_grad is not None:
-                hidden_grad.addmm_(grad, head)
+                torch.addmm(hidden_grad, grad, head, out=hidden_grad)
             if weight_grad is not None and weight_grad.dtype == blocks.dtype:
                 torch.mm(grad.T, blocks.hidden, out=weight_grad[part])
             elif weight_grad is not None:

@@ -142,6 +142,7 @@ def check_head(model: PreTrainedModel, key: str) -> None:
     Raises:
         ValueError: names the key and the architecture.
     """
+    model.eval()
     ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda module, arguments, logits: 1e3 * logits)  # a new model's are under any cap

@@ -163,7 +163,7 @@ REFUSED = {
 def test_models_that_would_mix_rows_are_refused(kind):
     """Also where new weights are so small that mixing would hardly show."""
     options, reason = REFUSED[kind]
-    model = build(options | {"model_type": kind, "initializer_range": 2e-3}, perturbed=False)
+    model = build(options | {"model_type": kind, "initializer_range": 2e-4}, perturbed=False)
     with pytest.raises(ValueError, match=rf"^critic\.packing: \w+ .*{reason}.*; set critic\.packing=false$"):
         use_packed_attention(model, "critic")
 

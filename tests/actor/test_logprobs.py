@@ -1,9 +1,10 @@
-"""Log-probabilities and entropy against log_softmax and gather, and how much of the logits is ever held."""
+"""Log-probabilities and entropy against log_softmax and gather; how much of the logits is held, and computed."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
 from rft.actor.logprobs import token_logprobs
@@ -40,13 +41,13 @@ def blocks(request, monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_those_of_log_softmax(blocks, bias, temperature):
-    leaves, targets = inputs(bias=bias)
+@pytest.mark.parametrize("n, bias", [(N, False), (N, True), (1, True)])
+def test_values_and_gradients_are_those_of_log_softmax(blocks, n, bias, temperature):
+    leaves, targets = inputs(n=n, bias=bias)
     mine = token_logprobs(*leaves, targets, temperature, True)[:2]
     theirs = plainly(*leaves, targets, temperature)
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    weights = torch.randn(2, N, dtype=F64, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(2, n, dtype=F64, generator=torch.Generator().manual_seed(1))
     wanted = [leaf for leaf in leaves if leaf is not None]
     for used in ((True, True), (True, False), (False, True)):
         sums = [sum((w * o).sum() for w, o, u in zip(weights, out, used, strict=True) if u) for out in (mine, theirs)]
@@ -113,22 +114,34 @@ def test_bfloat16_is_computed_in_float32():
     assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
 
 
-@pytest.mark.parametrize("hidden_trains, head_trains", [(True, False), (False, True)])
-def test_what_is_frozen_gets_no_gradient_and_costs_nothing(blocks, hidden_trains, head_trains):
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)])  # half of 2^-8: rounding
+def test_gradients_are_as_close_to_float64_as_their_dtype_allows(blocks, dtype, error):
+    leaves, targets = inputs(dtype=dtype)
+    weights = torch.linspace(-1, 1, N)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    found = torch.autograd.grad((token_logprobs(*leaves, targets, 0.8, False)[0] * weights).sum(), leaves)
+    expected = torch.autograd.grad((plainly(*exact, targets, 0.8)[0] * weights).sum(), exact)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).norm() <= error * theirs.norm()
+
+
+@pytest.mark.parametrize("hidden_trains, head_trains", [(True, True), (True, False), (False, True)])
+def test_what_is_frozen_gets_no_gradient_and_costs_no_product(blocks, hidden_trains, head_trains):
     (hidden, weight, bias), targets = inputs()
-    hidden.requires_grad_(hidden_trains)
-    weight.requires_grad_(head_trains)
-    bias.requires_grad_(head_trains)
+    for leaf, trains in ((hidden, hidden_trains), (weight, head_trains), (bias, head_trains)):
+        leaf.requires_grad_(trains)
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf.requires_grad]
     expected = torch.autograd.grad(sum(out.sum() for out in plainly(hidden, weight, bias, targets, 0.7)), leaves)
-    logprobs, entropy, _ = token_logprobs(hidden, weight, bias, targets, 0.7, True)
-    with Operations() as backward:
+    product = 2 * N * V * D
+    with FlopCounterMode(display=False) as forward:
+        logprobs, entropy, _ = token_logprobs(hidden, weight, bias, targets, 0.7, True)
+    with FlopCounterMode(display=False) as backward:
         (logprobs + entropy).sum().backward()
     torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected), rtol=1e-11, atol=1e-11)
-    assert [leaf.grad is None for leaf in (hidden, weight)] == [not hidden_trains, not head_trains]
-    made = {tuple(shape) for shape in backward.shapes}
-    assert ((V, D) in made) == head_trains
-    assert ((N, D) in backward.written) == hidden_trains
+    assert (hidden.grad is None, weight.grad is None) == (not hidden_trains, not head_trains)
+    assert forward.get_total_flops() == product
+    computed_again = module.KEPT_ELEMENTS == 0
+    assert backward.get_total_flops() == (computed_again + hidden_trains + head_trains) * product
 
 
 def test_tied_weights_get_the_gradient_of_both_uses(blocks):
@@ -140,33 +153,70 @@ def test_tied_weights_get_the_gradient_of_both_uses(blocks):
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation makes."""
+    """The bytes of the largest storage that an operation makes."""
 
-    elements = 0
+    nbytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *made])
+        made = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.nbytes = max([self.nbytes, *made])
         return result
 
 
-def test_the_logits_are_never_held_whole(monkeypatch):
-    n, vocabulary, rows = 600, 500, 8
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", rows * vocabulary)
-    hidden = torch.randn(n, D, requires_grad=True)
-    weight = torch.randn(vocabulary, D, requires_grad=True)
-    targets = torch.randint(vocabulary, (n,))
+def saved(forward):
+    """The storages that a forward keeps for its backward, in bytes, and what the forward returns."""
     kept = []
-    with (
-        Largest() as mine,
-        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t),
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.untyped_storage().nbytes()) or t, lambda t: t
     ):
-        logprobs, entropy, _ = token_logprobs(hidden, weight, None, targets, 0.9, True)
+        result = forward()
+    return max(kept, default=0), result
+
+
+@pytest.mark.parametrize("vocabulary", [64, 100, 5000])
+def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
+    narrow(monkeypatch, kept=0)
+    n, cap = 600, 4 * 600 * 64
+    hidden, weight = torch.randn(n, D, requires_grad=True), torch.randn(vocabulary, D, requires_grad=True)
+    targets = torch.randint(vocabulary, (n,))
+    with Largest() as mine:
+        kept, (logprobs, entropy, _) = saved(lambda: token_logprobs(hidden, weight, None, targets, 0.9, True, True))
         (logprobs + entropy).sum().backward()
-    cap = max(rows * vocabulary, n * D, vocabulary * D)
-    assert mine.elements <= cap < n * vocabulary
-    assert max(kept) <= cap
+    assert mine.nbytes == cap >= 4 * vocabulary * D
+    assert kept <= max(4 * vocabulary * D, 8 * n * D)
     with Largest() as theirs:
         plainly(hidden, weight, None, targets, 0.9)
-    assert theirs.elements == n * vocabulary, "the measure sees what is held whole"
+    assert theirs.nbytes == 4 * n * vocabulary, "the measure sees what is held whole"
+
+
+@pytest.mark.parametrize("tokens, size", [(1, 896), (60, 256), (8192, 896), (100_000, 64)])
+def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, size):
+    blocks = module.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
+    assert blocks.width * max(tokens, size) <= max(module.BLOCK_ELEMENTS, module.NARROWEST * max(tokens, size))
+    assert blocks.width >= module.NARROWEST
+    assert blocks.width % 128 == 64
+
+
+def test_a_bfloat16_head_is_never_copied_whole(monkeypatch):
+    narrow(monkeypatch, kept=0)
+    hidden, weight, _ = (torch.randn(*s).bfloat16().requires_grad_() for s in ((8, 32), (1000, 32), (1,)))
+    with Largest() as mine:
+        logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.arange(8), 1.0, True)
+        (logprobs + entropy).sum().backward()
+    assert mine.nbytes == weight.nbytes, "the gradient"
+
+
+def test_few_logits_are_kept_for_the_backward_pass_and_for_that_alone(monkeypatch):
+    leaves, targets = inputs()
+
+    def kept():
+        return saved(lambda: token_logprobs(*leaves, targets, 1.0, True))[0]
+
+    monkeypatch.setattr(module, "KEPT_ELEMENTS", N * V)
+    assert kept() == 8 * N * V
+    with torch.no_grad(), Largest() as mine:
+        token_logprobs(*leaves, targets, 1.0, True)
+    assert mine.nbytes == 8 * N * 192, "a block"
+    monkeypatch.setattr(module, "KEPT_ELEMENTS", N * V - 1)
+    assert kept() == 8 * V * D

@@ -1,4 +1,4 @@
-"""Adapters: what trains, what they compute, where their weights go, and a reference that needs no second model."""
+"""Adapters: what trains, what they compute, where their weights go, on one rank and two, and in a run."""
 
 import copy
 import math
@@ -9,65 +9,17 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rft.actor.nf4 import PackedLinear
 from rft.actor.reference import AdapterReference
-from rft.algorithm.method import Method, MethodOptions, idle_row
 from rft.build import Job
-from rft.distributed import start
-from rft.metrics import Metrics
 from rft.rollout.engine import Request, Sampling
 from rft.rollout.hf import HFEngine
 from rft.trainer import Trainer
 from tests.actor import lora_on_ranks
-from tests.actor.lora_on_ranks import JOBS, SHARES, lora_options
-from tests.defaults import make_actor, make_optimizer, make_strategy
-from tests.strategy.jobs import METHOD, MODEL, OPTIMIZER, close, make_batch
+from tests.actor.adapters import logprobs, make, same, update, weights
+from tests.actor.lora_on_ranks import JOBS, SHARES
+from tests.strategy.jobs import MODEL, close, make_batch
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-@pytest.fixture(scope="module")
-def world():
-    torch.set_num_threads(1)
-    return start("cpu")
-
-
-def make(world, lora=None, key="actor", head="lm", trains=True, seed=0, **changes):
-    """An actor; with adapters where `lora` is their options that differ from the yaml."""
-    optimizer = make_optimizer(**OPTIMIZER) if trains else None
-    model = {"model_config": MODEL} if "path" not in changes else {}
-    options = {"lora": None if lora is None else lora_options(**lora), "head": head} | model | changes
-    strategy = options.pop("strategy", None) or make_strategy(world)
-    actor = make_actor(world, strategy, optimizer, key=key, seed=seed, **options)
-    if optimizer is not None:
-        actor.begin_training(optimizer, 10)
-    return actor
-
-
-def update(actor, batch, count=1):
-    method, metrics = Method(MethodOptions(**METHOD), "algorithm"), Metrics()
-    for _ in range(count):
-        rows = batch.clone()
-        method.weigh(rows, actor.world.all_sum)
-        objective = {"critic": method.learners["critic"]}.get(actor.key, method.policy)
-        actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics)
-    return metrics.reduce(actor.world.gather)
-
-
-def weights(actor):
-    return {name: tensor.clone() for name, tensor in actor.weights()}
-
-
-def same(found, expected, tolerance=1e-6):
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-def logprobs(actor, batch):
-    return actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
-
-
-def held(actor):
-    return sum(parameter.to_local().nbytes for parameter in actor.network.parameters())
 
 
 # What trains
@@ -242,123 +194,6 @@ def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
     update(helper, batch)
     update(other, batch)
     same(weights(other), weights(helper), 0.0)
-
-
-# The reference
-
-
-def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):
-    policy, separate, batch = make(world, {}), make(world, key="reference", trains=False, seed=8), make_batch()
-    alone = held(policy)
-    reference = AdapterReference(policy)
-    same(logprobs(reference, batch), logprobs(policy, batch), 0.0)
-    update(policy, batch, 2)  # as a warm-up would
-    reference.start_like(policy)
-    separate.start_like(policy)
-    update(policy, batch, 2)
-    before = weights(policy)
-    same(logprobs(reference, batch), logprobs(separate, batch))
-    same(weights(reference), weights(separate), 0.0)
-    assert not torch.allclose(logprobs(policy, batch), logprobs(separate, batch), atol=1e-3)
-    same(weights(policy), before, 0.0)
-    adapters = sum(p.to_local().nbytes for p in policy.network.parameters() if p.requires_grad)
-    assert held(policy) == alone and sum(kept.to_local().nbytes for kept in reference._kept) == adapters
-    assert adapters < 0.6 * held(separate)  # of a model of two layers, each with 260 x rank numbers
-
-
-def test_a_reference_that_fails_leaves_the_policy_as_it_is(world):
-    policy, batch = make(world, {}), make_batch()
-    reference = AdapterReference(policy)
-    update(policy, batch)
-    before = weights(policy)
-    with pytest.raises(KeyError):
-        logprobs(reference, batch.exclude("keep"))
-    same(weights(policy), before, 0.0)
-
-
-def test_the_reference_is_saved_with_its_adapters_alone(world):
-    (policy, other), batch = (make(world, {}) for _ in range(2)), make_batch()
-    reference, loaded = AdapterReference(policy), AdapterReference(other)
-    update(policy, batch)
-    reference.start_like(policy)
-    update(policy, batch)
-    state = reference.state_dict()
-    assert set(state["network"]) == set(policy.state_dict()["network"])
-    before = weights(other)
-    loaded.load_state_dict(state, with_optimizer=False)
-    same(weights(loaded), weights(reference), 0.0)
-    same(weights(other), before, 0.0)
-    assert not torch.equal(
-        weights(reference)["model.layers.0.mlp.up_proj.weight"], weights(policy)["model.layers.0.mlp.up_proj.weight"]
-    )
-
-
-# 4 bits
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_weights_compute_as_the_matrices_that_they_stand_for(world, dtype):
-    """Columns, gradients and updates, and half a byte a weight."""
-    strategy, model, batch = make_strategy(world, dtype=dtype), MODEL | {"attention_bias": True}, make_batch()
-    plain, packed, dense = (
-        make(world, lora, strategy=strategy, model_config=model) for lora in (None, {"quantize": "nf4"}, {})
-    )
-    for (_, mine), (name, theirs) in zip(dense.adapters.frozen(), packed.weights(), strict=True):
-        weight = dict(plain.weights())[name].to(strategy.dtype)
-        assert torch.equal(theirs, weight) is ("proj.weight" not in name)
-        assert (theirs - weight).abs().max() <= 0.16 * weight.abs().max(), "half of the widest gap of NF4"
-        with torch.no_grad():
-            mine.to_local().copy_(theirs)
-    assert torch.equal(logprobs(packed, batch), logprobs(dense, batch))
-    assert update(packed, batch, 3) == update(dense, batch, 3)
-    same(weights(packed), weights(dense), 0.0)
-    sizes = 2 * (3 * 20 * 24 + 20 * (16 + 8 + 8) + 16 * 20)
-    assert held(dense) - held(packed) == sizes * strategy.dtype.itemsize - sizes // 2
-    assert logprobs(packed, batch).sum() != logprobs(plain, batch).sum()
-
-
-def test_bytes_that_fill_no_number(world):
-    layer = torch.nn.Linear(3, 5)
-    torch.nn.init.uniform_(layer.weight, 0.5, 1.0)
-    packed = PackedLinear(layer, torch.float32, torch.device("cpu"))
-    inputs = torch.randn(2, 3, requires_grad=True)
-    matrix = packed.gathered(packed.weight)
-    assert packed.weight.numel() == 2 and matrix.shape == (5, 3) and packed.bias is layer.bias
-    assert 0 < (matrix - layer.weight).abs().max() < 0.14, "half of the widest gap of NF4 in the upper half"
-    torch.testing.assert_close(packed(inputs), torch.nn.functional.linear(inputs, matrix, layer.bias))
-
-
-def test_a_model_of_transposed_weights_is_not_packed(world):
-    gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    gpt2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    with pytest.raises(ValueError, match=r"^actor.lora.quantize=nf4: GPT2LMHeadModel keeps its weights transposed"):
-        make(world, {"quantize": "nf4"}, model_config=gpt2)
-    actor, plain = (
-        make(world, {"rank": 2}, model_config=gpt2, packing=False),
-        make(world, model_config=gpt2, packing=False),
-    )
-    update(actor, make_batch(), 2)
-    plain.start_like(actor)
-    same(logprobs(plain, make_batch()), logprobs(actor, make_batch()), 1e-5)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_frozen_weights_are_held_in_the_dtype_that_they_are_computed_in(world, tmp_path, dtype):
-    """Nothing but their bytes is different; what trains is float32."""
-    strategy, batch = make_strategy(world, dtype=dtype), make_batch()
-    whole, frozen = make(world, strategy=strategy), make(world, key="reference", trains=False, strategy=strategy)
-    actor = make(world, {}, strategy=strategy)
-    for other in (frozen, actor):
-        assert torch.equal(logprobs(other, batch), logprobs(whole, batch))
-        assert {p.dtype for p in other.network.parameters() if not p.requires_grad} == {strategy.dtype}
-    assert 2 * held(frozen) == held(whole)
-    assert {p.dtype for p in actor.network.parameters() if p.requires_grad} == {torch.float32}
-    update(whole, batch, 2)
-    frozen.start_like(whole)
-    assert torch.equal(logprobs(frozen, batch), logprobs(whole, batch))
-    update(actor, batch, 2)
-    actor.save_model(tmp_path)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.float32}
 
 
 # Two ranks

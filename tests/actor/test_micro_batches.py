@@ -185,6 +185,7 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(packing):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_rank_with_nothing_left_computes_one_token_that_does_not_train(packing):
     batch = batch_of([6, 8])
+    batch["keep"][:] = True
     before = batch.clone()
     found = micro_batches(batch[:0], (20, packing, False), counts=(2,), idle=batch[1:])
     assert [len(micro.rows) for micro in found] == [0, 0]

@@ -1,0 +1,115 @@
+"""Section `logprob`: log-probabilities from hidden states, forward and backward: ours, the plain way, and TRL's."""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.process import call, has_trl
+from bench.results import machine, show
+
+# Tensors (tokens, vocabulary) in float32 that a way holds at its peak, without and with entropy.
+LIVE = {"plain": (3, 5), "trl_whole": (4, 6)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `logprob`."""
+    parser.add_argument("--tokens", type=int, default=8192, help="(default: 8192)")
+    parser.add_argument("--vocab", type=int, default=151936, help="(default: 151936, Qwen's)")
+    parser.add_argument("--hidden", type=int, default=896, help="size of a hidden state (default: 896)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="(default: float32)")
+    parser.add_argument("--entropy", action="store_true", help="the loss takes the entropy too")
+    parser.add_argument("--repeats", type=int, default=1, help="measured runs, the best counts (default: 1)")
+    parser.add_argument("--rft-only", action="store_true", help="leaves TRL out")
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/logprob.json"), help="for the numbers")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures on the processor, prints a table, and writes the numbers.
+
+    Raises:
+        ValueError: an option does not fit, or the plain way does not fit into memory.
+        RuntimeError: a side failed.
+    """
+    console = Console()
+    names = ("tokens", "vocab", "hidden", "repeats")
+    for name in names:
+        if vars(arguments)[name] < 1:
+            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy")}
+    if lack := missing("plain", options):
+        raise ValueError(f"--tokens {arguments.tokens}: the plain way {lack}; give fewer")
+    ways = ["rft", "plain"]
+    if has_trl(console, arguments.rft_only):
+        ways.append("trl_fused")
+        if lack := missing("trl_whole", options):
+            console.print(f"TRL on whole logits is left out: it {lack}")
+        else:
+            ways.append("trl_whole")
+    console.print("Liger is left out: its kernels need a GPU, and this section measures the processor")
+    with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
+        folder = Path(name)
+        for way in ways:
+            call(["-m", "bench.logprob_side", way, str(folder), json.dumps(options)])
+        sides = {way: json.loads((folder / f"{way}.json").read_text()) for way in ways}
+        gradients = {way: torch.load(folder / f"{way}.pt") for way in ways}
+    versions = machine(*(("trl",) if "trl_fused" in sides else ()))
+    plain, exact = summary(sides["plain"]), gradients["plain"]
+    numbers: dict[str, Any] = {"workload": options, "machine": versions, "sides": {}}
+    for way, side in sides.items():
+        found = summary(side)
+        ratio = {what: value / plain[what] for what, value in found.items()}
+        difference = max(off(gradients[way][leaf], exact[leaf]) for leaf in exact)
+        numbers["sides"][way] = found | {"ratio": ratio, "gradient_difference": difference}
+    show(console, arguments.out, numbers, table(numbers))
+
+
+def missing(way: str, options: dict[str, Any]) -> str:
+    """What a way would need of the memory and there is of it; empty where that is enough."""
+    needed = 4 * options["tokens"] * options["vocab"] * LIVE[way][options["entropy"]]
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    if needed < 0.9 * available:  # the rest is for the head, its gradient, and the process
+        return ""
+    return f"needs {needed / 2**30:.1f} GiB for logits, and {available / 2**30:.1f} GiB are available"
+
+
+def summary(side: dict[str, Any]) -> dict[str, float]:
+    """The best times, and the peak in bytes: above inputs and gradients, which every way needs, and with them."""
+    return {
+        "seconds": min(side["seconds"]),
+        "cpu": min(side["cpu"]),
+        "above": side["grown"] - side["gradients"],
+        "total": side["grown"] + side["inputs"],
+    }
+
+
+def off(gradient: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference over the largest entry."""
+    return float((gradient - other).abs().max() / other.abs().max())
+
+
+def table(numbers: dict[str, Any]) -> Table:
+    """The numbers as a person reads them."""
+    workload = numbers["workload"]
+    shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}, {workload['dtype']}"
+    shown = Table(title=f"log-probabilities{' and entropy' * workload['entropy']}, forward and backward, {shape}")
+    shown.add_column("")
+    for title in ("seconds", "of the processor", "peak (GiB)", "with inputs and gradients", "gradient off"):
+        shown.add_column(title, justify="right")
+    titles = {"rft": "rft", "plain": "plain", "trl_fused": "TRL, fused head", "trl_whole": "TRL, whole logits"}
+    for way, side in numbers["sides"].items():
+        cells = [f"{side[what]:.2f} ({side['ratio'][what]:.2f})" for what in ("seconds", "cpu")]
+        cells += [f"{side[what] / 2**30:.2f} ({side['ratio'][what]:.1%})" for what in ("above", "total")]
+        shown.add_row(titles[way], *cells, f"{side['gradient_difference']:.0e}")
+    shown.caption = (
+        "in brackets: of plain; the peak is what inputs and their gradients do not take, then with them; the last "
+        "column is the largest difference to plain's gradients over their largest entry"
+    )
+    return shown

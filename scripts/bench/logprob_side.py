@@ -1,0 +1,110 @@
+"""One way to log-probabilities, forward and backward: python -m bench.logprob_side <way> <folder> <options as JSON>.
+
+It is alone in its process, so that the most memory it held can be read: Linux counts it in /proc.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, Tensor | None]  # log-probabilities and entropies, (N,) each
+Way = Callable[[Tensor, Tensor, Tensor, bool], Outputs]
+WARMUP = 64  # tokens
+TRL_ROWS = 8  # TRL goes through whole logits row by row
+
+
+def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """What the actor calls."""
+    from rft.actor.logprobs import token_logprobs
+
+    return token_logprobs(hidden, weight, None, targets, 1.0, entropy)[:2]
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """The textbook's: logits in the model's dtype, log-softmax in float32, autograd."""
+    logp = (hidden @ weight.T).log_softmax(-1, dtype=torch.float32)  # (N, V)
+    chosen = logp.gather(-1, targets[:, None])[:, 0]
+    return chosen, -(logp.exp() * logp).sum(-1) if entropy else None
+
+
+def trl_fused(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """Of TRL's GRPOTrainer: chunks of tokens and vocabulary (`add_fused_lm_head`)."""
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as COLUMNS
+
+    outputs = ("entropy",) if entropy else ()
+    found = ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, COLUMNS, None, 1.0, outputs)
+    return found[0], found[1]
+
+
+def trl_whole(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """Of TRL's other trainers: whole logits, then `selective_log_softmax` and `entropy_from_logits`."""
+    from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+
+    rows = TRL_ROWS if len(hidden) % TRL_ROWS == 0 else 1
+    logits = (hidden @ weight.T).view(rows, -1, len(weight))
+    logprobs = selective_log_softmax(logits, targets.view(rows, -1)).flatten()
+    return logprobs, entropy_from_logits(logits).flatten() if entropy else None
+
+
+WAYS: dict[str, Way] = {"rft": rft, "plain": plain, "trl_fused": trl_fused, "trl_whole": trl_whole}
+
+
+def main(way: str, folder: Path, options: dict[str, Any]) -> None:
+    """Writes `<way>.json` and some of the gradients, `<way>.pt`, into the folder."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, vocabulary, size = options["tokens"], options["vocab"], options["hidden"]
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options["dtype"]]
+    hidden = torch.randn(tokens, size, generator=generator).to(dtype)
+    weight = torch.randn(vocabulary, size, generator=generator).div_(size**0.5).to(dtype)
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    weights = torch.randn(tokens, generator=generator)
+
+    def work(tokens: int) -> tuple[Tensor, ...]:
+        leaves = [hidden[:tokens].requires_grad_(), weight.requires_grad_()]
+        logprobs, entropy = WAYS[way](leaves[0], leaves[1], targets[:tokens], options["entropy"])
+        loss = (weights[:tokens] * logprobs).sum()
+        return torch.autograd.grad(loss if entropy is None else loss + entropy.sum(), leaves)
+
+    work(min(tokens, WARMUP))
+    seconds, cpu, grown = [], [], []
+    for _ in range(options["repeats"]):
+        before = forget_peak()
+        started, worked = time.perf_counter(), time.process_time()
+        gradients = work(tokens)
+        seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - worked)
+        grown.append(resident("VmHWM") - before)
+        projected = gradients[1].float() @ torch.linspace(-1, 1, size)  # (V,) instead of (V, D)
+        torch.save({"hidden": gradients[0].float(), "weight": projected}, folder / f"{way}.pt")
+        del gradients, projected
+    found = {
+        "seconds": seconds,
+        "cpu": cpu,
+        "grown": max(grown),
+        "inputs": hidden.nbytes + weight.nbytes + targets.nbytes + weights.nbytes,
+        "gradients": hidden.nbytes + weight.nbytes,
+    }
+    (folder / f"{way}.json").write_text(json.dumps(found))
+
+
+def resident(field: str) -> int:
+    """Bytes: `VmRSS` is what this process holds, `VmHWM` the most that it has held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def forget_peak() -> int:
+    """Begins `VmHWM` anew, with what is held now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
