@@ -21,9 +21,10 @@ FILES = {
     "torch/distributed/fsdp/": "gathered",
     "torch/distributed/_functional_collectives.py": "gathered",
     "rft/actor/logprobs.py": "logits",
+    "rft/actor/ema.py": "ema",
     "rft/rollout/sampling.py": "logits",
-    "rft/rollout/cache.py": "kv_cache",
-    "transformers/cache_utils.py": "kv_cache",
+    "rft/rollout/cache.py": "kv cache",
+    "transformers/cache_utils.py": "kv cache",
 }
 
 
@@ -44,6 +45,23 @@ class Ledger(TorchDispatchMode):
         self._events: list[tuple[Block, int]] = []  # a block, and by how much it has grown
         self._stages: list[tuple[str, int, int]] = []  # name, first event, behind the last event
         self._terms: dict[str, str | None] = {}  # by file
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watches what happens in the block."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)
+            if storage._cdata in self._blocks:
+                self._grow(storage)
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]  # no dispatch mode sees it
+        try:
+            with self:
+                yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -91,22 +109,6 @@ class Ledger(TorchDispatchMode):
                 self._note(tensor)
         return result
 
-    def __enter__(self) -> "Ledger":
-        self._resize = torch.UntypedStorage.resize_
-
-        def resize(storage: torch.UntypedStorage, size: int) -> None:
-            self._resize(storage, size)
-            if block := self._blocks.get(storage._cdata):
-                self._events.append((block, size - block.size))
-                block.size = size
-
-        torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]  # no dispatch mode sees it
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
-
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._blocks:
@@ -114,9 +116,14 @@ class Ledger(TorchDispatchMode):
             self._blocks[storage._cdata] = block
             self._events.append((block, block.size))
             weakref.finalize(storage, self._forget, storage._cdata).atexit = False
-        elif (block := self._blocks[storage._cdata]).size != storage.nbytes():  # an operation has resized it
-            self._events.append((block, storage.nbytes() - block.size))
-            block.size = storage.nbytes()
+        else:
+            self._grow(storage)
+
+    def _grow(self, storage: torch.UntypedStorage) -> None:
+        block, size = self._blocks[storage._cdata], storage.nbytes()
+        if size != block.size:
+            self._events.append((block, size - block.size))
+            block.size = size
 
     def _forget(self, address: int) -> None:
         block = self._blocks.pop(address)

@@ -11,25 +11,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from rft.algorithm.roles import ROLES
 from rft.provenance import Origin
 from rft.rehearsal import Forecast, Rehearsal
 
-TERMS = {
-    "weights": "of the policy",
-    "gradients": "",
-    "optimizer": "its state",
-    "ema": "the average of the weights",
-    "other models": "beside the policy",
-    "engine": "its copy of the weights",
-    "gathered": "whole blocks, and what travels",
-    "activations": "and everything else",
-    "logits": "chunks of them",
-    "kv_cache": "",
-    "batch": "columns of the rows",
-}
-MIB, GIB = 2**20, 2**30
+TERMS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "ema",
+    "other models",
+    "engine",
+    "gathered",
+    "activations",
+    "logits",
+    "kv cache",
+    "batch",
+)
+GIB = 2**30
 
 
 def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], console: Console) -> float:
@@ -57,68 +58,77 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     return forecast.peak()[1] / GIB
 
 
-def _values(origins: Iterable[Origin]) -> Table:
-    table = _table("what is not as in the default run")
-    for column in ("key", "value", "default", "from"):
-        table.add_column(column, overflow="fold")
+def _values(origins: Iterable[Origin]) -> Tree:
+    """The values by where they come from, each with its default."""
+    tree, branches = Tree(Text("what is not as in the default run", style="bold")), dict[str, Tree]()
     for origin in origins:
-        table.add_row(*map(Text, (origin.key, origin.value, origin.default, origin.source)))
-    return table
+        follows = "${" in origin.source
+        source = "other values" if follows else origin.source
+        if source not in branches:
+            branches[source] = tree.add(Text(source, style="cyan"))
+        default = f" = {origin.source}" if follows else f" (not {origin.default})" if origin.default else ""
+        branches[source].add(Text.assemble(f"{origin.key}: {origin.value}", (default, "dim")))
+    return tree
 
 
 def _numbers(job: Rehearsal, forecast: Forecast) -> Table:
     run, longest = job.run, forecast.prompt_tokens + forecast.answer_tokens
-    updates = run.batch.minibatches * run.batch.epochs
-    rows = forecast.rows * job.ranks
+    rows, updates = forecast.rows * job.ranks, run.batch.minibatches * run.batch.epochs
+    steps = run.steps - run.algorithm.critic_warmup
+    before = "" if run.warmup is None else f", after at most {run.warmup.steps:,} of the warm-up"
+    facts = {
+        "processes": f"{job.ranks}",
+        "parameters": f"{forecast.parameters:,}, of which {forecast.trained:,} train",
+        "rows": f"{rows:,} a step, {forecast.rows:,} of them on each rank",
+        "tokens": f"at most {rows * longest:,} a step, {forecast.prompt_tokens:,} + {forecast.answer_tokens:,} a row",
+        "forwards": f"of at most {forecast.fullest:,} tokens; {forecast.micro_batches:,} of them in an optimizer step "
+        "of a rank, where all rows are that long",
+        "optimizer steps": f"{updates * steps:,}: {updates:,} in each of {steps:,} steps{before}",
+        "staleness": "none: rows train the weights that sampled them"
+        if updates == 1
+        else f"rows train up to {updates - 1:,} optimizer steps after they were sampled",
+    }
     table = _table("what is to be done")
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("processes", f"{job.ranks}")
-    table.add_row("parameters", f"{forecast.parameters:,}, of which {forecast.trained:,} train")
-    table.add_row("rows", f"{rows:,} a step, {forecast.rows:,} of them on each rank")
-    table.add_row(
-        "tokens",
-        f"at most {rows * longest:,} a step: rows of up to {forecast.prompt_tokens:,} + {forecast.answer_tokens:,}",
-    )
-    table.add_row(
-        "forwards",
-        f"of up to {forecast.fullest:,} tokens; with rows of full length {forecast.micro_batches:,} for an optimizer "
-        "step of a rank",
-    )
-    trained = run.steps - run.algorithm.critic_warmup
-    table.add_row("optimizer steps", f"{updates * trained:,}: {updates} in each of {trained:,} steps")
-    if run.warmup is not None:
-        table.add_row("", f"and at most {run.warmup.steps:,} in the warm-up before")
-    table.add_row("staleness", f"rows train with weights that are 0 to {updates - 1} optimizer steps older or newer")
+    table.show_header = False
+    for fact, said in facts.items():
+        table.add_row(fact, said)
     return table
 
 
 def _memory(forecast: Forecast) -> Table:
     most = forecast.peak()[1]
-    unit, size = ("GiB", GIB) if most >= GIB else ("MiB", MIB)
+    unit, size = _unit(most)
     table = _table(f"tensors of each rank in {unit}, at the fullest moment of each stage")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for stage, terms in forecast.memory.items():
-        table.add_column(stage, justify="right", style="bold" if sum(terms.values()) == most else "")
-    for term, note in TERMS.items():
+        table.add_column(stage, justify="right", no_wrap=True, style="bold" if sum(terms.values()) == most else "")
+    for term in TERMS:
         sizes = [terms.get(term, 0) for terms in forecast.memory.values()]
         if any(sizes):
-            name = f"{term.replace('_', ' ')}{note and f' ({note})'}"
-            table.add_row(name, *(f"{part / size:,.2f}" if part else "" for part in sizes))
+            table.add_row(term, *(f"{part / size:,.2f}" if part else "" for part in sizes))
     table.add_section()
     table.add_row("together", *(f"{sum(terms.values()) / size:,.2f}" for terms in forecast.memory.values()))
     return table
 
 
 def _verdict(forecast: Forecast, room: float | None) -> Text:
-    stage, size = forecast.peak()
-    said = f"The most is {size / GIB:,.2f} GiB, in the stage {stage}."
+    stage, most = forecast.peak()
+    unit, size = _unit(most)
+    said = f"The most is {most / size:,.2f} {unit}, in the stage {stage}."
     if room is None:
         return Text(said)
-    left = room - size / GIB
-    fits = f"It fits into {room:g} GiB and leaves {left:,.2f}." if left >= 0 else f"That is {-left:,.2f} over {room:g}."
+    left = room - most / GIB
+    fits = (
+        f"It fits into {room:g} GiB and leaves {left:,.2f}." if left >= 0 else f"It is {-left:,.2f} over {room:g} GiB."
+    )
     return Text.assemble(f"{said} ", (fits, "green" if left >= 0 else "bold red"))
 
 
+def _unit(most: int) -> tuple[str, int]:
+    return ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+
+
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False
+    )

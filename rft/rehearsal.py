@@ -110,8 +110,8 @@ class Rehearsal(Job):
         rows = [dict.fromkeys(self.needs, "")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
         loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {})
         hollow, ledger = Hollow(), Ledger()
-        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger:
-            with ledger.stage("load"), hollow.creating(), without_reading():
+        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
+            with ledger.stage("begin"), hollow.creating(), without_reading():
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
                 run.batch = batch

@@ -45,7 +45,7 @@ class Walk:
         self._longest = texts.answer_tokens
         for actor in trainer.actors().values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
-        self._refresh("load")
+        self._sync("begin")
 
     def through(self, number: int, stage: Stage, parts: int) -> None:
         """Two steps of a stage: in the second one there is everything that stays from step to step.
@@ -55,9 +55,9 @@ class Walk:
             parts: optimizer steps that the rows of one batch of its source are enough for.
         """
         trainer, ledger = self._trainer, self._ledger
-        prefix = "" if stage.name == "train" else f"{stage.name} "
+        own = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
         few = replace(stage, minibatches=min(stage.minibatches, parts), epochs=1)
-        with ledger.stage("load"):
+        with ledger.stage("begin"):
             trainer.begin(number, stage, None)
         self._fill_forwards(few)
         with self._optimizers():
@@ -68,12 +68,12 @@ class Walk:
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
                 ledger.call("batch", _tensors(batch))
-                with ledger.stage(f"{prefix}annotate"):
+                with ledger.stage(own["annotate"]):
                     trainer.annotate(stage, batch, metrics)
                 ledger.call("batch", _tensors(batch))
-                with ledger.stage(f"{prefix}update"):
+                with ledger.stage(own["update"]):
                     trainer.update(few, stage.steps, batch, metrics)
-                self._refresh(f"{prefix}refresh")
+                self._sync(own["sync"])
         self._texts.answer_tokens = self._longest
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
@@ -91,8 +91,8 @@ class Walk:
         found = self._ledger.peaks()
         prompt, longest = self._texts.prompt_tokens, self._longest
         for terms in found.values():
-            if "kv_cache" in terms:
-                terms["kv_cache"] = terms["kv_cache"] * capacity(prompt, longest) // capacity(prompt, 1)
+            if "kv cache" in terms:
+                terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
         return found
 
     def _fill_forwards(self, stage: Stage) -> None:
@@ -122,7 +122,7 @@ class Walk:
             lengths |= {(most - count * prompt) // rows for count in prompts}
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 
-    def _refresh(self, stage: str) -> None:
+    def _sync(self, stage: str) -> None:
         trainer, ledger = self._trainer, self._ledger
 
         def seen() -> Iterator[tuple[str, Tensor]]:

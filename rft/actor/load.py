@@ -53,11 +53,13 @@ def read_config(
 
 def load_model(path: str | None, config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed."""
+    capped = config.get_text_config().to_dict().get("attn_logit_softcapping") is not None
+    attention = {"attn_implementation": "eager"} if capped else {}  # the others of transformers would leave the cap out
     if path is not None and READING.get():
-        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, **attention)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:

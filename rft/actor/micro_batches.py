@@ -1,6 +1,5 @@
 """Cuts the rows of a rank into micro-batches: one forward each, a hard cap on its tokens, as many on every rank."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -71,19 +70,20 @@ class Cutting:
             ValueError: on every rank where a unit of any is over the cap; names the key and the number that would do.
         """
         shared = self.shared(batch)
-        cap = self.max_tokens * (1 if context is None else context.size)
+        size = 1 if context is None else context.size
+        idle_tokens = size - 1  # each rank but one may have nothing but its idle row in a joint sequence
+        cap = self.max_tokens * size - idle_tokens
         if (largest := max(world.gather(largest_unit(batch, shared, self.packing)))) > cap:
-            needed = math.ceil(largest * self.max_tokens / cap)
             raise ValueError(
                 f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, have "
-                f"{largest} tokens; set actor.micro_batch_tokens to at least {needed}"
+                f"{largest} tokens; set actor.micro_batch_tokens to at least {-(-(largest + idle_tokens) // size)}"
             )
 
         def agree(count: int) -> int:
             return max(world.gather(count))
 
         if self.packing:
-            cuts = cut_packed(batch, shared, self.max_tokens, agree, context)
+            cuts = cut_packed(batch, shared, cap, agree, context)
         else:
             cuts = cut_padded(batch, self.max_tokens)
             cuts += [[]] * (agree(len(cuts)) - len(cuts))
@@ -122,22 +122,21 @@ def cut_packed(
         shared: (B,) first tokens that a row computes once with its group.
         max_tokens: cap on the tokens of a micro-batch.
         agree: from the number of micro-batches that this rank needs, the number that all of them make.
-        context: ranks that cut their rows together, under the sum of their caps.
+        context: ranks that cut their rows together, under this cap.
     """
-    cap = max_tokens if context is None else max_tokens * context.size
-    parcels = _parcels(batch, shared, cap)
+    parcels = _parcels(batch, shared, max_tokens)
     mine = [cost for _, cost in parcels]
     everyones = [mine] if context is None else context.gather(mine)
     costs = [cost for theirs in everyones for cost in theirs]
     first = 0 if context is None else sum(len(theirs) for theirs in everyones[: context.rank])
     bins: list[tuple[int, list[int]]] = []  # first fit of the largest first: few, but uneven
     for parcel in sorted(range(len(costs)), key=lambda parcel: (-costs[parcel], parcel)):
-        number = next((n for n, (full, _) in enumerate(bins) if full + costs[parcel] <= cap), len(bins))
+        number = next((n for n, (full, _) in enumerate(bins) if full + costs[parcel] <= max_tokens), len(bins))
         full, inside = bins[number] if number < len(bins) else (0, [])
         bins[number : number + 1] = [(full + costs[parcel], [*inside, parcel])]
     count = agree(len(bins))
     dealt = deal(costs, count)
-    if any(sum(costs[parcel] for parcel in inside) > cap for inside in dealt):
+    if any(sum(costs[parcel] for parcel in inside) > max_tokens for inside in dealt):
         dealt = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
     own = [[parcel - first for parcel in inside if first <= parcel < first + len(mine)] for inside in dealt]
     return [sorted(row for parcel in inside for row in parcels[parcel][0]) for inside in own]

@@ -67,8 +67,8 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
 def router_balance(router_balance: Tensor, batch: TensorDict) -> Unreduced:
     """The sequence-wise balance loss of DeepSeek-V3, arXiv 2412.19437, eq. 17-20, of the trained tokens of a row (B,).
 
-    The sum over routers and experts i of f_i P_i, where f_i is the part of the tokens that went to i, times experts / chosen
-    experts, and P_i the mean affinity to i: 1 for each router where all go evenly.
+    The sum over routers and experts i of f_i P_i, where f_i is the part of the tokens that went to i, times experts /
+    chosen experts, and P_i the mean affinity to i: 1 for each router where all go evenly.
     """
     return torch.where(batch["keep"], router_balance, 0.0).sum(1), {}
 
