@@ -48,10 +48,10 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
         ValueError: everything that is wrong with the config.
     """
     job = Rehearsal(config, launched)
+    forecast = job.forecast()
     used = {role.key for role in ROLES if role.column in job.method.reads()}
     apart = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in apart))
-    forecast = job.forecast()
     console.print(_numbers(job, forecast))
     console.print(_memory(forecast))
     console.print(_verdict(forecast, job.run.plan.memory_gib))

@@ -68,6 +68,8 @@ class Rehearsal(Job):
                 self.ranks = run.plan.ranks
             if self.ranks < 1:
                 raise ValueError(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
+            with check(), pretend(self.ranks) as world:
+                self.strategy.build(world=world)
             if run.plan.prompt_tokens is None:
                 loaded = self.load(self.ranks)
                 self._prompt_tokens = max(map(len, loaded.encoder.prompts(loaded.train)))

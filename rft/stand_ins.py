@@ -58,7 +58,12 @@ class Texts(Encoder):
 
 @dataclass
 class Answers:
-    """An engine that answers at once with `texts.answer_tokens` tokens."""
+    """An engine that answers at once.
+
+    Attributes:
+        texts: say how many tokens an answer has.
+        engine: what it stands in for; it is given the weights.
+    """
 
     texts: Texts
     engine: Engine
@@ -69,11 +74,14 @@ class Answers:
         """See `Engine.generate`."""
         most = min(self.texts.answer_tokens, sampling.max_new_tokens)
 
-        def answer(limit: int) -> Completion:
+        def answer(sample: int, limit: int) -> Completion:
             tokens = min(limit, most)
-            return Completion([0] * tokens, [0.0] * tokens, "length", "", 0)
+            return Completion([sample] * tokens, [0.0] * tokens, "length", "", 0)  # no two of a prompt are alike
 
-        return [[answer(limit) for limit in request.limits or [most] * len(request.seeds)] for request in requests]
+        return [
+            [answer(sample, limit) for sample, limit in enumerate(request.limits or [most] * len(request.seeds))]
+            for request in requests
+        ]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.update_weights`."""

@@ -43,8 +43,11 @@ class Walk:
         self._hollow = hollow
         self._ledger = ledger
         self._longest = texts.answer_tokens
+        self._cuttings = []  # of the actors that have one: a reference may be the policy itself
         for actor in trainer.actors().values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
+            if "cutting" in vars(actor):
+                self._cuttings.append((actor, actor.cutting))
         self._sync("begin")
 
     def through(self, number: int, stage: Stage, parts: int) -> None:
@@ -62,9 +65,8 @@ class Walk:
         self._fill_forwards(few)
         with self._optimizers():
             for limit in (1, 2):
-                for actor in trainer.actors().values():
-                    if "cutting" in vars(actor):
-                        vars(actor)["cutting"] = FirstCuts(**asdict(actor.cutting) | {"limit": limit})
+                for actor, cutting in self._cuttings:
+                    actor.cutting = FirstCuts(**asdict(cutting), limit=limit)
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
                 ledger.call("batch", _tensors(batch))
@@ -75,6 +77,8 @@ class Walk:
                     trainer.update(few, stage.steps, batch, metrics)
                 self._sync(own["sync"])
         self._texts.answer_tokens = self._longest
+        for actor, cutting in self._cuttings:
+            actor.cutting = cutting
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and draws the first token of each answer."""

@@ -99,7 +99,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "algorithm.source.redraw.between=[0.9, 0.1]: expected [low, high] with 0 <= low < high, or null",
         ),
         (["steps=many"], "steps: expected whole number, got 'many'"),
-        (["mode=tain"], "mode: expected one of train, verify, got 'tain'; did you mean train?"),
+        (["mode=tain"], "mode: expected one of train, verify, plan, got 'tain'; did you mean train?"),
     ],
 )
 def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
@@ -153,7 +153,7 @@ def test_a_misspelt_key_in_a_recipe_is_refused(say, tmp_path):
     code, _, error = say("-cd", recipe(tmp_path / "mine", "batch:\n  promts: 4\n"), "-cn", "run")
     assert (code, error) == (
         1,
-        "error: batch.promts: Batch takes prompts, minibatches, epochs; did you mean prompts?\n",
+        "error: batch.promts: Batch takes prompts, minibatches, epochs, balance; did you mean prompts?\n",
     )
 
 
