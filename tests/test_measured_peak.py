@@ -1,5 +1,6 @@
 """The plan's memory beside that of real runs: to the byte where tensors are counted, nearly where the process is."""
 
+import gc
 import json
 import os
 import subprocess
@@ -26,7 +27,9 @@ RUN = (
     "algorithm.group_size=4",
     "actor.micro_batch_tokens=512",
 )
+LAYERS = 2
 SMALL = {
+    "num_hidden_layers": LAYERS,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_attention_heads": 2,
@@ -78,6 +81,7 @@ def run(script, *arguments, **environment):
 
 def staged(ledger, stage, function):
     def watched(*arguments, **options):
+        gc.collect()
         with ledger.stage(stage):
             return function(*arguments, **options)
 
@@ -101,9 +105,10 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch)
                 patch.setattr(owner, method, staged(ledger, stage, vars(owner)[method]))
             Job(make(name, SMALL)).fit("")
         for stage, terms in ledger.peaks().items():
-            real, expected = sum(terms.values()), sum(planned[name]["memory"][stage].values())
-            # when it grows a layer of the cache is there twice, and there are but two layers
-            assert expected == pytest.approx(real, rel=0.08 if stage == "rollout" else 0.01), (name, stage)
+            expected = planned[name]["memory"][stage]
+            real, slack = sum(terms.values()) - sum(expected.values()), sum(expected.values()) / 100
+            growing = expected["kv cache"] / LAYERS if stage == "rollout" else 0  # a layer that grows is there twice
+            assert -slack < real < slack + growing, (name, stage)
 
 
 @pytest.mark.slow
@@ -116,6 +121,5 @@ def test_a_process_takes_what_was_planned(name, make, tmp_path):
     keeps_nothing = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     run("measured_peak.py", *(tmp_path / f"{file}.json" for file in ("small", "large", "peak")), **keeps_nothing)
     found = json.loads((tmp_path / "peak.json").read_text())
-    print(name, found)
     assert found["stage"] == "update"
     assert found["planned"] == pytest.approx(found["measured"], rel=0.15)

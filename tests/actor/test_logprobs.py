@@ -99,6 +99,14 @@ def test_logits_of_a_thousand_do_not_overflow():
     assert weight.grad.isfinite().all()
 
 
+def test_blocks_whose_logits_are_thousands_apart(blocks):
+    weight = torch.cat([torch.ones(64, 1), torch.zeros(64, 1), -torch.ones(22, 1)])
+    hidden, targets = torch.tensor([[1000.0], [-1000.0]]), torch.tensor([70, 0])
+    found = token_logprobs(hidden, weight, None, targets, 1.0, True, True)
+    expected = plainly(hidden.double(), weight.double(), None, targets, 1.0)
+    torch.testing.assert_close(found, (*expected, torch.tensor([1 / 64, 1 / 22])), rtol=1e-6, atol=0, check_dtype=False)
+
+
 def test_bfloat16_is_computed_in_float32():
     leaves, targets = inputs(dtype=torch.bfloat16)
     found = token_logprobs(*leaves, targets, 0.8, True)[:2]
