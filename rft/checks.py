@@ -208,11 +208,13 @@ def check_training(options: dict[str, Any], key: str) -> None:
 
 
 def check_packing(options: dict[str, Any], key: str) -> None:
-    """Rows that share tokens are packed.
+    """A forward takes tokens, and rows that share some are packed.
 
     Args:
         options: of the actor with this key.
     """
+    if options["micro_batch_tokens"] < 1:
+        raise ValueError(f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more")
     if options["share_prefix"] and not options["packing"]:
         raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
 

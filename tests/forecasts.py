@@ -1,4 +1,4 @@
-"""Forecasts of the configs of a file, each in terms of plain numbers. No process group is left over.
+"""Forecasts of the configs of a file, or what is wrong with them, by their names.
 
 python forecasts.py configs.json forecasts.json
 """
@@ -7,16 +7,22 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rft.problems import Problems
 from rft.rehearsal import Rehearsal
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    configs = json.loads(Path(sys.argv[1]).read_text())
-    found = {name: asdict(Rehearsal(config, 1).forecast()) for name, config in configs.items()}
+    found: dict[str, Any] = {}
+    for name, config in json.loads(Path(sys.argv[1]).read_text()).items():
+        try:
+            found[name] = asdict(Rehearsal(config, 1).forecast())
+        except Problems as problems:
+            found[name] = problems.messages
     Path(sys.argv[2]).write_text(json.dumps(found))
 
 

@@ -104,7 +104,8 @@ def test_what_the_head_and_the_cache_allocate_goes_by_their_names(ledger):
             layer.update(torch.zeros(2, 1, tokens, 4), torch.zeros(2, 1, tokens, 4))
     found = ledger.peaks()
     assert found["head"]["logits"] > 8 * 64 * 4
-    assert found["cache"]["kv cache"] == 2 * (2 * 1 * capacity(40, 1) * 4) * 4
+    storages = 2 * (2 * 1 * capacity(40, 1) * 4) * 4
+    assert storages <= found["cache"]["kv cache"] < storages + 100
 
 
 def test_without_gradients_in_inference_mode_the_same_is_seen(ledger):

@@ -216,18 +216,10 @@ class Actor:
             loss, shares, statistics = objective(columns, rows)
             self.strategy.backward(self.network, self.scale.factor * loss, micro.last)
             total += loss.detach()
+            statistics |= {name: columns[name] for name in watch}
+            self._record(metrics, micro, shares, statistics)
             if compare:
                 record_mismatch(metrics, columns["logprobs"].detach(), rows["rollout_logprobs"], rows["keep"])
-            statistics |= {name: columns[name] for name in watch}
-            if len(micro.rows):  # an idle token is none of the step's
-                real = rows["tokens", "attention_mask"].sum()
-                metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
-                if self.cutting.share_prefix:
-                    metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
-            for name, share in shares.items():
-                metrics.add(name, share, 0.0)
-            for name, values in statistics.items():
-                metrics.mean(name, values, rows["keep"] if values.dim() > 1 else rows["keep"].any(-1))
         for term in objective.terms:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
         assert self.optimizer is not None and self.scheduler is not None
@@ -249,6 +241,20 @@ class Actor:
         self.scheduler.step()
         self.scale.advance()
         self.optimizer.zero_grad()
+
+    def _record(
+        self, metrics: Metrics, micro: MicroBatch, shares: dict[str, Tensor], statistics: dict[str, Tensor]
+    ) -> None:
+        """Adds the numbers of one micro-batch: shares of losses, and statistics per token (B, T) or per row (B,)."""
+        keep, real = micro.batch["keep"], micro.batch["tokens", "attention_mask"].sum()
+        if len(micro.rows):  # an idle token is none of the step's
+            metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
+            if self.cutting.share_prefix:
+                metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
+        for name, share in shares.items():
+            metrics.add(name, share, 0.0)
+        for name, values in statistics.items():
+            metrics.mean(name, values, keep if values.dim() > 1 else keep.any(-1))
 
     def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[MicroBatch]:
         return self.cutting.micro_batches(batch, idle, self.world, self.strategy.context)

@@ -106,14 +106,15 @@ class _TokenLogprobs(torch.autograd.Function):
             chosen = logits.gather(-1, columns)[:, 0].where(here, chosen)
             before, top = top, torch.maximum(top, logits.amax(-1))
             scale = (before - top).exp()
-            power = torch.sub(logits, top[:, None], out=powers[:, : len(head)]).exp_()  # (N, v)
+            shifted = logits.sub_(top[:, None])
+            power = torch.exp(shifted, out=powers[:, : len(head)])  # (N, v)
+            if with_entropy:  # of the logits less the largest, which moved
+                weighted = (weighted + total * (before - top)) * scale + shifted.mul_(power).sum(-1)
             total = total * scale + power.sum(-1)
-            if with_entropy:
-                weighted = weighted * scale + logits.mul_(power).sum(-1)
             if with_squares:
                 squares = squares * scale.square() + power.square_().sum(-1)
         normalizer = top + total.log()
-        entropy = normalizer - weighted / total if with_entropy else weighted
+        entropy = total.log() - weighted / total if with_entropy else weighted
         squares = squares / total.square()
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.temperature = temperature
