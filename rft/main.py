@@ -60,8 +60,8 @@ def run(config: DictConfig) -> float:
 
 def print_plan(config: dict[str, Any], job: HydraConf) -> float:
     """Prints what the run would take, by rank zero, and returns the memory of a rank in GiB."""
-    from rft.plan import plan
-    from rft.provenance import origins
+    from rft.plan.page import plan
+    from rft.plan.provenance import origins
 
     overrides, name = job.overrides.task, str(job.job.config_name)
     changed = origins(GlobalHydra.instance().config_loader(), name, overrides, "main")

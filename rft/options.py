@@ -65,7 +65,7 @@ class Profile:
 
 @dataclass
 class Plan:
-    """What mode=plan supposes of the run; see `rft.plan`."""
+    """What mode=plan supposes of the run; see `rft.plan.page`."""
 
     ranks: int | None
     prompt_tokens: int | None

@@ -7,8 +7,8 @@ import torch
 
 from rft.actor.logprobs import token_logprobs
 from rft.distributed import start
-from rft.hollow import Hollow
-from rft.ledger import Ledger
+from rft.plan.hollow import Hollow
+from rft.plan.ledger import Ledger
 from rft.rollout.cache import GrowingLayer, capacity
 from tests.actor.samples import TERMS, make, make_batch, make_method, update
 

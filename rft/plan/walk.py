@@ -12,12 +12,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from rft.actor.micro_batches import MicroBatch
-from rft.hollow import Hollow
-from rft.ledger import Ledger
 from rft.metrics import Metrics
+from rft.plan.hollow import Hollow
+from rft.plan.ledger import Ledger
+from rft.plan.stand_ins import FirstCuts, Texts
 from rft.rollout.cache import capacity
 from rft.rollout.engine import Request, Sampling
-from rft.stand_ins import FirstCuts, Texts
 from rft.trainer import Stage, Trainer
 
 LENGTHS_TRIED = 6  # of answers, to find those that fill a forward

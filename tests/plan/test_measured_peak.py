@@ -12,7 +12,7 @@ import rft
 import rft.rollout.source
 import rft.trainer
 from rft.build import Job
-from rft.ledger import Ledger
+from rft.plan.ledger import Ledger
 
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rft.hollow import Hollow
+from rft.plan.hollow import Hollow
 
 STATM = Path("/proc/self/statm")
 MASK = torch.tensor([True, False, True, True])

@@ -14,8 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rft.algorithm.roles import ROLES
-from rft.provenance import Origin
-from rft.rehearsal import Forecast, Rehearsal
+from rft.plan.provenance import Origin
+from rft.plan.rehearsal import Forecast, Rehearsal
 
 TERMS = (
     "weights",

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rft.plan.rehearsal import Rehearsal
 from rft.problems import Problems
-from rft.rehearsal import Rehearsal
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ import torch
 from rft.actor.load import read_config, without_reading
 from rft.build import Job, Loaded
 from rft.distributed import pretend
-from rft.hollow import Hollow
-from rft.ledger import Ledger
 from rft.logger.log import SilentLog
 from rft.parts import Parts
-from rft.stand_ins import Answers, Texts, Vocabulary, half_right
-from rft.walk import Walk
+from rft.plan.hollow import Hollow
+from rft.plan.ledger import Ledger
+from rft.plan.stand_ins import Answers, Texts, Vocabulary, half_right
+from rft.plan.walk import Walk
 
 
 @dataclass

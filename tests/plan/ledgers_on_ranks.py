@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from rft.distributed import World, pretend, start, stop
-from rft.hollow import Hollow
-from rft.ledger import Ledger
+from rft.plan.hollow import Hollow
+from rft.plan.ledger import Ledger
 from tests.actor.samples import TERMS, make, make_batch, make_method, update
 
 

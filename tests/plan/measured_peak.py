@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rft.build import Job
-from rft.rehearsal import Rehearsal
+from rft.plan.rehearsal import Rehearsal
 
 
 def read(path: str) -> dict:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rft.hollow import tensors_in
+from rft.plan.hollow import tensors_in
 
 REST = "activations"
 # Code that allocates for something else, by its file.

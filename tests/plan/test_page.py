@@ -1,0 +1,49 @@
+"""What `mode=plan` prints: in a process of its own, as on the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import rft
+from tests.conftest import TINY
+
+ROOT = Path(rft.__file__).parent.parent
+
+
+def say(folder, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "rft.main", *arguments, "mode=plan"]
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in found.stderr
+    return found.returncode, found.stdout, found.stderr
+
+
+def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_path):
+    recipe = tmp_path / "mine"
+    recipe.mkdir()
+    (recipe / "run.yaml").write_text("defaults: [main, override strategy: bf16, _self_]\nbatch: {minibatches: 2}\n")
+    sizes = ("algorithm.group_size=4", "plan.ranks=2", "plan.memory_gib=1e-6", "strategy.device=cuda")
+    code, out, _ = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
+    assert code == 0
+    said = [line.strip(" │├└─") for line in out.splitlines()]
+    origins = said[said.index("what is not as in the default run") : said.index("what is to be done")]
+    assert "batch.minibatches: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
+    assert "strategy.dtype: bfloat16 (not float32)" in origins[origins.index("rft/config/strategy/bf16.yaml") :]
+    assert "steps: 3 (not 60)" in origins[origins.index("command line") :]
+    lines = {" ".join(line.split()) for line in said}
+    assert "processes 2" in lines
+    assert "rows 16 a step, 8 of them on each rank" in lines
+    assert any(line.startswith("optimizer steps 6: 2 in each of 3 steps") for line in lines)
+    for term in ("weights", "optimizer", "activations", "kv cache", "together"):
+        assert any(line.startswith(term) for line in lines), term
+    assert "over 1e-06 GiB" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is written"
+
+
+def test_all_mistakes_are_said_at_once(tmp_path):
+    wrong = ("steps=0", "metric=eval/x", "algorithm.loss.clip_low=-1", "actor.micro_batch_tokens=0", "plan.ranks=0")
+    code, _, error = say(tmp_path, *wrong)
+    assert code == 1
+    for key in ("steps=0", "metric=eval/x", "algorithm.loss.clip_low=-1", "actor.micro_batch_tokens=0"):
+        assert sum(key in line for line in error.splitlines() if line[:1].isdigit()) == 1, key
