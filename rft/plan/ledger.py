@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.plan.hollow import tensors_in
 
+COMPOSITE = "CompositeImplicitAutograd"
 REST = "activations"
 # Code that allocates for something else, by its file.
 FILES = {
@@ -98,11 +100,9 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, nn.Parameter, FakeTensor) for kind in types):
             return NotImplemented  # a tensor that is made of tensors, which come here one by one
-        if torch.is_inference_mode_enabled():  # there operations come whole that elsewhere come in parts
-            with self:
-                parts = func.decompose(*args, **(kwargs or {}))
-            if parts is not NotImplemented:
-                return parts
+        if torch.is_inference_mode_enabled() and _dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
+            with self:  # in this mode operations come whole that elsewhere come in parts
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):
             if type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:

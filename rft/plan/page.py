@@ -31,6 +31,7 @@ TERMS = (
     "batch",
 )
 GIB = 2**30
+LONGEST = 60  # characters of a default that are shown
 
 
 def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], console: Console) -> float:
@@ -66,8 +67,9 @@ def _values(origins: Iterable[Origin]) -> Tree:
         source = "other values" if follows else origin.source
         if source not in branches:
             branches[source] = tree.add(Text(source, style="cyan"))
-        default = f" = {origin.source}" if follows else f" (not {origin.default})" if origin.default else ""
-        branches[source].add(Text.assemble(f"{origin.key}: {origin.value}", (default, "dim")))
+        before = origin.default if len(origin.default) <= LONGEST else f"{origin.default[: LONGEST - 3]}..."
+        note = f" = {origin.source}" if follows else f" (not {before})" if before else ""
+        branches[source].add(Text.assemble(f"{origin.key}: {origin.value}", (note, "dim")))
     return tree
 
 

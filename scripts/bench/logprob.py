@@ -13,8 +13,7 @@ from rich.table import Table
 from bench.process import call, has_trl
 from bench.results import machine, show
 
-# Tensors (tokens, vocabulary) in float32 that a way holds at its peak, without and with entropy.
-LIVE = {"plain": (3, 5), "trl_whole": (3, 6)}
+LIVE = {False: 3, True: 5}  # float32 tensors (tokens, vocabulary) at the plain way's peak, without and with entropy
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +42,10 @@ def run(arguments: argparse.Namespace) -> None:
         if vars(arguments)[name] < 1:
             raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
     options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy")}
-    if lack := missing("plain", options):
-        raise ValueError(f"--tokens {arguments.tokens}: the plain way {lack}; give fewer")
+    check_memory(arguments.tokens, arguments.vocab, arguments.entropy)
     ways = ["rft", "plain"]
     if has_trl(console, arguments.rft_only):
-        ways.append("trl_fused")
-        if lack := missing("trl_whole", options):
-            console.print(f"TRL on whole logits is left out: it {lack}")
-        else:
-            ways.append("trl_whole")
+        ways += ["trl_fused", "trl_whole"]
     console.print("Liger is left out: its kernels need a GPU, and this section measures the processor")
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         folder = Path(name)
@@ -70,14 +64,16 @@ def run(arguments: argparse.Namespace) -> None:
     show(console, arguments.out, numbers, table(numbers))
 
 
-def missing(way: str, options: dict[str, Any]) -> str:
-    """What a way would need of the memory and there is of it; empty where that is enough."""
-    needed = 4 * options["tokens"] * options["vocab"] * LIVE[way][options["entropy"]]
+def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
+    """Raises a ValueError where whole logits, as the plain way holds them, do not fit into memory."""
+    needed = 4 * tokens * vocabulary * LIVE[entropy]
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    if needed < 0.9 * available:  # the rest is for the head, its gradient, and the process
-        return ""
-    return f"needs {needed / 2**30:.1f} GiB for logits, and {available / 2**30:.1f} GiB are available"
+    if needed > 0.9 * available:  # the rest is for the head, its gradient, and the process
+        raise ValueError(
+            f"--tokens {tokens}: the plain way needs {needed / 2**30:.1f} GiB for logits, but "
+            f"{available / 2**30:.1f} are available; give fewer"
+        )
 
 
 def summary(side: dict[str, Any]) -> dict[str, float]:

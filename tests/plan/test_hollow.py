@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.fsdp  # registers its operations
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -104,12 +105,22 @@ def test_while_creating_only_floating_point_is_hollow(hollow):
 
 
 def test_numbers_of_a_hollow_tensor_are_one_and_masks_are_full(hollow):
-    tensor = hollow(2, 3)
+    tensor = hollow(2048, 2048)
     with hollow.mode:
         assert tensor.sum().item() == 1
         assert (tensor > 5).any() and torch.allclose(tensor, tensor + 1)
-        assert tensor[tensor > 5].shape == (6,)
-        assert (tensor > 5).nonzero().shape == (6, 2)
+        assert tensor[tensor > 5].shape == (2**22,)
+        assert (tensor > 5).nonzero().shape == (2**22, 2)
+
+
+def test_a_result_that_shares_memory_with_what_was_given_still_does(hollow):
+    """FSDP gathers so: its schema does not say what is written, nor what is a view of what."""
+    gathered, shard = torch.zeros(8), hollow(2)
+    with hollow.mode:
+        part, whole = torch.ops.fsdp.all_gather_copy_in([shard], gathered, [2], 2, 1)
+    assert whole.data_ptr() == gathered.data_ptr() and whole.shape == (8,)
+    assert part.data_ptr() == gathered[2:].data_ptr() and part.shape == (2,)
+    assert is_hollow(hollow.mode, gathered)
 
 
 def test_what_a_hollow_tensor_is_written_into_is_hollow_until_it_is_filled(hollow):
