@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK_ELEMENTS = 2**22  # logits of a block, and weights of the head: 16 MiB in float32, which stay in a CPU's cache
-NARROWEST = 576  # columns of a block, however many tokens: thinner products are slow
+BLOCK_ELEMENTS = 2**23  # logits of a block, and weights of the head: 32 MiB in float32; malloc does not reuse more
+NARROWEST = 2112  # columns of a block, however many tokens: with less, threads and kernels wait for each other
 
 
 def token_logprobs(
