@@ -12,7 +12,7 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
 | `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
 | `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
-| `version`          | (B,) int64      | rollout source        | staleness metrics                                   |
+| `version`          | (B, T) int64    | rollout source        | staleness metrics: weights that sampled each token  |
 | `scores`           | (B,) float32    | reward                | advantages                                          |
 | `terms`            | (B,) each       | reward                | filters, logs: the raw value of every reward term   |
 | `greedy_scores`    | (B,) float32    | source, if it is read | ReMax: the score of the prompt's greedy answer      |

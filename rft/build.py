@@ -72,9 +72,7 @@ class Job(Parts):
             suffix: what tells this job of a sweep from the others, in the folder's name; empty outside a sweep.
         """
         run = self.run
-        world = start(run.strategy["device"])
-        loaded = self.load(world.size)
-        self.check.end()
+        world, loaded = self.begin()
         wanted = Path(run.output_dir + suffix)
         folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
         with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
@@ -86,12 +84,27 @@ class Job(Parts):
                     "that trains: rollout/logprob_gap shows how far the two are apart"
                 )
             trainer, stages = self.assemble(world, loaded, folder, log)
-            numbers = trainer.fit(stages)
+            try:
+                numbers = trainer.fit(stages)
+            except BaseException:
+                trainer.engine.abort()
+                raise
+            finally:
+                trainer.engine.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} did not come: the warm-up was shorter than warmup.steps allows")
             if world.rank == 0:
                 finish_folder(folder, numbers)
         return numbers[run.metric]
+
+    def begin(self) -> tuple[World, Loaded]:
+        """Starts the processes and reads what a run reads before there is a model."""
+        world = start(self.run.strategy["device"])
+        with self.check():
+            self.engine.factory.check_here(self.engine.options)
+        loaded = self.load(world.size)
+        self.check.end()
+        return world, loaded
 
     def check_ranks(self, ranks: int) -> None:
         """Adds to `check` what is wrong where so many processes share the work."""
@@ -165,7 +178,7 @@ class Job(Parts):
             if role.column in reads:
                 shares = role.loss is None and policy.adapters is not None and self._starts_as_policy(role.key)
                 helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
-        engine: Engine = self.engine.build(model=policy.plain_model(), tokenizer=loaded.tokenizer)
+        engine = self.start_engine(world, policy, loaded, folder)
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
@@ -242,6 +255,16 @@ class Job(Parts):
             seed=run.seed,
         )
         return trainer, stages
+
+    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+        """What samples, with no weights yet."""
+        return self.engine.build(
+            world=world,
+            model=policy.plain_model(),
+            tokenizer=loaded.tokenizer,
+            folder=folder,
+            engine_args=self.run.rollout.engine_args,
+        )
 
     def _starts_as_policy(self, key: str) -> bool:
         """True where an actor names the same model as the policy."""

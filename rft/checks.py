@@ -10,9 +10,9 @@ from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
-from rft.options import Run
+from rft.options import Rollout, Run
 from rft.problems import Checks
-from rft.registry import did_you_mean
+from rft.registry import Target, did_you_mean
 
 Rows = list[dict[str, Any]]
 COUNTS = (
@@ -111,6 +111,17 @@ def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: in
             f"algorithm.group_size={group_size}: a group of one never differs, so dynamic sampling would draw it again "
             "and again; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
         )
+
+
+def check_engine(rollout: Rollout, engine: Target) -> None:
+    """The engine can do what is asked of it, and there is one to take the arguments that are meant for it."""
+    if rollout.engine_args and "engine_args" not in engine.takes:
+        name = sorted(rollout.engine_args)[0]
+        raise ValueError(
+            f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
+            "rollout or take it out"
+        )
+    engine.factory.check(engine.options | {"engine_args": rollout.engine_args}, rollout)
 
 
 def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: int) -> None:

@@ -47,6 +47,17 @@ def run(config: DictConfig) -> float:
     if plain["mode"] == "plan":
         return print_plan({str(key): value for key, value in plain.items()}, job)
 
+    if plain["mode"] == "doctor":
+        from rft.doctor.visit import visit
+
+        return visit({str(key): value for key, value in plain.items()})
+
+    if plain["mode"] == "serve":
+        from rft.serve import serve
+
+        serve({str(key): value for key, value in plain.items()}, Console())
+        return 0.0
+
     from rft.build import Job
 
     suffix = ""
@@ -79,7 +90,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on to us
     try:
         run()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if full_error:
             raise
         rank = os.environ.get("RANK")

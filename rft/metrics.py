@@ -23,6 +23,7 @@ class Metrics:
         self._weights: dict[str, tuple[float | Tensor, ...]] = {}  # (count, sum, sum of squares)
         self._largest: dict[str, float] = {}
         self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
+        self._notes: list[tuple[float, dict[str, Any]]] = []
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Adds to the sum and to the weight of a mean. Tensors stay where they are until `reduce`."""
@@ -52,6 +53,15 @@ class Metrics:
         """Adds weights to an effective sample size, as a share of all samples: (mean w)^2 / mean w^2."""
         weights = torch.where(mask, weights.detach().double(), 0.0)
         _add(self._weights, name, (mask.sum(), weights.sum(), weights.square().sum()))
+
+    def note(self, size: float, note: dict[str, Any]) -> None:
+        """Keeps what is to be told of single tokens, if it is among the largest."""
+        self._notes.append((size, note))
+
+    def largest_notes(self, count: int, gather: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
+        """The largest notes of all ranks, the largest first; `gather` is as in `reduce`."""
+        everyones = [note for theirs in gather(_largest(self._notes, count)) for note in theirs]
+        return [note for _, note in _largest(everyones, count)]
 
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
@@ -91,6 +101,10 @@ class Metrics:
 def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:
     """Adds numbers to those that go by a name."""
     sums[name] = tuple(before + number for before, number in zip(sums.get(name, (0.0,) * len(part)), part, strict=True))
+
+
+def _largest(notes: list[tuple[float, dict[str, Any]]], count: int) -> list[tuple[float, dict[str, Any]]]:
+    return sorted(notes, key=lambda note: note[0], reverse=True)[:count]
 
 
 def _pooled(parts: list[tuple[int, float, float]]) -> float:

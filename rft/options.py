@@ -1,6 +1,6 @@
 """The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rft.actor.optimizer import Optimizer
@@ -35,6 +35,7 @@ class Rollout(Sampling):
     """How training samples, and the engine that does it."""
 
     engine: Any
+    engine_args: dict[str, Any] = field(default_factory=dict)  # an engine that takes none has none in its yaml
 
     def truncates(self) -> bool:
         """True where training samples from another distribution than the one that it computes with."""
@@ -70,6 +71,22 @@ class Plan:
     ranks: int | None
     prompt_tokens: int | None
     memory_gib: float | None
+
+
+@dataclass
+class Serve:
+    """The servers of mode=serve; see `rft.serve`."""
+
+    host: str
+    port: int
+    count: int
+    python: str | None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"serve.count={self.count}: set it to 1 or more")
+        if not 1024 <= self.port <= 65536 - self.count:
+            raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
 
 
 @dataclass
@@ -116,7 +133,7 @@ class Run:
     name: str
     seed: int
     steps: int
-    mode: Literal["train", "verify", "plan"]
+    mode: Literal["train", "verify", "plan", "doctor", "serve"]
     output_dir: str
     plugins: list[str]
     resume: bool
@@ -127,6 +144,7 @@ class Run:
     trajectories: Trajectories
     profile: Profile
     plan: Plan
+    serve: Serve
     warmup: Warmup | None
     algorithm: MethodOptions
     actor: dict[str, Any]

@@ -9,6 +9,7 @@ from rft.algorithm.roles import ROLES
 from rft.checks import (
     check_adapters,
     check_architecture,
+    check_engine,
     check_flow,
     check_metric,
     check_numbers,
@@ -24,6 +25,7 @@ from rft.reward.compose import WeightedSum
 from rft.rollout.evaluate import measured
 
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
+FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args")
 FROM_ROLLOUT = (
     "world",
     "engine",
@@ -59,7 +61,9 @@ class Parts:
         self.run = run = cast(Run, Partial(**fields))
         self._check_actors()
         self.strategy = check.attempt(lambda: Target(run.strategy, "strategy", ("world",)))
-        self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", ("model", "tokenizer")))
+        self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
+        with check():
+            check_engine(run.rollout, self.engine)
         self.source = check.attempt(lambda: Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT))
         self.train = check.attempt(lambda: Target(run.data.train, "data.train", ("key",)))
         self.held_out: dict[str, Target] = {}

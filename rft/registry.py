@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Literal, Union
 
 from rft.problems import Checks
@@ -220,7 +221,7 @@ def sift(
     for name in unknown:
         takes = ", ".join(taken) or "no options"
         check.messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
-    hints = typing.get_type_hints(vars(function)["__init__"] if isinstance(function, type) else function)
+    hints = typing.get_type_hints(attrgetter("__init__")(function) if isinstance(function, type) else function)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)

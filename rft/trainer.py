@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from rft.actor.actor import Actor, Diverged
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import Method, idle_row
-from rft.algorithm.mismatch import record_mismatch
+from rft.algorithm.mismatch import WORST, record_mismatch
 from rft.algorithm.resample import redrawn
 from rft.algorithm.roles import ROLES
 from rft.balance import Balance
@@ -24,6 +24,7 @@ from rft.metrics import Metrics
 from rft.profiler import Profiler
 from rft.rollout.engine import Engine
 from rft.rollout.evaluate import Evaluator
+from rft.rollout.texts import told
 
 
 class Source(Protocol):
@@ -68,6 +69,10 @@ class Stage:
     optimizer: Optimizer
     eval_every: int
     stop_at: float | None
+
+    def samples(self) -> bool:
+        """Whether its batches are sampled from the policy."""
+        return "rollout_logprobs" in self.source.writes
 
 
 @dataclass
@@ -128,6 +133,7 @@ class Trainer:
         self.profiler = profiler
         self.seed = seed
         self.step = 0
+        self.awake = False  # the engine, with the weights of the policy
         self.numbers: dict[str, float] = {}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
@@ -135,7 +141,6 @@ class Trainer:
         saved = self.checkpoints.read()
         if saved is None:
             self.log.rewind(-1)
-            self.engine.update_weights(0, self.policy.weights())
             texts: list[dict[str, Any]] = []
             self.record(stages[0].name, self.evaluate(texts), texts)
         else:
@@ -147,15 +152,18 @@ class Trainer:
                 continue
             done = self.begin(number, stage, saved)
             saved = None
+            self.wake()
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
                     self.step += 1
                     with self.profiler.step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
                         batch = stage.source.next(metrics)
+                        self.rest()
                         self.annotate(stage, batch, metrics)
                         self.update(stage, stage_step, batch, metrics)
-                        self.refresh(metrics)
+                        if stage.samples():
+                            self.refresh(metrics)
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
                         break
@@ -172,7 +180,6 @@ class Trainer:
         if saved is not None:
             for key, state in saved["actors"].items():
                 self.actors()[key].load_state_dict(state, with_optimizer=within)
-            self.engine.update_weights(self.step, self.policy.weights())
         if not within:
             for actor in self.copies:
                 actor.start_like(self.policy)
@@ -198,7 +205,7 @@ class Trainer:
                 for name, column in wanted.items():
                     batch[column] = outputs[name]
             if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
-                record_mismatch(metrics, batch["old_logprobs"], batch["rollout_logprobs"], batch["keep"])
+                record_mismatch(metrics, batch["old_logprobs"], batch)
             for role in ROLES:
                 if role.column in reads:
                     helper, wants = self.helpers[role.key], (role.output,)
@@ -222,7 +229,7 @@ class Trainer:
                     moved = epoch > 0 or number > 0
                     current = self.current(stage, batch, rows, moved)
                     if compare and "logprobs" in current:  # before anything is rejected
-                        record_mismatch(metrics, current["logprobs"], rows["rollout_logprobs"], rows["keep"])
+                        record_mismatch(metrics, current["logprobs"], rows)
                     method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
                     idle = idle_row(batch, rows)
                     rows = self.balance.rows(rows, metrics)
@@ -268,7 +275,23 @@ class Trainer:
     def refresh(self, metrics: Metrics) -> None:
         """Gives the engine the new weights."""
         with metrics.timer("refresh"):
+            self.wake()
+        for name, number in self.engine.health().items():
+            metrics.largest(f"engine/{name}", number)
+
+    def rest(self) -> None:
+        """Lets the engine sleep while the policy trains."""
+        if self.awake:
+            self.engine.sleep()
+        self.awake = False
+
+    def wake(self) -> None:
+        """Wakes the engine with the weights of the policy, if it rests. A collective."""
+        if not self.awake:
+            self.engine.wake("weights")
             self.engine.update_weights(self.step, self.policy.weights())
+            self.engine.wake("kv_cache")
+        self.awake = True
 
     def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
         """Adds what is known of the batch as a whole."""
@@ -281,7 +304,7 @@ class Trainer:
             metrics.mean("reward/mean", batch["scores"])
             metrics.deviation("reward/std", batch["scores"])
             metrics.mean("length/truncated", batch["truncated"])
-            metrics.mean("staleness/mean", self.step - 1 - batch["version"])
+            metrics.mean("staleness/mean", self.step - 1 - batch["version"], batch["response_mask"])
             for name, values in batch["terms"].items():
                 metrics.mean(f"reward/{name}", values)
         metrics.largest("memory/peak_gib", peak_gib(self.world.device))
@@ -296,6 +319,7 @@ class Trainer:
             numbers |= self.evaluate(texts)
         done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
         self.record(stage.name, numbers, texts)
+        self.log.worst_tokens(self.step, told(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer))
         if done or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
         return done
@@ -303,6 +327,7 @@ class Trainer:
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
         started = time.perf_counter()
+        self.wake()
         numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]

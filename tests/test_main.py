@@ -99,7 +99,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "algorithm.source.redraw.between=[0.9, 0.1]: expected [low, high] with 0 <= low < high, or null",
         ),
         (["steps=many"], "steps: expected whole number, got 'many'"),
-        (["mode=tain"], "mode: expected one of train, verify, plan, got 'tain'; did you mean train?"),
+        (["mode=tain"], "mode: expected one of train, verify, plan, doctor, serve, got 'tain'; did you mean train?"),
     ],
 )
 def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
@@ -412,7 +412,7 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
 def spoilt(logprobs, batch, *, part):
     """Not finite on the rows of every fourth group, in the loss or in its gradient alone, in the fourth step."""
     loss = -logprobs * batch["advantages"]
-    wrong = ((batch["version"] >= 3) & (batch["group"] % 4 == 1))[:, None]  # two steps of warm-up, one of training
+    wrong = (batch["version"] >= 3) & (batch["group"] % 4 == 1)[:, None]  # two steps of warm-up, one of training
     if part == "loss":
         return torch.where(wrong, float("nan"), loss), {}
     return loss + torch.where(

@@ -28,6 +28,10 @@ class Thing:
         self.world, self.size, self.name = world, size, name
 
 
+class Heir(Thing):
+    """Built as what it comes from."""
+
+
 def make_thing(*, world: str, size: int) -> Thing:
     return Thing(world, size)
 
@@ -262,7 +266,7 @@ def importable(monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(**globals()))
 
 
-@pytest.mark.parametrize("name", ["Thing", "make_thing"])
+@pytest.mark.parametrize("name", ["Thing", "Heir", "make_thing"])
 def test_a_target_is_built_from_its_options_and_what_it_takes_of_the_rest(name):
     thing = target(name, size=3).build(world="w", seed=1)
     assert (thing.world, thing.size, thing.name) == ("w", 3, None)

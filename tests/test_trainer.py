@@ -92,6 +92,12 @@ RUNS = {
 }
 
 
+def worst(run):
+    """The lines of the worst tokens; none where nothing was sampled."""
+    path = run / "worst_tokens.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 @pytest.mark.parametrize(("overrides", "step"), RUNS.values(), ids=RUNS.keys())
 def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tmp_path, monkeypatch):
     """The step fails after the batch is drawn and scored: nothing of that may last."""
@@ -117,6 +123,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tm
     assert all(norm > 0 for norm in moved), "the run did train"
     texts = [sorted(path.name for path in (tmp_path / run / "trajectories").iterdir()) for run in ("whole", "parts")]
     assert texts[0] == texts[1]
+    assert worst(tmp_path / "parts") == worst(tmp_path / "whole")
 
 
 def test_dynamic_sampling_has_groups_that_wait(tiny, tmp_path):
@@ -400,6 +407,15 @@ def test_the_numbers_of_a_step_are_those_of_its_batch(tiny, tmp_path, monkeypatc
         assert row["length/truncated"] == pytest.approx(sum(cut) / 16)
         assert row["staleness/mean"] == 0.0
         assert row["rollout/logprob_gap"] < 1e-5
+        [tokens] = [line["tokens"] for line in worst(tmp_path / "run") if line["step"] == row["step"]]
+        gaps = [abs(token["trainer"] - token["engine"]) for token in tokens]
+        assert gaps == sorted(gaps, reverse=True) and len(gaps) == 5
+        assert gaps[0] == pytest.approx(row["rollout/logprob_gap_max"], rel=1e-6)
+        for token in tokens:
+            at = batch["unit"].tolist().index(token["unit"])
+            answer = batch["tokens", "input_ids"][at][batch["response_mask"][at]]
+            assert answer[token["position"]] == token["token"] and token["group"] == batch["group"][at]
+            assert token["engine"] == batch["rollout_logprobs"][at][batch["response_mask"][at]][token["position"]]
         assert 0 < row["entropy"] < math.log(30)
         assert row["padding/waste"] == 0.0
 

@@ -219,7 +219,7 @@ class Actor:
             statistics |= {name: columns[name] for name in watch}
             self._record(metrics, micro, shares, statistics)
             if compare:
-                record_mismatch(metrics, columns["logprobs"].detach(), rows["rollout_logprobs"], rows["keep"])
+                record_mismatch(metrics, columns["logprobs"].detach(), rows)
         for term in objective.terms:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
         assert self.optimizer is not None and self.scheduler is not None

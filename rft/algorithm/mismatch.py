@@ -1,13 +1,20 @@
 """How far the policy that trains is from the policy that sampled."""
 
+from typing import Any
+
+import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.kl import k1, k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.metrics import Metrics
 
+WORST = 5  # tokens of a step that are told one by one
+CONTEXT = 8  # tokens before each of them
 
-def record_mismatch(metrics: Metrics, old_logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor) -> None:
+
+def record_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict) -> None:
     """Adds diagnostics of the gap between trainer and rollout engine, with rho = exp(old - rollout) of a trained token.
 
     `rollout/logprob_gap`, `rollout/logprob_gap_max`: mean and largest |log rho|.
@@ -19,11 +26,14 @@ def record_mismatch(metrics: Metrics, old_logprobs: Tensor, rollout_logprobs: Te
     `rollout/chi2`: the chi-squared divergence of old from rollout, E[rho^2] - 1.
     `rollout/ess`: the effective sample size as a share of the tokens, (mean rho)^2 / mean rho^2; 1 without a mismatch.
 
+    The worst tokens are noted one by one; see `worst_tokens`.
+
     Args:
         metrics: receives them; each is a mean over all trained tokens (rows for `ppl_gap`) of the step.
-        old_logprobs, rollout_logprobs: (B, T) of the same sampled tokens.
-        keep: (B, T) bool, the trained tokens.
+        old_logprobs: (B, T).
+        rows: a batch with `rollout_logprobs` (B, T) of the same tokens, and `keep`, those that train.
     """
+    keep, rollout_logprobs = rows["keep"], rows["rollout_logprobs"]
     log_rho = log_ratio(old_logprobs.double(), rollout_logprobs, keep)  # (B, T)
     rho = ratio(log_rho)
     metrics.mean("rollout/logprob_gap", log_rho.abs(), keep)
@@ -35,3 +45,34 @@ def record_mismatch(metrics: Metrics, old_logprobs: Tensor, rollout_logprobs: Te
     metrics.mean("rollout/ppl_gap", -log_rho.sum(dim=1) / keep.sum(dim=1).clamp(min=1), keep.any(dim=1))
     metrics.mean("rollout/chi2", rho.square() - 1, keep)
     metrics.effective_share("rollout/ess", rho, keep)
+    for token in worst_tokens(old_logprobs, rows):
+        metrics.note(abs(token["trainer"] - token["engine"]), token)
+
+
+def worst_tokens(logprobs: Tensor, rows: TensorDict) -> list[dict[str, Any]]:
+    """The trained tokens whose log-probability (B, T) is farthest from that of the engine, the farthest first.
+
+    Returns:
+        Of each at most `WORST` tokens: `group` and `unit` of the row, `position` in the response, `token` (its id),
+        `trainer` and `engine` (the log-probabilities), and `before`, the ids of the tokens in front of it.
+    """
+    keep, ids = rows["keep"], rows["tokens", "input_ids"]
+    gaps = log_ratio(logprobs, rows["rollout_logprobs"], keep).abs().masked_fill(~keep, -1.0).flatten()  # (B * T,)
+    places = gaps.topk(min(WORST, int(keep.sum()))).indices  # (W,)
+    row, column = places // keep.shape[1], places % keep.shape[1]
+    window = column[:, None] + torch.arange(CONTEXT, device=ids.device)
+    before = torch.nn.functional.pad(ids, (CONTEXT, 0), value=-1)[row[:, None], window].cpu()  # (W, CONTEXT)
+    whole = {
+        "group": rows["group"][row],
+        "unit": rows["unit"][row],
+        "position": column - rows["response_mask"].int().argmax(1)[row],
+        "token": ids[row, column],
+    }
+    parts = {"trainer": logprobs[row, column], "engine": rows["rollout_logprobs"][row, column]}
+    whole, parts = ({name: values.cpu() for name, values in columns.items()} for columns in (whole, parts))
+    return [
+        {name: int(values[number]) for name, values in whole.items()}
+        | {name: float(values[number]) for name, values in parts.items()}
+        | {"before": [int(token) for token in before[number] if token >= 0]}
+        for number in range(len(places))
+    ]

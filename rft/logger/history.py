@@ -9,6 +9,7 @@ from typing import Any
 
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories"
+WORST_TOKENS = "worst_tokens.jsonl"
 ELAPSED = "time/elapsed_s"
 STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`
 LOWER_IS_BETTER = ("loss", "perplexity")

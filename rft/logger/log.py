@@ -18,7 +18,9 @@ from rft.logger.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
+    WORST_TOKENS,
     History,
+    read_lines,
     trajectory_files,
     write_atomically,
 )
@@ -47,7 +49,7 @@ class Sink(Protocol):
 
 
 class RunLog:
-    """Writes `metrics.jsonl`, `trajectories/` and `report.html` into the run folder, and tells console and sinks.
+    """Writes `metrics.jsonl`, `worst_tokens.jsonl`, `trajectories/` and `report.html`, and tells console and sinks.
 
     As a context manager it closes itself, and marks the run as failed where an exception passes through.
 
@@ -82,6 +84,8 @@ class RunLog:
         for written, path in trajectory_files(self.run):
             if written > step:
                 path.unlink()
+        if (worst := self.run / WORST_TOKENS).exists():
+            write_atomically(worst, "".join(_line(row) for row in read_lines(worst) if row["step"] <= step))
         history = History(kept)
         self._began = time.perf_counter() - history.elapsed
         self.console.recall(history)
@@ -125,7 +129,13 @@ class RunLog:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes sampled texts: rows of `prompt`, `response`, `score` and whatever else JSON can hold."""
         path = self.run / TRAJECTORIES / f"step_{step:08d}.jsonl"
-        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_atomically(path, "".join(map(_line, rows)))
+
+    def worst_tokens(self, step: int, tokens: Sequence[Mapping[str, Any]]) -> None:
+        """Adds a line with the tokens on which trainer and engine are farthest apart; none where no token has both."""
+        if tokens:
+            with (self.run / WORST_TOKENS).open("a", encoding="utf-8") as file:
+                file.write(_line({"step": step, "tokens": tokens}))
 
     def close(self, failure: str = "") -> None:
         """Ends the live display, writes the report, prints the summary. A second call does nothing.
@@ -180,5 +190,12 @@ class SilentLog(RunLog):
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         pass
 
+    def worst_tokens(self, step: int, tokens: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
     def close(self, failure: str = "") -> None:
         pass
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -90,6 +90,8 @@ def _numbers(job: Rehearsal, forecast: Forecast) -> Table:
         if updates == 1
         else f"rows train up to {updates - 1:,} optimizer steps after they were sampled",
     }
+    if not job.engine.factory.rehearses:
+        facts["engine"] = "its own memory is not counted here; rollout.engine_args says what it takes"
     table = _table("what is to be done")
     table.show_header = False
     for fact, said in facts.items():

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from rft.actor.actor import Actor
 from rft.actor.load import read_config, without_reading
 from rft.build import Job, Loaded
-from rft.distributed import pretend
+from rft.distributed import World, pretend
 from rft.logger.log import SilentLog
 from rft.parts import Parts
 from rft.plan.hollow import Hollow
 from rft.plan.ledger import Ledger
-from rft.plan.stand_ins import Answers, Texts, Vocabulary, half_right
+from rft.plan.stand_ins import Absent, Answers, Texts, Vocabulary, half_right
 from rft.plan.walk import Walk
+from rft.rollout.engine import Engine
 
 
 @dataclass
@@ -97,6 +99,12 @@ class Rehearsal(Job):
                     f"that is over the model's context of {context}; lower one of them or choose another model"
                 )
 
+    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+        """The run's own, where it can be gone through."""
+        if self.engine.factory.rehearses:
+            return super().start_engine(world, policy, loaded, folder)
+        return Absent()
+
     def forecast(self) -> Forecast:
         """Goes through two steps of every stage of the run.
 
@@ -120,9 +128,10 @@ class Rehearsal(Job):
             walk = Walk(trainer, texts, hollow, ledger)
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)
-            if "rollout_logprobs" in self.source.factory.writes:
+            rehearses = self.engine.factory.rehearses
+            if rehearses and "rollout_logprobs" in self.source.factory.writes:
                 walk.sample("rollout", groups, run.rollout, size)
-            if self._held_out:
+            if rehearses and self._held_out:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
             parameters = list(trainer.policy.network.parameters())
             return Forecast(

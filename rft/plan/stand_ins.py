@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -56,8 +56,53 @@ class Texts(Encoder):
         return [[0]] * len(texts)
 
 
+class Silent:
+    """The part of an engine that a plan has no use for."""
+
+    rehearses = True
+
+    @staticmethod
+    def check(options: dict[str, Any], sampling: Sampling) -> None:
+        """Refuses nothing."""
+
+    @staticmethod
+    def check_here(options: dict[str, Any]) -> None:
+        """Needs nothing."""
+
+    def sleep(self) -> None:
+        """Keeps what it has."""
+
+    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Never slept."""
+
+    def abort(self) -> None:
+        """Nothing goes on."""
+
+    def health(self) -> dict[str, float]:
+        """No numbers."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Absent(Silent):
+    """In place of an engine that cannot be gone through: it takes the weights as they come and keeps none."""
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+    ) -> list[list[Completion]]:
+        """Nobody asks it: `Answers` stand before it."""
+        raise AssertionError("an engine that is not there")
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Lets each go before the next one is gathered."""
+        for _ in tensors:
+            pass
+
+
 @dataclass
-class Answers:
+class Answers(Silent):
     """An engine that answers at once.
 
     Attributes:
@@ -76,7 +121,9 @@ class Answers:
 
         def answer(sample: int, limit: int) -> Completion:
             tokens = min(limit, most)
-            return Completion([sample] * tokens, [0.0] * tokens, "length", "", 0)  # no two of a prompt are alike
+            return Completion(
+                [sample] * tokens, [0.0] * tokens, "length", "", [0] * tokens
+            )  # no two of a prompt are alike
 
         return [
             [answer(sample, limit) for sample, limit in enumerate(request.limits or [most] * len(request.seeds))]

@@ -5,7 +5,7 @@ An engine knows nothing of rows, rewards or text templates. Whoever implements `
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -66,6 +66,12 @@ class Request:
     seeds: list[int]
     limits: list[int] | None = None
 
+    def limit(self, sample: int, sampling: "Sampling") -> int:
+        """The cap on new tokens of a sample."""
+        most = sampling.max_new_tokens if self.limits is None else min(sampling.max_new_tokens, self.limits[sample])
+        assert most > 0, "a sample has at least one token"
+        return most
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -78,7 +84,7 @@ class Completion:
             truncation; for greedy tokens under the plain softmax of the logits.
         finish_reason: `stop` at an end token or a stop string, `length` at the cap.
         text: the tokens decoded without special tokens, cut before the stop string.
-        version: of the weights that sampled it.
+        versions: of the weights that sampled each token.
         given: places in `tokens` of what was put in and not sampled; the log-probability there is 0.
     """
 
@@ -86,12 +92,42 @@ class Completion:
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     text: str
-    version: int
+    versions: list[int]
     given: range = range(0)
 
 
 class Engine(Protocol):
-    """What the rollout source asks of an engine."""
+    """What the rollout source asks of an engine.
+
+    Attributes:
+        rehearses: whether mode=plan can go through it without numbers, to see what it takes.
+    """
+
+    rehearses: bool
+
+    @staticmethod
+    def check(options: dict[str, Any], sampling: Sampling) -> None:
+        """Refuses what it cannot do before a model is loaded.
+
+        Args:
+            options: of the engine in the yaml, and `engine_args`.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        ...
+
+    @staticmethod
+    def check_here(options: dict[str, Any]) -> None:
+        """Refuses where what it needs is not on this machine. A plan, for another machine, does not ask.
+
+        Args:
+            options: of the engine in the yaml.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        ...
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
@@ -115,6 +151,30 @@ class Engine(Protocol):
             version: what completions sampled from now on are stamped with.
             tensors: may be a generator; a tensor may be kept without a copy and then follows its owner's changes.
         """
+        ...
+
+    def sleep(self) -> None:
+        """Gives back the memory that it can do without while the trainer works. It forgets its weights."""
+        ...
+
+    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Takes memory again: for new weights first, and once they have come for keys and values."""
+        ...
+
+    def abort(self) -> None:
+        """Stops whatever is being sampled, as when the run ends in the middle of it."""
+        ...
+
+    def health(self) -> dict[str, float]:
+        """Numbers about the engine since they were last asked for, by their name.
+
+        Raises:
+            RuntimeError: the engine is lost; names it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends whatever it started."""
         ...
 
 

@@ -5,7 +5,7 @@ Left out: paged storage and new rows joining a running batch (rows above `max_ro
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from rft.rollout.cache import can_join, expand, make_cache
 from rft.rollout.engine import Completion, Request, Sampling
 from rft.rollout.sampling import greedy, sample, stream, uniform
+from rft.rollout.texts import completions, decode, end_tokens
 
 PREFILL_TOKENS = 16384  # of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch of fewer live rows than this share is compacted, which copies the cache once
@@ -29,15 +30,28 @@ class HFEngine:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> None:
-        if max_rows < 1:
-            raise ValueError(f"rollout.engine.max_rows={max_rows} decodes nothing; set it to at least 1")
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.max_rows = max_rows
         self.version = 0
-        named = model.generation_config.eos_token_id
-        self.ends = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
-        self.ends -= {None}
+        self.ends = end_tokens(model, tokenizer)
+
+    rehearses = True
+
+    @staticmethod
+    def check(options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        if options["max_rows"] < 1:
+            raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")
+
+    @staticmethod
+    def check_here(options: dict[str, Any]) -> None:
+        """Whatever computes here can also sample here."""
+
+    @staticmethod
+    def dialect(engine_args: dict[str, Any]) -> None:
+        """It cannot be served."""
+        raise ValueError("mode=serve: rollout=hf samples in the process that trains; choose another rollout")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Points the parameters at the given tensors: no copy where type and device agree.
@@ -78,7 +92,7 @@ class HFEngine:
             rows = [(request, index) for request, samples in wave for index in samples]
             prompts = [requests[request].prompt for request, _ in wave]
             seeds = [requests[request].seeds[index] for request, index in rows]
-            limits = [_limit(requests[request], index, sampling) for request, index in rows]
+            limits = [requests[request].limit(index, sampling) for request, index in rows]
             copies = [len(samples) for _, samples in wave]
             found |= zip(rows, self._complete(prompts, copies, seeds, limits, sampling, count), strict=True)
         return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
@@ -101,7 +115,7 @@ class HFEngine:
         padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
         padding = padding.repeat_interleave(samples)  # (R,)
         streams, caps = stream(seeds).to(device), torch.tensor(limits, device=device)  # (R,)
-        ends = torch.tensor(sorted(self.ends), device=device, dtype=torch.int64)
+        ends = torch.tensor(self.ends, device=device, dtype=torch.int64)
         stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
         live = torch.ones(len(seeds), dtype=torch.bool, device=device)
         rows = torch.arange(len(seeds), device=device)
@@ -172,14 +186,24 @@ class HFEngine:
         cuts = [slice(start, end) for start, end in itertools.pairwise(ends)]
         every_token, every_logprob = tokens[live][order].tolist(), logprobs[live][order].tolist()
         drawn, logs = [every_token[cut] for cut in cuts], [every_logprob[cut] for cut in cuts]
-        texts = decode(self.tokenizer, drawn)
-        completions = []
-        for ids, numbers, text in zip(drawn, logs, texts, strict=True):
-            places = [place for place in (text.find(string) for string in stop) if place >= 0]
-            reason: Literal["stop", "length"] = "stop" if places or ids[-1] in self.ends else "length"
-            text = text[: min(places)] if places else text
-            completions.append(Completion(ids, numbers, reason, text, self.version))
-        return completions
+        stamps = [[self.version] * len(ids) for ids in drawn]
+        return completions(self.tokenizer, self.ends, stop, drawn, logs, stamps)
+
+    def sleep(self) -> None:
+        """Nothing to give back: the weights are the trainer's own, and keys and values live as long as a wave."""
+
+    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Nothing was given back."""
+
+    def abort(self) -> None:
+        """Nothing goes on outside `generate`."""
+
+    def health(self) -> dict[str, float]:
+        """No numbers: it lives and dies with this process."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class StopStrings:
@@ -202,11 +226,6 @@ class StopStrings:
             self.tails[row] = [*self.tails[row][1 - self.window :], token]
         texts = decode(self.tokenizer, [self.tails[row] for row in places])
         return torch.tensor([any(s in text for s in self.strings) for text in texts], device=rows.device)
-
-
-def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[str]:
-    """The texts of the tokens, as they are: no special tokens, no tidying of spaces."""
-    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:
@@ -242,9 +261,3 @@ def chunks(prompts: list[list[int]]) -> list[range]:
             cuts.append(range(index, index + 1))
             real = len(prompt)
     return cuts
-
-
-def _limit(request: Request, index: int, sampling: Sampling) -> int:
-    limit = sampling.max_new_tokens if request.limits is None else min(sampling.max_new_tokens, request.limits[index])
-    assert limit > 0, "a sample has at least one token"
-    return limit

@@ -54,7 +54,7 @@ class Interruption:
                 tokens=start.tokens + phrase + end.tokens,
                 logprobs=start.logprobs + [0.0] * len(phrase) + end.logprobs,
                 text=start.text + self.phrase + end.text,
-                version=start.version,
+                versions=start.versions + end.versions[:1] * len(phrase) + end.versions,
                 given=range(len(start.tokens), len(start.tokens) + len(phrase)),
             )
         return found

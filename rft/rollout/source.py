@@ -223,11 +223,13 @@ def rollout_row(prompt: list[int], completion: Completion, row: dict[str, Any]) 
     trains[start + completion.given.start : start + completion.given.stop] = False
     logprobs = torch.zeros(len(ids))
     logprobs[start:] = torch.tensor(completion.logprobs)
+    version = torch.zeros_like(ids)
+    version[start:] = torch.tensor(completion.versions)
     return {
         "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
         "response_mask": trains,
         "truncated": completion.finish_reason == "length",
         "rollout_logprobs": logprobs,
-        "version": completion.version,
+        "version": version,
         "fields": row | {"text": completion.text, "finish_reason": completion.finish_reason},
     }

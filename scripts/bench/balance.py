@@ -149,7 +149,7 @@ def planning(lengths: list[list[int]], ranks: int) -> dict[str, float]:
 def update(folder: Path, workload: Workload, steps: int, moves: bool) -> dict[str, Any]:
     """The main job on two ranks with one thread each: seconds of its updates, and how even their work was."""
     run = folder / f"balance_{str(moves).lower()}"
-    overrides = [f"rollout.engine.folder={folder}", f"output_dir={run}", f"batch.balance={str(moves).lower()}"]
+    overrides = [f"rollout.engine.workload={folder}", f"output_dir={run}", f"batch.balance={str(moves).lower()}"]
     overrides += [f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
     overrides += [f"rollout.max_new_tokens={workload.longest}", "strategy.device=cpu"]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

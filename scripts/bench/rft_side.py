@@ -23,14 +23,16 @@ class ForcedLengths(HFEngine):
 
     Args:
         model, tokenizer, max_rows: as in `HFEngine`.
-        folder: of the workload.
+        workload: its folder.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, folder: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, workload: str
+    ) -> None:
         super().__init__(model, tokenizer, max_rows)
-        self.ends = set()
-        self._lengths = Lengths(Path(folder), tokenizer)
-        self._file = Path(folder) / "cpu.json"
+        self.ends = []
+        self._lengths = Lengths(Path(workload), tokenizer)
+        self._file = Path(workload) / "cpu.json"
         self._began = 0.0
         self._cpu: list[float] = []
 

@@ -72,7 +72,7 @@ def start_rft(folder: Path, number: int) -> dict[str, float]:
     call(["-m", "rft.main", "--cfg", "job"], stdout=subprocess.DEVNULL)
     seconds = {CONFIG: time.perf_counter() - started}
     output = folder / f"run{number}"
-    overrides = [f"rollout.engine.folder={folder}", "batch.prompts=1", "steps=1", f"rollout.max_new_tokens={LENGTH}"]
+    overrides = [f"rollout.engine.workload={folder}", "batch.prompts=1", "steps=1", f"rollout.max_new_tokens={LENGTH}"]
     command = [sys.executable, "-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides, f"output_dir={output}"]
     metrics = output / "metrics.jsonl"
     with (folder / "said.txt").open("w") as said:

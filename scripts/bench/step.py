@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
     """The main job in a process of its own; what it logged of every step."""
-    overrides = [f"rollout.engine.folder={folder}", f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
+    overrides = [f"rollout.engine.workload={folder}", f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
     overrides += [f"rollout.max_new_tokens={workload.longest}"]
     call(["-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides])
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -72,7 +72,7 @@ def config_of(folder: Path, overrides: list[str]) -> dict[str, Any]:
     path = f"hydra.searchpath=[file://{CONFIG_FOLDER}]"
     unclipped = "actor.optimizer.max_grad_norm=1e9"
     with initialize_config_dir(str(HERE), version_base="1.3"):
-        config = compose("step", [f"rollout.engine.folder={folder}", unclipped, path, *overrides])
+        config = compose("step", [f"rollout.engine.workload={folder}", unclipped, path, *overrides])
     whole: Any = OmegaConf.to_container(config, resolve=True)
     return whole
 

@@ -14,6 +14,15 @@ SIGMA = 0.78  # of the logarithm: with 64 rows and a longest of 256 tokens, the 
 SHORTEST = 8
 PAD, END = "<pad>", "<eos>"
 SIZES: dict[str, dict[str, Any]] = {
+    "150m": {
+        "vocab_size": 32768,
+        "hidden_size": 768,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
     "21m": {
         "vocab_size": 32768,
         "hidden_size": 256,
@@ -22,6 +31,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
+    },
+    "1m": {
+        "vocab_size": 2048,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
     },
     "tiny": {
         "vocab_size": 128,

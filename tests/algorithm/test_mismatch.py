@@ -4,19 +4,28 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from rft.algorithm.mismatch import record_mismatch
+from rft.algorithm.mismatch import record_mismatch, worst_tokens
 from rft.metrics import Metrics
 
 F64 = torch.float64
 e = math.exp
 
 
+def batch(rollout, keep):
+    """Rows whose token ids count on from row to row."""
+    ids = torch.arange(keep.numel()).reshape(keep.shape)
+    rows = torch.arange(len(keep))
+    columns = {"tokens": {"input_ids": ids}, "response_mask": keep, "group": rows // 2, "unit": rows}
+    return TensorDict({**columns, "rollout_logprobs": rollout, "keep": keep}, batch_size=[len(keep)])
+
+
 def numbers(old, rollout, keep, splits=None):
     ranks = []
     for rows in splits or [list(range(len(keep)))]:
         ranks.append(Metrics())
-        record_mismatch(ranks[-1], old[rows], rollout[rows], keep[rows])
+        record_mismatch(ranks[-1], old[rows], batch(rollout, keep)[rows])
     handed = []
     for metrics in ranks:
         metrics.reduce(lambda mine: handed.append(mine) or [mine])
@@ -74,3 +83,26 @@ def test_each_is_the_divergence_it_is_named_for():
     assert found["rollout/kl_reverse"] == pytest.approx(float(backward), rel=1e-9)
     assert found["rollout/chi2"] == pytest.approx(chi2, rel=1e-9)
     assert found["rollout/ess"] == pytest.approx(1 / (1 + chi2), rel=1e-9)
+
+
+def test_the_worst_tokens_are_told_one_by_one():
+    found = worst_tokens(OLD, batch(ROLLOUT, KEEP))
+    assert [(token["unit"], token["token"], token["position"]) for token in found] == [(0, 2, 1), (0, 1, 0), (1, 4, 0)]
+    assert found[0] == {
+        "group": 0, "unit": 0, "position": 1, "token": 2, "trainer": -3.0, "engine": -2.0, "before": [0, 1]
+    }  # fmt: skip
+    many = torch.ones(4, 9, dtype=torch.bool)
+    gaps = torch.arange(36.0).reshape(4, 9)
+    assert [token["token"] for token in worst_tokens(gaps, batch(torch.zeros(4, 9), many))] == [35, 34, 33, 32, 31]
+    assert worst_tokens(gaps, batch(torch.zeros(4, 9), many))[0]["before"] == list(range(27, 35))
+    assert worst_tokens(OLD, batch(ROLLOUT, torch.zeros_like(KEEP))) == []
+
+
+def test_of_all_ranks_the_worst_tokens_are_told():
+    ranks = [Metrics(), Metrics()]
+    for metrics, rows in zip(ranks, ([1, 2], [0]), strict=True):
+        record_mismatch(metrics, OLD[rows], batch(ROLLOUT, KEEP)[rows])
+    handed = []
+    for metrics in ranks:
+        metrics.largest_notes(2, lambda mine: handed.append(mine) or [mine])
+    assert [token["token"] for token in ranks[1].largest_notes(2, lambda _: handed)] == [2, 1]

@@ -75,6 +75,7 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
         for step in range(6):
             log.log(step, "train", {"reward/mean": float(step)})
             log.samples(step, [{"prompt": "p", "response": "r", "score": 1.0}])
+            log.worst_tokens(step, [{"token": 7, "text": "ß"}] if step != 2 else [])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "stage": "tr')  # killed while it wrote
     sink = Listener()
@@ -83,6 +84,10 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
         log.log(4, "train", {"reward/mean": 40.0})
     assert [(row["step"], row["reward/mean"]) for row in rows(tmp_path)] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 40)]
     assert sorted(p.name for p in (tmp_path / "trajectories").iterdir()) == [f"step_0000000{i}.jsonl" for i in range(4)]
+    worst = (tmp_path / "worst_tokens.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in worst] == [
+        {"step": step, "tokens": [{"token": 7, "text": "ß"}]} for step in (0, 1, 3)
+    ]
     assert ("rewind", 3) in sink.heard
     with RunLog(tmp_path, {}, console=quiet()) as log:
         log.rewind(-1)
@@ -138,6 +143,7 @@ def test_silent_log_takes_everything_and_writes_nothing(tmp_path: Path, monkeypa
             show(1)
         log.log(1, "train", {"a": 1.0})
         log.samples(1, [{}])
+        log.worst_tokens(1, [{}])
         log.message("hello")
     assert list(tmp_path.iterdir()) == []
     assert {name for name in vars(RunLog) if not name.startswith("_")} <= set(vars(SilentLog))

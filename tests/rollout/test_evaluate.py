@@ -36,7 +36,9 @@ class Engine:
 
     def answer(self, number, seed, sampling):
         right = number % 2 == 0 if sampling is GREEDY else seed % 2 == 0
-        return Completion([1] * (number + 1), [-1.0] * (number + 1), "stop", str(number) if right else "no", 0)
+        return Completion(
+            [1] * (number + 1), [-1.0] * (number + 1), "stop", str(number) if right else "no", [0] * (number + 1)
+        )
 
 
 def score(texts, rows):

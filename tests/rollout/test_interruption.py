@@ -39,7 +39,7 @@ class Engine:
 
     def say(self, seed, limit):
         size, reason = (2, "stop") if seed % 3 == 0 and limit >= 2 else (limit, "length")
-        return Completion([seed % 50] * size, [-0.25] * size, reason, f"{seed}.", 6 + len(self.calls))
+        return Completion([seed % 50] * size, [-0.25] * size, reason, f"{seed}.", [6 + len(self.calls)] * size)
 
 
 def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
@@ -60,7 +60,7 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
     for request, group in zip(requests, found, strict=True):
         for seed, answer in zip(request.seeds, group, strict=True):
             if seed % 3 == 0:
-                assert answer == Completion([seed % 50] * 2, [-0.25] * 2, "stop", f"{seed}.", 7)
+                assert answer == Completion([seed % 50] * 2, [-0.25] * 2, "stop", f"{seed}.", [7, 7])
                 continue
             size, asked = limits[seed], next(later)
             assert asked.prompt == request.prompt + [seed % 50] * size + PHRASE
@@ -73,7 +73,7 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
             assert answer.given == range(size, size + 3)
             assert answer.text == f"{seed}.time{again}."
             assert answer.finish_reason == ("stop" if again % 3 == 0 else "length")
-            assert answer.version == 7, "the weights that began it"
+            assert set(answer.versions) == {7, 8}, "those that began it, then those that ended it"
             assert len(answer.tokens) <= 20 and (len(answer.tokens) == 20) == (again % 3 != 0)
     assert next(later, None) is None
 
@@ -99,7 +99,7 @@ def test_equal_shares_are_one_length():
 
 
 def test_the_row_reads_the_phrase_and_does_not_train_it():
-    answer = Completion([7, 8, 90, 9], [-0.25, -1.5, 0.0, -0.5], "length", "said", version=3, given=range(2, 3))
+    answer = Completion([7, 8, 90, 9], [-0.25, -1.5, 0.0, -0.5], "length", "said", [3, 3, 4, 4], given=range(2, 3))
     row = rollout_row([5, 6], answer, {})
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 7, 8, 90, 9]
     assert row["tokens"]["attention_mask"].tolist() == [1] * 6
@@ -222,7 +222,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 
     class Words:
         def generate(self, requests, sampling, progress):
-            return [[Completion([8, 9], [-1.0, -1.0], "length", "x", 0) for _ in r.seeds] for r in requests]
+            return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
 
     def work(world):
         mine = TrackedSource(

@@ -30,14 +30,14 @@ class Engine:
     def generate(self, requests, sampling, progress):
         if sampling.temperature == 0:
             assert sampling.first_token is None and all(len(request.seeds) == 1 for request in requests)
-            return [[Completion([1], [0.0], "stop", f"greedy {request.prompt[0]}", 6)] for request in requests]
+            return [[Completion([1], [0.0], "stop", f"greedy {request.prompt[0]}", [6])] for request in requests]
         assert sampling is SAMPLING
         return [[self.say(seed) for seed in request.seeds] for request in requests]
 
     def say(self, seed):
         tokens = [1 + seed % 5, 1 + seed % 7, 1 + seed % 11][: 1 + seed % 3]
         reason = "length" if len(tokens) == 3 else "stop"
-        return Completion(tokens, [-0.5 * token for token in tokens], reason, str(seed), version=6)
+        return Completion(tokens, [-0.5 * token for token in tokens], reason, str(seed), [6] * len(tokens))
 
 
 def score(signal):
@@ -78,15 +78,15 @@ def test_seeds_of_rows_are_all_different():
 
 
 def test_a_row_of_the_batch():
-    completion = Completion([7, 8], [-0.25, -1.5], "length", "said", version=3)
+    completion = Completion([7, 8], [-0.25, -1.5], "length", "said", [3, 4])
     row = rollout_row([5, 6, 4], completion, {"prompt": "p", "answer": "a"})
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 4, 7, 8]
     assert row["tokens"]["attention_mask"].tolist() == [1, 1, 1, 1, 1]
     assert row["response_mask"].tolist() == [False, False, False, True, True]
     assert row["rollout_logprobs"].tolist() == [0, 0, 0, -0.25, -1.5]
-    assert row["truncated"] is True and row["version"] == 3
+    assert row["truncated"] is True and row["version"].tolist() == [0, 0, 0, 3, 4]
     assert row["fields"] == {"prompt": "p", "answer": "a", "text": "said", "finish_reason": "length"}
-    assert rollout_row([5], Completion([7], [0.0], "stop", "", 0), {})["truncated"] is False
+    assert rollout_row([5], Completion([7], [0.0], "stop", "", [0]), {})["truncated"] is False
 
 
 def test_a_batch_has_the_columns_that_it_promises(ranks):

@@ -35,7 +35,7 @@ class Engine:
 
     def say(self, seed):
         tokens = [1 + seed % 5, 1 + seed % 7, 1 + seed % 11][: 1 + seed % 3]
-        return Completion(tokens, [-0.5] * len(tokens), "stop", str(seed), version=6)
+        return Completion(tokens, [-0.5] * len(tokens), "stop", str(seed), [6] * len(tokens))
 
 
 def parity(texts, rows):

@@ -1,0 +1,180 @@
+"""Sampling with servers: several processes, of our own or on other machines, that all ranks share over HTTP.
+
+Every rank asks for its own samples. Rank zero writes new weights where the servers can read them, tells the servers to
+load them, and looks after the servers; the others learn from it what has come of that.
+"""
+
+import asyncio
+import atexit
+import os
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.distributed import World
+from rft.rollout.dialect import LOCAL, Call, Dialect
+from rft.rollout.engine import Completion, Request, Sampling
+from rft.rollout.fleet import Fleet, Process, free_port
+from rft.rollout.groups import Server
+from rft.rollout.peer import Peer
+from rft.rollout.router import Router
+from rft.rollout.server_options import KEY, Servers
+from rft.rollout.skeleton import write_skeleton
+from rft.rollout.staging import Staging, Weights
+from rft.rollout.texts import completions, end_tokens
+
+
+class ServersEngine:
+    """Samples with servers of one kind. A subclass per kind brings the dialect.
+
+    Args:
+        world, model, tokenizer, folder: supplied; the model has no weights, `folder` is the run's, and servers must be
+            able to read in it.
+        dialect: what servers of this kind are told.
+        servers: where they are, and deadlines.
+    """
+
+    rehearses = False
+
+    def __init__(
+        self,
+        world: World,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        dialect: Dialect,
+        servers: Servers,
+    ) -> None:
+        if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
+            raise ValueError(
+                f"{KEY}.count={servers.count}: the processes of this run are on several machines, and servers of its "
+                f"own would listen on one alone; start them with mode=serve and give {KEY}.addresses"
+            )
+        self.version = 0
+        self._world = world
+        self._tokenizer = tokenizer
+        self._ends = end_tokens(model, tokenizer)
+        self._dialect = dialect
+        self._options = servers
+        self._counts: Counter[str] = Counter()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="servers").start()
+        folder = folder.resolve()  # servers work in folders of their own
+        skeleton = folder / "engine"
+        ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
+        addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]
+        peers = [Peer(number, address) for number, address in enumerate(addresses)]
+        self._servers = [Server(peer, float(servers.concurrency)) for peer in peers]
+        self._fleet: Fleet | None = None
+        world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
+        if world.rank == 0:
+            self._staging = Staging(folder / "weights", skeleton)
+            self._processes = []
+            for number, port in enumerate(ports):
+                command, environment = dialect.command(servers.python or sys.executable, skeleton, port)
+                self._processes.append(Process(command, environment, folder / "servers" / f"{number}.log"))
+            self._fleet = Fleet(dialect, peers, self._processes, servers)
+            self._do(self._fleet.watch())
+        atexit.register(self.close)
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Samples every request; see `Engine.generate`.
+
+        Raises:
+            ValueError: the sampling is not what these servers can do.
+            OSError: the servers do not give the samples within their deadlines; names them.
+        """
+        self._dialect.check(sampling)
+        router = Router(
+            who=f"rank {self._world.rank}",
+            dialect=self._dialect,
+            servers=self._servers,
+            version=self.version,
+            options=self._options,
+            counts=self._counts,
+            progress=progress,
+        )
+        groups = self._do(router.run([self._calls(request, sampling) for request in requests]))
+        rows = [sample for group in groups for sample in group]
+        tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
+        stamps = [[self.version] * len(row.tokens) for row in rows]
+        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, stamps))
+        return [[next(found) for _ in request.seeds] for request in requests]
+
+    def _calls(self, request: Request, sampling: Sampling) -> list[tuple[Call, int]]:
+        """What asks for each sample, and its cap on tokens."""
+        limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
+        return [
+            (self._dialect.request(request.prompt, seed, limit, self._ends, sampling), limit)
+            for seed, limit in zip(request.seeds, limits, strict=True)
+        ]
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Writes the weights, and has the servers load them. A collective.
+
+        Raises:
+            OSError: the disk, or no server acknowledges the version within its deadline; names it.
+        """
+        tensors = iter(tensors)
+        weights: Weights | OSError | None = None
+        if self._world.rank == 0:
+            try:
+                weights = self._staging.write(version, tensors)
+            except OSError as error:
+                weights = error
+        for _ in tensors:  # to gather one is a collective: every rank walks to the end
+            pass
+        self._world.decide(lambda: self._commit(weights))
+        self.version = version
+
+    def _commit(self, weights: Weights | OSError | None) -> None:
+        assert self._fleet is not None and weights is not None
+        if isinstance(weights, OSError):
+            raise weights
+        self._do(self._fleet.commit(weights))
+        self._staging.keep(weights)
+
+    def sleep(self) -> None:
+        """Nothing to give back: servers have memory of their own."""
+
+    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Nothing was given back."""
+
+    def abort(self) -> None:
+        """Nothing goes on outside `generate`: whoever leaves it takes the connections along."""
+
+    def close(self) -> None:
+        """Ends the servers of our own and deletes the weights that were written for servers."""
+        if not self._loop.is_running():
+            return
+        if self._fleet is not None:
+            self._do(self._fleet.stop())
+            for process in self._processes:
+                process.end()
+            for process in self._processes:
+                process.wait()
+            shutil.rmtree(self._staging.folder, ignore_errors=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def health(self) -> dict[str, float]:
+        """Since the last call: groups that were asked for again after a failure, and that two servers worked on."""
+        found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
+        self._counts.clear()
+        return found
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Lets the loop do something and waits for it; what this thread is interrupted in ends."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()

@@ -1,0 +1,250 @@
+"""A small server for scripted faults that speaks the messages of vLLM's and of SGLang's. Its "model" is a checksum of
+the weights that it was given, so what it says of a sample shows which weights it has.
+
+Run as `python fake_server.py --port 8001` it is a process that can be killed; `FakeServer` is one in this process.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import zlib
+from collections import Counter, defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+END = 2
+
+
+def answer_of(prompt, seed, limit, weights):
+    """What a server with these weights (a checksum) samples: tokens, log-probabilities, finish reason."""
+    rng = random.Random(repr((prompt, seed)))
+    tokens = [rng.randrange(3, 40) for _ in range(rng.randrange(1, 2 * limit))][:limit]
+    if len(tokens) < limit:
+        tokens[-1] = END
+    said = [repr((prompt, tokens[: place + 1], weights)).encode() for place in range(len(tokens))]
+    logprobs = [-(zlib.crc32(text) % 5000) / 1000 for text in said]
+    return tokens, logprobs, "stop" if tokens[-1] == END else "length"
+
+
+def checksum(tensors):
+    """Of the bytes of tensors by their names."""
+    return zlib.crc32(b"".join(name.encode() + zlib.crc32(tensors[name]).to_bytes(4) for name in sorted(tensors)))
+
+
+def read_weights(folder):
+    """The checksum of all safetensors files of a folder, read as the format says."""
+    tensors = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8 : 8 + size]).items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                tensors[name] = data[8 + size + start : 8 + size + end]
+    return checksum(tensors)
+
+
+class FakeServer:
+    """One server in threads of this process.
+
+    Attributes:
+        faults: by path, what happens to the next calls: a name, a status or seconds of delay each, or None.
+        always: by path, what happens to all calls without a fault of their own.
+        seconds: that a sample takes.
+        capacity: samples at once; more are refused with 503.
+        calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
+        running, most: samples at work now, and at most so far.
+    """
+
+    def __init__(self, port=0, version=None, weights=0):
+        self.version, self.weights = version, weights
+        self.faults, self.always = defaultdict(list), {}
+        self.seconds, self.capacity = 0.0, 10**6
+        self.calls, self.samples = Counter(), Counter()
+        self.running = self.most = 0
+        self.paused = False
+        self.gone = threading.Event()
+        self.lock = threading.Lock()
+        self.sockets = set()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def handle(self):
+                fake.sockets.add(self.connection)
+                with contextlib.suppress(OSError):  # of a client that went away
+                    super().handle()
+                fake.sockets.discard(self.connection)
+
+            def do_GET(self):
+                fake.serve(self, b"{}")
+
+            def do_POST(self):
+                fake.serve(self, self.rfile.read(int(self.headers["Content-Length"])))
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+            block_on_close = False
+
+            def handle_error(self, request, client_address):
+                pass
+
+        self.http = Server(("127.0.0.1", port), Handler)
+        self.port = self.http.server_port
+        self.address = f"127.0.0.1:{self.port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def kill(self):
+        """Nobody listens any more, and every connection breaks."""
+        self.gone.set()
+        self.http.shutdown()
+        self.http.server_close()
+        for connection in list(self.sockets):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def serve(self, handler, body):
+        path = handler.path
+        with self.lock:
+            self.calls[path] += 1
+            fault = self.faults[path].pop(0) if self.faults[path] else self.always.get(path)
+        if fault == "drop":
+            return
+        if fault == "never":
+            self.gone.wait()
+            return
+        if fault == "late" or isinstance(fault, float):
+            self.gone.wait(0.1 if fault == "late" else fault)
+        if fault == "corrupt":
+            body = body[: len(body) // 2] + b"\x00"
+        try:
+            status, answer = self.perform(path, json.loads(body), fault)
+            if fault == "twice":
+                status, answer = self.perform(path, json.loads(body), fault)
+        except (ValueError, KeyError, OSError) as error:
+            status, answer = 400, {"error": {"message": repr(error)}}
+        if isinstance(fault, int):
+            status, answer = fault, {"error": {"message": "as scripted"}}
+        data = json.dumps(answer).encode()
+        if fault == "lose":
+            return
+        if fault == "garbage":
+            data = b"<html>\xff</html>"
+        if fault == "twice":
+            data += data
+        if fault == "cut":
+            data = data[: len(data) // 2]
+        if fault == "no http":
+            handler.wfile.write(b"\x00\x01 nonsense\r\n\r\n")
+            return
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(data) // 2 if fault == "twice" else len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def perform(self, path, body, fault):
+        """Status and answer of a call."""
+        known = "default" if self.version is None else self.version
+        if path == "/health":
+            return 200, None
+        if path in ("/model_info", "/weight_info"):
+            return 200, {"weight_version": known}
+        if path == "/is_paused":
+            return 200, {"is_paused": self.paused}
+        if path.startswith("/server_info"):
+            return 200, {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}
+        if path in ("/generate", "/inference/v1/generate"):
+            return self.generate(path, body, fault)
+        if fault == "ignore":
+            return 200, {"success": True, "message": "as scripted"}
+        if path.startswith("/pause"):
+            self.paused = True
+        elif path == "/resume":
+            self.paused = False
+        elif path == "/update_weights_from_disk":
+            self.load(body["model_path"])
+            self.version = body.get("weight_version") or self.version
+        elif path == "/collective_rpc":
+            if body["method"] == "reload_weights":
+                self.load(body["kwargs"]["weights_path"])
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
+        elif path != "/reset_prefix_cache":
+            return 404, {"error": {"message": f"no {path}"}}
+        return 200, {"success": True, "message": ""}
+
+    def load(self, folder):
+        if not list(Path(folder).glob("*.safetensors")):
+            raise ValueError(f"no weights in {folder}")
+        self.weights = read_weights(folder)
+
+    def generate(self, path, body, fault):
+        with self.lock:
+            if self.running >= self.capacity:
+                return 503, {"error": {"message": "busy"}}
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            self.gone.wait(self.seconds)
+            how = body["sampling_params"]
+            if path == "/generate":
+                prompt, seed, limit = body["input_ids"], how["sampling_seed"], how["max_new_tokens"]
+            else:
+                prompt, seed, limit = body["token_ids"], how["seed"], how["max_tokens"]
+            tokens, logprobs, reason = answer_of(prompt, seed, limit, self.weights)
+            with self.lock:
+                self.samples[tuple(prompt), seed] += 1
+            version = "default" if self.version is None else self.version
+            if fault == "old":
+                version = str(int(version) - 1)
+            if fault == "nan":
+                logprobs[0] = float("nan")
+            if fault == "long":
+                tokens, logprobs = tokens + [3] * limit, logprobs + [-1.0] * limit
+            if fault == "abort":
+                reason = "abort"
+            pairs = list(zip(logprobs, tokens, strict=True))
+            if path == "/generate":
+                meta = {
+                    "finish_reason": {"type": reason, "message": "as scripted"},
+                    "weight_version": version,
+                    "completion_tokens": len(tokens),
+                    "output_token_logprobs": [[number, token, None] for number, token in pairs],
+                }
+                return 200, {"text": "", "output_ids": tokens, "meta_info": meta}
+            choice = {
+                "finish_reason": reason,
+                "token_ids": tokens,
+                "logprobs": {"content": [{"token_id": token, "logprob": number} for number, token in pairs]},
+                "weight_versions": [{"start": 0, "end": len(tokens), "version": version}],
+            }
+            return 200, {"choices": [choice]}
+        finally:
+            with self.lock:
+                self.running -= 1
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--fail", default="")
+    options = parser.parse_args()
+    if options.fail:
+        sys.exit(options.fail)
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
+    FakeServer(options.port).seconds = options.seconds
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

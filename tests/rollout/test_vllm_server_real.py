@@ -1,0 +1,260 @@
+"""Real vLLM servers: sampling, new weights, and the death of one of two.
+
+They run in the environment of the interpreter that RFT_VLLM_PYTHON names, or of this one.
+"""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rft.data.tokenizer import characters
+from rft.distributed import start
+from rft.rollout.engine import Request, Sampling
+from rft.rollout.peer import Refused
+from rft.rollout.sampling import truncate
+from rft.rollout.server_options import Servers
+from rft.rollout.vllm_server import VLLMServers
+from tests.defaults import yaml_options
+
+QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+VOCABULARY = 30
+PROMPT = [3, 8, 9, 12, 20, 4]
+
+
+def how(**changes):
+    return Sampling(**yaml_options("rollout/sampling/plain.yaml", first_token=None, **{"max_new_tokens": 24} | changes))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A tied model whose generation config names other end tokens than the tokenizer, and ways to sample of its own."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        eos_token_id=5,
+        bos_token_id=None,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    made = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    own = {"eos_token_id": [5, 6], "do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.5}
+    made.generation_config.update(**own)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(model, tmp_path_factory):
+    """Two real servers, which serve version 1: the model as it is."""
+    python = os.environ.get("RFT_VLLM_PYTHON", sys.executable if importlib.util.find_spec("vllm") else "")
+    if not Path(python).is_file():
+        pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+    options = yaml_options("rollout/servers/shared.yaml", count=2, python=python, poll_s=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("VLLM_CPU_KVCACHE_SPACE", 1),
+            ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+            ("OMP_NUM_THREADS", 1),
+        ):
+            patch.setenv(name, str(value))
+        tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
+        made = VLLMServers(
+            start("cpu"), model, tokenizer, tmp_path_factory.mktemp("run"), ARGUMENTS, Servers(**options)
+        )
+        try:
+            made.update_weights(1, model.state_dict().items())
+            yield made
+        finally:
+            made.close()
+
+
+def trained(model, prompt, completion, sampling=None):
+    """What the model says of the sampled tokens, (L,)."""
+    sampling = sampling or how()
+    ids = torch.tensor([prompt + completion.tokens])
+    weights = (model(ids).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)).softmax(-1)
+    weights = truncate(weights, sampling.top_k, sampling.top_p, sampling.min_p)
+    shares = weights / weights.sum(-1, keepdim=True)
+    return shares.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].log()
+
+
+def gap(model, requests, found, sampling=None):
+    """The largest difference between the log-probabilities of the engine and of the model."""
+    return max(
+        (trained(model, request.prompt, completion, sampling) - torch.tensor(completion.logprobs)).abs().max().item()
+        for request, group in zip(requests, found, strict=True)
+        for completion in group
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.8, "temperature": 1.3},
+        {"min_p": 0.1, "top_k": 9, "temperature": 0.7},
+        {"top_k": 8, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_log_probabilities_are_those_of_the_distribution_that_tokens_are_drawn_from(engine, model, changes):
+    requests = [Request(PROMPT, list(range(24))), Request([7], [2**63 - 1])]
+    found = engine.generate(requests, how(**changes))
+    assert gap(model, requests, found, how(**changes)) < 1e-5
+    assert len({tuple(completion.tokens) for completion in found[0]}) > 12
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_the_most_likely_and_carry_plain_log_probabilities(engine, model):
+    requests = [Request(PROMPT, [1]), Request([7, 9], [2])]
+    found = engine.generate(requests, how(temperature=0.0, top_k=3))
+    assert gap(model, requests, found) < 1e-5
+    for request, [completion] in zip(requests, found, strict=True):
+        best = model(torch.tensor([request.prompt + completion.tokens])).logits[0, len(request.prompt) - 1 : -1]
+        assert best.argmax(-1).tolist() == completion.tokens
+
+
+@pytest.mark.slow
+def test_a_sample_depends_on_its_seed_alone_and_ends_at_its_end(engine):
+    [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
+    [again] = engine.generate([Request(PROMPT, list(range(199, -1, -1)))], how())
+    assert [c.tokens for c in group] == [c.tokens for c in reversed(again)]
+    ends = {completion.tokens[-1] for completion in group if completion.finish_reason == "stop"}
+    assert ends == {1, 5, 6}, "end tokens of the tokenizer and of the generation config"
+    for completion in group:
+        assert not {1, 5, 6} & set(completion.tokens[:-1])
+        assert completion.finish_reason == "stop" or len(completion.tokens) == 24
+        assert completion.versions == [1] * len(completion.tokens)
+
+
+@pytest.mark.slow
+def test_limits_and_stop_strings_end_a_sample(engine):
+    [group] = engine.generate([Request(PROMPT, [3, 4, 5], limits=[1, 2, 300])], how())
+    assert [len(c.tokens) <= most for c, most in zip(group, (1, 2, 24), strict=True)] == [True] * 3
+    [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
+    cut = [c for c in group if c.finish_reason == "stop" and c.tokens[-1] not in (1, 5, 6)]
+    assert len(cut) > 5
+    seven = engine._tokenizer.convert_tokens_to_ids("7")
+    for completion in group:
+        assert "7" not in completion.text and "cd" not in completion.text
+        assert seven not in completion.tokens[:-1]
+    assert any(c.tokens[-1] == seven for c in cut)
+
+
+@pytest.mark.slow
+def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model):
+    long = [3 + number * 7 % 26 for number in range(180)]  # more than a block of keys and values
+    requests = [Request(long, [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
+    for version in (2, 3, 4):
+        before = gap(model, requests, engine.generate(requests, how()))
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+        stale = gap(model, requests, engine.generate(requests, how()))
+        engine.update_weights(version, model.state_dict().items())
+        found = engine.generate(requests, how())
+        assert before < 1e-4 and stale > 1e-2
+        assert gap(model, requests, found) < 1e-4
+        assert {number for group in found for c in group for number in c.versions} == {version}
+
+
+@pytest.mark.slow
+def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
+    save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "a.safetensors")
+    whole = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(whole[:-8])
+    peer = engine._servers[0].peer
+    with pytest.raises(Refused, match="collective_rpc"):
+        asyncio.run(engine._dialect.load(peer, tmp_path, 99))
+    requests = [Request([number], [number]) for number in range(3, 19)]
+    assert gap(model, requests, engine.generate(requests, how())) < 1e-4
+    until(lambda: asyncio.run(engine._dialect.version(peer)) == engine.version, 30)
+
+
+@pytest.mark.slow
+def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
+    requests = [Request([number], list(range(8))) for number in range(3, 27)]
+    once = threading.Event()
+
+    def abort(done):
+        if done > 20 and not once.is_set():
+            once.set()
+            threading.Thread(target=lambda: asyncio.run(engine._servers[0].peer.post("/abort_requests"))).start()
+
+    found = engine.generate(requests, how(max_new_tokens=100), abort)
+    assert once.is_set() and [len(group) for group in found] == [8] * 24
+    assert gap(model, requests, found) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model):
+    requests = [
+        Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
+    ]
+    undisturbed = engine.generate(requests, how(max_new_tokens=100))
+    killed, heard = [], []
+
+    def kill(done):
+        heard.append(done)
+        busiest = max(engine._servers, key=lambda server: server.running)
+        if done > 60 and busiest.running > 8 and not killed:
+            killed.append(busiest.peer)
+            os.kill(pid_of(busiest.peer.port), signal.SIGKILL)
+
+    found = engine.generate(requests, how(max_new_tokens=100), kill)
+    assert killed, "it was killed too late"
+    assert [len(group) for group in found] == [16] * 29 and heard[-1] == 29 * 16 and heard == sorted(heard)
+    assert gap(model, requests, found) < 1e-4
+    pairs = [
+        (a.tokens, b.tokens) for one, two in zip(undisturbed, found, strict=True) for a, b in zip(one, two, strict=True)
+    ]
+    assert sum(a == b for a, b in pairs) > 0.98 * len(pairs), "rounding alone may make a difference"
+    for weight in model.parameters():
+        weight += 0.05 * torch.randn_like(weight)
+    engine.update_weights(engine.version + 1, model.state_dict().items())
+    until(lambda: up(engine, killed[0]), 300)
+    assert gap(model, requests[:8], engine.generate(requests[:8], how())) < 1e-4
+
+
+def up(engine, peer):
+    try:
+        return asyncio.run(engine._dialect.version(peer)) == engine.version
+    except OSError:
+        return False
+
+
+def pid_of(port):
+    """The process that serves at a port."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        if words[1:2] == [b"-m"] and str(port).encode() in words:
+            return int(folder.name)
+    raise AssertionError(f"nobody serves at {port}")
+
+
+def until(true, seconds):
+    """Waits for something to be true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.5)
