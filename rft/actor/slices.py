@@ -48,18 +48,18 @@ class Slice:
         return torch.cat(arrived)[self.order]
 
 
-def check_slices(shape: PretrainedConfig, packing: bool, size: int, key: str) -> None:
+def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
     """Refuses what ranks cannot compute together.
 
     Raises:
         ValueError: names the key.
     """
     if not packing:
-        raise ValueError(f"strategy.context_parallel={size} needs packed rows: set {key}.packing=true")
+        raise ValueError(f"{context.key}={context.size} needs packed rows: set {key}.packing=true")
     heads = shape.get_text_config().num_attention_heads
-    if heads % size:
+    if heads % context.size:
         raise ValueError(
-            f"strategy.context_parallel={size} does not divide the {heads} attention heads of {key}; choose a divisor"
+            f"{context.key}={context.size} does not divide the {heads} attention heads of {key}; choose a divisor"
         )
 
 
