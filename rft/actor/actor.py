@@ -88,7 +88,7 @@ class Actor:
         if strategy.context is not None:
             check_slices(shape, packing, strategy.context, key)
         if isinstance(strategy.context, TensorParallel):
-            check_parts(shape, strategy.context.size, key)
+            check_parts(shape, strategy.context, key)
         if lora is not None:
             lora.find(shape, key)
         model = load_model(path, shape, seed)

@@ -79,6 +79,7 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     del columns["attention_mask"]
     everyones = context.gather((columns, layout.segments, asked, targets))
 
+    joined = {name: torch.cat([theirs[name] for theirs, *_ in everyones]) for name in columns}
     starts = [0, *accumulate(len(theirs["position_ids"]) for theirs, *_ in everyones)]
     bounds = [starts[-1] * rank // context.size for rank in range(context.size + 1)]
     begin, end = bounds[context.rank], bounds[context.rank + 1]
@@ -92,11 +93,11 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     mine = Slice(
         context=context,
         counts=[after - before for before, after in pairwise(bounds)],
-        tokens={name: torch.cat([theirs[name] for theirs, *_ in everyones])[begin:end] for name in columns},
+        tokens={name: column[begin:end] for name, column in joined.items()},
         asked=torch.cat([theirs[asks] for theirs, asks in zip(places, here, strict=True)]) - begin,
         targets=torch.cat([theirs[asks] for (*_, theirs), asks in zip(everyones, here, strict=True)]),
         askers=[int(asks.sum()) for asks in here],
         answers=torch.bincount(answerer, minlength=context.size).tolist(),
         order=answerer.argsort(stable=True).argsort(),
     )
-    return replace(layout, segments=tuple(segments), slice=mine)
+    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), slice=mine)

@@ -5,6 +5,7 @@ is given all of them, computes with the heads and columns of this rank, and its 
 the slices (Megatron-LM, 1909.08053; with slices 2205.05198). So nothing outside of the parts is computed twice.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -54,18 +55,20 @@ class TensorParallel(Context):
         shape = (world.size // size, size)
         mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("data", "tensor"))
         self.data, self._mesh = mesh["data"], mesh["tensor"]
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # that it gathers twice
         self._device = world.device
         self._counts: list[int] = []  # tokens of every rank's slice in the forward that runs
+        self._places = torch.empty(0)  # (1, N) and the places of all tokens in their rows
 
     def split(self, backbone: nn.Module, rotary: nn.Module, parts: Iterable[Part]) -> None:
         """Splits the parts of a model in place; the names of its parameters stay.
 
         Args:
             backbone: is given `layout`.
-            rotary: says, of this rank's tokens, what attention is to know of the places of all.
+            rotary: is given hidden states and `position_ids`, and says what attention is to know of places.
         """
         backbone.register_forward_pre_hook(self._begin, with_kwargs=True)
-        rotary.register_forward_hook(lambda module, inputs, outputs: tuple(self._gather(states) for states in outputs))
+        rotary.register_forward_pre_hook(self._give_all_places, with_kwargs=True)
         for part in parts:
             part.module.register_forward_pre_hook(self._give_all_tokens, with_kwargs=True)
             for layer in part.first:
@@ -111,11 +114,19 @@ class TensorParallel(Context):
 
     def _begin(self, backbone: nn.Module, inputs: tuple, options: dict[str, Any]) -> None:
         self._counts = options["layout"].slice.counts
+        self._places = options["layout"].positions[None]
+
+    def _give_all_places(self, rotary: nn.Module, inputs: tuple, options: dict[str, Any]) -> tuple[tuple, dict]:
+        if "position_ids" in options:
+            return inputs, options | {"position_ids": self._places}
+        return (inputs[0], self._places, *inputs[2:]), options
 
     def _give_all_tokens(self, module: nn.Module, inputs: tuple, options: dict[str, Any]) -> tuple[tuple, dict]:
-        if inputs:
-            return (self._gather(inputs[0]), *inputs[1:]), options
-        return (), options | {"hidden_states": self._gather(options["hidden_states"])}
+        if "position_ids" in options:
+            options = options | {"position_ids": self._places}
+        if "hidden_states" in options:
+            return inputs, options | {"hidden_states": self._gather(options["hidden_states"])}
+        return (self._gather(inputs[0]), *inputs[1:]), options
 
     def _last(self, layer: nn.Linear, states: Tensor) -> Tensor:
         mine = self._scatter(nn.functional.linear(states, _local(layer.weight)))
