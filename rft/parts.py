@@ -109,7 +109,7 @@ class Parts:
             check_profile(run)
         with check():
             actors = {target.key: target.options for target in (self.actor, *self.helpers.values())}
-            check_tensor_parallel(self.strategy.options["tensor_parallel"], actors, run.warmup)
+            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), actors, run.warmup)
         with check():
             numbers = measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k)
             check_metric(run, numbers)
