@@ -10,7 +10,7 @@ from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
-from rft.options import Rollout, Run
+from rft.options import Rollout, Run, Warmup
 from rft.problems import Checks
 from rft.registry import Target, did_you_mean
 
@@ -228,6 +228,31 @@ def check_packing(options: dict[str, Any], key: str) -> None:
         raise ValueError(f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more")
     if options["share_prefix"] and not options["packing"]:
         raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
+
+
+def check_tensor_parallel(size: int, actors: dict[str, dict[str, Any]], warmup: Warmup | None) -> None:
+    """What trains split weights knows that they are.
+
+    Args:
+        size: ranks that split them.
+        actors: the options of every actor, by its key.
+    """
+    if size <= 1:
+        return
+    optimizers = {key: options["optimizer"] for key, options in actors.items()}
+    optimizers["warmup"] = warmup and warmup.optimizer
+    for key, optimizer in optimizers.items():
+        if optimizer is not None and optimizer.name == "muon":
+            raise ValueError(
+                f"{key}.optimizer.name=muon: it needs whole matrices, and strategy.tensor_parallel={size} splits them; "
+                f"set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
+            )
+    for key, options in actors.items():
+        if options["lora"] is not None:
+            raise ValueError(
+                f"{key}.lora: adapters have no parts for the ranks of strategy.tensor_parallel={size}; set {key}.lora="
+                "null, or strategy.tensor_parallel=1"
+            )
 
 
 def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:

@@ -16,6 +16,7 @@ from rft.checks import (
     check_packing,
     check_profile,
     check_source,
+    check_tensor_parallel,
     check_training,
 )
 from rft.options import Run
@@ -110,6 +111,9 @@ class Parts:
             check_numbers(run, self.method)
         with check():
             check_profile(run)
+        with check():
+            actors = {target.key: target.options for target in (self.actor, *self.helpers.values())}
+            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), actors, run.warmup)
         with check():
             numbers = measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k)
             check_metric(run, numbers)

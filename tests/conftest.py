@@ -71,10 +71,11 @@ def tiny(resolved, sized, tmp_path):
 
 @pytest.fixture(scope="session")
 def torchrun():
-    """Runs a script on two processes of this machine, on the CPU; fails with what they said."""
+    """Runs a script on two processes of this machine, or more, on the CPU; fails with what they said."""
 
-    def run(script: Path, *arguments: object) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    def run(script: Path, *arguments: object, ranks: int = 2) -> None:
+        processes = ["--standalone", "--nproc-per-node", str(ranks)]
+        command = [sys.executable, "-m", "torch.distributed.run", *processes, str(script)]
         root = str(Path(rft.__file__).parent.parent)
         environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         found = subprocess.run(

@@ -23,6 +23,7 @@ from rft.actor.micro_batches import Cutting, MicroBatch
 from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
 from rft.actor.optimizer import Optimizer
 from rft.actor.slices import check_slices
+from rft.actor.split import check_parts, split
 from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.objective import Objective
 from rft.balance import Cost
@@ -30,6 +31,7 @@ from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 from rft.strategy.loss_scale import LossScale
+from rft.strategy.tensor import TensorParallel
 
 
 class Actor:
@@ -84,7 +86,9 @@ class Actor:
         self._ema = ema
         shape = read_config(path, model_config, len(tokenizer), key)
         if strategy.context is not None:
-            check_slices(shape, packing, strategy.context.size, key)
+            check_slices(shape, packing, strategy.context, key)
+        if isinstance(strategy.context, TensorParallel):
+            check_parts(shape, strategy.context, key)
         if lora is not None:
             lora.find(shape, key)
         model = load_model(path, shape, seed)
@@ -109,6 +113,8 @@ class Actor:
                 if not parameter.requires_grad:  # it is computed with in this dtype, and no update needs more
                     parameter.data = parameter.data.to(strategy.dtype)
         self.network.eval()  # no dropout: old and current log-probabilities are of one function
+        if isinstance(strategy.context, TensorParallel):
+            split(self.network.model.base_model, strategy.context, key)
         strategy.shard(self.network, self._blocks)
 
     def plain_model(self) -> PreTrainedModel:

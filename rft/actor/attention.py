@@ -53,7 +53,7 @@ def packed_attention(
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.slice
-    if part is None:
+    if part is None or not part.context.gathers_in_attention:
         return _attend(query, key, value, layout.segments, scaling, sliding_window), None
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads

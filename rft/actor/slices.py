@@ -48,18 +48,18 @@ class Slice:
         return torch.cat(arrived)[self.order]
 
 
-def check_slices(shape: PretrainedConfig, packing: bool, size: int, key: str) -> None:
+def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
     """Refuses what ranks cannot compute together.
 
     Raises:
         ValueError: names the key.
     """
     if not packing:
-        raise ValueError(f"strategy.context_parallel={size} needs packed rows: set {key}.packing=true")
+        raise ValueError(f"{context.key}={context.size} needs packed rows: set {key}.packing=true")
     heads = shape.get_text_config().num_attention_heads
-    if heads % size:
+    if heads % context.size:
         raise ValueError(
-            f"strategy.context_parallel={size} does not divide the {heads} attention heads of {key}; choose a divisor"
+            f"{context.key}={context.size} does not divide the {heads} attention heads of {key}; choose a divisor"
         )
 
 
@@ -79,6 +79,7 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     del columns["attention_mask"]
     everyones = context.gather((columns, layout.segments, asked, targets))
 
+    joined = {name: torch.cat([theirs[name] for theirs, *_ in everyones]) for name in columns}
     starts = [0, *accumulate(len(theirs["position_ids"]) for theirs, *_ in everyones)]
     bounds = [starts[-1] * rank // context.size for rank in range(context.size + 1)]
     begin, end = bounds[context.rank], bounds[context.rank + 1]
@@ -92,11 +93,11 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     mine = Slice(
         context=context,
         counts=[after - before for before, after in pairwise(bounds)],
-        tokens={name: torch.cat([theirs[name] for theirs, *_ in everyones])[begin:end] for name in columns},
+        tokens={name: column[begin:end] for name, column in joined.items()},
         asked=torch.cat([theirs[asks] for theirs, asks in zip(places, here, strict=True)]) - begin,
         targets=torch.cat([theirs[asks] for (*_, theirs), asks in zip(everyones, here, strict=True)]),
         askers=[int(asks.sum()) for asks in here],
         answers=torch.bincount(answerer, minlength=context.size).tolist(),
         order=answerer.argsort(stable=True).argsort(),
     )
-    return replace(layout, segments=tuple(segments), slice=mine)
+    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), slice=mine)

@@ -6,7 +6,7 @@ tokens of some heads, and back again behind it.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,12 @@ class Context:
 
     Attributes:
         rank: this one's place in its group.
+        key: the yaml key that asks for it.
+        gathers_in_attention: attention is given slices, and makes all tokens of some heads of them.
     """
+
+    key: ClassVar[str] = "strategy.context_parallel"
+    gathers_in_attention: ClassVar[bool] = True
 
     def __init__(self, world: World, size: int) -> None:
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world.size, size)]

@@ -21,6 +21,7 @@ from rft.distributed import World
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
 from rft.strategy.loss_scale import LossScale
+from rft.strategy.tensor import TensorParallel
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,6 +41,7 @@ class FSDP2:
             and reduced once.
         replicas: the weights are sharded over world size / replicas ranks, and so many such groups hold them (HSDP).
         context_parallel: so many ranks compute each sequence together, a slice of its tokens each.
+        tensor_parallel: so many ranks do so with a part of each weight matrix of the blocks; what is left is sharded.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
         compile: compiles the blocks, once for all of them and all lengths.
 
@@ -57,13 +59,22 @@ class FSDP2:
         accumulate: Literal["sharded", "whole"],
         replicas: int,
         context_parallel: int,
+        tensor_parallel: int,
         activation_checkpointing: Literal["none", "full", "selective"],
         compile: bool,
     ) -> None:
-        for key, ranks in {"replicas": replicas, "context_parallel": context_parallel}.items():
+        groups = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
+        for key, ranks in groups.items():
             if ranks < 1 or world.size % ranks:
                 raise ValueError(
                     f"strategy.{key}={ranks} does not divide the {world.size} processes; choose a divisor of them, or 1"
+                )
+        if tensor_parallel > 1:
+            others = {"replicas": replicas > 1, "context_parallel": context_parallel > 1, "compile": compile}
+            if both := [f"strategy.{key}" for key, on in others.items() if on]:
+                raise ValueError(
+                    f"strategy.tensor_parallel={tensor_parallel} does not go with {', '.join(both)}; leave "
+                    f"{' and '.join(both)} at the default, or set strategy.tensor_parallel=1"
                 )
         if accumulate == "whole" and reduce_dtype != "float32":
             raise ValueError(
@@ -87,10 +98,14 @@ class FSDP2:
             reduce_dtype=DTYPES[reduce_dtype],
         )
         self.context = Context(world, context_parallel) if context_parallel > 1 else None
-        self._mesh = world.mesh
+        self._mesh = self._block_mesh = world.mesh
+        if tensor_parallel > 1:
+            self.context = TensorParallel(world, tensor_parallel)
+            self._block_mesh = self.context.data
         if replicas > 1:
             shape = (replicas, world.size // replicas)
             self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+            self._block_mesh = self._mesh
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one and what is left with the root. Gradients are summed over ranks, not averaged:
@@ -101,7 +116,7 @@ class FSDP2:
                 block.forward = torch.compile(block.forward, dynamic=True)
             if self._checkpointing != "none":
                 recompute(block, self._checkpointing)
-            fully_shard(block, mesh=self._mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
+            fully_shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
         # None: what the root holds is needed first in the backward pass, so it stays gathered
         fully_shard(
             network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False, mp_policy=self._policy
@@ -130,6 +145,8 @@ class FSDP2:
         network.set_requires_all_reduce(last or rounded)
         network.set_reshard_after_backward(last or self._reshard)
         loss.backward()
+        if last and isinstance(self.context, TensorParallel):
+            self.context.sum_gradients(network.parameters())
 
     def reshard(self, network: nn.Module) -> None:
         """Frees the blocks that a forward without a backward has left gathered: its parameters are the shards again."""
@@ -146,6 +163,8 @@ class FSDP2:
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Clips the global gradient norm and returns what it was. A collective."""
+        if isinstance(self.context, TensorParallel):
+            return self.context.clip_grad_norm(parameters, max_norm)
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

@@ -42,6 +42,7 @@ CASES = {
     "padded": ("actor.packing=false",),
     "shared prefixes": ("actor.share_prefix=true",),
     "slices": ("plan.ranks=2", "strategy.context_parallel=2"),
+    "split matrices": ("plan.ranks=4", "strategy.tensor_parallel=2"),
     "many updates": ("batch.minibatches=4", "batch.epochs=2", "algorithm.correction=null"),
     "torn groups": ("batch.minibatches=16",),
     "few rows at once": ("rollout.engine.max_rows=8",),
@@ -121,6 +122,11 @@ def test_a_rank_holds_its_share_of_what_trains(forecasts, terms):
         for term, size in sizes.items():
             assert size / ranks <= held[term] <= size / ranks * rounding + 1024, (name, term)
         assert forecasts[name]["rows"] == 32 / ranks
+    assert (
+        0.4 * terms("four ranks")["gathered"]
+        < terms("split matrices")["gathered"]
+        < 0.6 * terms("four ranks")["gathered"]
+    )
     assert terms("plain")["engine"] == 0, "one rank's engine shares the weights"
     assert weights <= terms("two ranks")["engine"] <= terms("four ranks")["engine"] < 1.05 * weights
 
@@ -183,7 +189,7 @@ def test_forwards_are_as_full_as_rows_of_any_length_make_them(name, fullest, mic
 
 
 def test_rows_that_share_a_forward_or_their_prompt_fill_it_too(forecasts):
-    for name in ("slices", "shared prefixes"):
+    for name in ("slices", "split matrices", "shared prefixes"):
         assert 0.8 * 256 < forecasts[name]["fullest"] <= 256
     assert forecasts["shared prefixes"]["micro_batches"] < forecasts["plain"]["micro_batches"]
 

@@ -17,13 +17,19 @@ def perform():
 
 
 @pytest.fixture(scope="session")
-def on_two_ranks(torchrun, tmp_path_factory):
+def on_two_ranks(on_ranks):
     """Performs jobs under one torchrun; returns what rank zero wrote."""
+    return lambda jobs: on_ranks(jobs, 2)
 
-    def run(jobs):
-        folder = tmp_path_factory.mktemp("two_ranks")
+
+@pytest.fixture(scope="session")
+def on_ranks(torchrun, tmp_path_factory):
+    """As on_two_ranks, on any number of them."""
+
+    def run(jobs, ranks):
+        folder = tmp_path_factory.mktemp("ranks")
         torch.save(jobs, folder / "jobs.pt")
-        torchrun(Path(updates_on_ranks.__file__), folder / "jobs.pt", folder / "results.pt")
+        torchrun(Path(updates_on_ranks.__file__), folder / "jobs.pt", folder / "results.pt", ranks=ranks)
         return torch.load(folder / "results.pt", weights_only=False)
 
     return run

@@ -3,6 +3,7 @@
 import pytest
 
 from rft.distributed import start
+from rft.strategy.context import Context
 from tests.defaults import make_actor, make_strategy
 from tests.strategy.jobs import ALL_ON_ONE, EVEN, MODEL, UNEVEN, close, job, make_batch
 
@@ -55,8 +56,8 @@ def test_what_ranks_cannot_compute_together_is_refused():
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=2 does not divide the 1 processes"):
         make_strategy(world, context_parallel=2)
     strategy = make_strategy(world)
-    strategy.context = type("Three", (), {"size": 3})
-    with pytest.raises(ValueError, match=r"=3 does not divide the 4 attention heads of actor"):
+    strategy.context = type("Three", (Context,), {"size": 3})
+    with pytest.raises(ValueError, match=r"context_parallel=3 does not divide the 4 attention heads of actor"):
         make_actor(world, strategy, model_config=MODEL)
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=3 .* set actor\.packing=true"):
         make_actor(world, strategy, model_config=MODEL, packing=False)

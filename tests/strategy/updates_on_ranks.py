@@ -20,7 +20,12 @@ from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 from tests.defaults import make_actor, make_optimizer, make_strategy
 
-COLLECTIVES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+COLLECTIVES = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+}
 
 
 class Collectives(TorchDispatchMode):
@@ -51,6 +56,10 @@ class Recording(FSDP2):
         return super().clip_grad_norm(parameters, max_norm)
 
 
+def local_bytes(parameter: torch.Tensor) -> int:
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).nbytes
+
+
 def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     """The weights, gradient and numbers after some updates, and everything needed to go on.
 
@@ -69,6 +78,9 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     method = Method(MethodOptions(**job["method"]), "algorithm")
     objective = method.learners["critic"] if job["head"] == "value" else method.policy
     assert objective is not None
+    gathered: list[int] = []
+    backbone = actor.network.model.base_model
+    backbone.norm.register_forward_hook(lambda *_: gathered.append(sum(map(local_bytes, backbone.layers.parameters()))))
     batch = job["batch"]
     mine = batch[torch.tensor(job["shares"][world.size][world.rank], dtype=torch.int64)]
     numbers = []
@@ -89,7 +101,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     return {
         "numbers": numbers,
         "collectives": dict(collectives.calls),  # of the last update
-        "held": world.gather(sum(parameter.to_local().nbytes for parameter in actor.network.parameters())),
+        "held": world.gather(sum(map(local_bytes, actor.network.parameters()))),
+        "gathered": world.gather(gathered[-1]),  # of the blocks, behind the last one
         "gradient": strategy.gradient,
         "column": world.all_sum(column),
         "weights": {name: tensor.clone() for name, tensor in strategy.full_tensors(actor.network.state_dict().items())},
