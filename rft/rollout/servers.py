@@ -65,7 +65,8 @@ class ServersEngine:
         self._options = servers
         self._counts: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="servers").start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
+        self._thread.start()
         folder = folder.resolve()  # servers work in folders of their own
         skeleton = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
@@ -154,7 +155,7 @@ class ServersEngine:
 
     def close(self) -> None:
         """Ends the servers of our own and deletes the weights that were written for servers."""
-        if not self._loop.is_running():
+        if not self._thread.is_alive():
             return
         if self._fleet is not None:
             self._do(self._fleet.stop())
@@ -164,6 +165,7 @@ class ServersEngine:
                 process.wait()
             shutil.rmtree(self._staging.folder, ignore_errors=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()  # whoever closes again finds it gone
 
     def health(self) -> dict[str, float]:
         """Since the last call: groups that were asked for again after a failure, and that two servers worked on."""
