@@ -24,20 +24,20 @@ def lines(folder):
 def moved(monkeypatch):
     """Filled by a run: whether the last stage changed the policy."""
     found = {}
-    begin, refresh = Trainer.begin, Trainer.refresh
+    begin, describe = Trainer.begin, Trainer.describe
 
     def begins(trainer, *args):
         done = begin(trainer, *args)
         found["before"] = {name: tensor.clone() for name, tensor in trainer.policy.weights()}
         return done
 
-    def refreshes(trainer, metrics):
-        refresh(trainer, metrics)
+    def describes(trainer, *args):
+        describe(trainer, *args)
         pairs = ((found["before"][name], tensor) for name, tensor in trainer.policy.weights())
         found["moved"] = any(not torch.equal(old, new) for old, new in pairs)
 
     monkeypatch.setattr(Trainer, "begin", begins)
-    monkeypatch.setattr(Trainer, "refresh", refreshes)
+    monkeypatch.setattr(Trainer, "describe", describes)
     return found
 
 

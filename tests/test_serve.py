@@ -7,10 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rft.rollout.fleet import free_port
 from rft.rollout.vllm_server import VLLMDialect, VLLMServers
+from rft.serve import serve
 
+INTERRUPTIBLE = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+)
 SERVER = Path(__file__).parent / "rollout" / "fake_server.py"
 
 
@@ -32,6 +37,8 @@ def start(folder, *overrides):
     command = [sys.executable, "-m", "rft.main", "mode=serve", "rollout=vllm_server", f"output_dir={folder}/run"]
     command += ["rollout.engine._target_=tests.test_serve.Servers", *overrides]
     environment = os.environ | {"PYTHONPATH": str(SERVER.parents[2]), "COLUMNS": "200"}
+    # A script's background ignores interrupts, and so does what is started there.
+    command = [sys.executable, "-c", INTERRUPTIBLE, *command]
     return subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -76,6 +83,6 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
         ("serve.port=80", "serve.port=80: choose one from 1024 to"),
     ],
 )
-def test_wrong_options_are_named(override, message, tmp_path):
-    said, _ = start(tmp_path, override).communicate(timeout=60)
-    assert message in " ".join(said.split())
+def test_wrong_options_are_named(override, message, resolved):
+    with pytest.raises(ValueError, match=message):
+        serve(resolved("rollout=vllm_server", override), Console(quiet=True))

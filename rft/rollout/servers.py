@@ -124,22 +124,23 @@ class ServersEngine:
 
         Raises:
             OSError: the disk, or no server acknowledges the version within its deadline; names it.
+            ValueError: a tensor of a type that is not written; names it.
         """
         tensors = iter(tensors)
-        weights: Weights | OSError | None = None
+        weights: Weights | OSError | ValueError | None = None
         if self._world.rank == 0:
             try:
                 weights = self._staging.write(version, tensors)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 weights = error
         for _ in tensors:  # to gather one is a collective: every rank walks to the end
             pass
         self._world.decide(lambda: self._commit(weights))
         self.version = version
 
-    def _commit(self, weights: Weights | OSError | None) -> None:
+    def _commit(self, weights: Weights | OSError | ValueError | None) -> None:
         assert self._fleet is not None and weights is not None
-        if isinstance(weights, OSError):
+        if isinstance(weights, OSError | ValueError):
             raise weights
         self._do(self._fleet.commit(weights))
         self._staging.keep(weights)

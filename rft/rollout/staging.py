@@ -105,6 +105,7 @@ class Staging:
 
         Raises:
             OSError: the disk; names the file.
+            ValueError: a tensor of a type that is not written; names it.
         """
         folder, draft = self.folder / f"v{version}", self.folder / "draft"
         shutil.rmtree(draft, ignore_errors=True)
@@ -114,6 +115,10 @@ class Staging:
         found: dict[str, Stored] = {}
         still = defaultdict(list)
         for name, tensor in tensors:
+            if tensor.dtype not in TYPES:
+                raise ValueError(
+                    f"{name}: weights of {tensor.dtype} are not written for servers; choose another rollout"
+                )
             dtype, shape, octets = TYPES[tensor.dtype], list(tensor.shape), _octets(tensor)
             digest = _digest(octets)
             if name in before and before[name].holds(dtype, shape, digest):

@@ -5,6 +5,7 @@ import logging
 import time
 
 import pytest
+import torch
 
 from rft.rollout import staging
 from tests.rollout.fake_server import FakeServer
@@ -226,6 +227,20 @@ def test_a_full_disk_ends_the_walk_over_the_weights_all_the_same(fakes, engine, 
     with pytest.raises(OSError, match=r"No space left on device: 'model.safetensors'"):
         samples.update_weights(0, tensors())
     assert walked == list(weights(0)), "other ranks gather along"
+
+
+def test_a_type_that_is_not_written_ends_the_walk_all_the_same(fakes, engine):
+    [server] = fakes(1)
+    walked = []
+
+    def tensors():
+        for name in ("first", "second"):
+            walked.append(name)
+            yield name, torch.zeros(2, dtype=torch.float8_e4m3fn)
+
+    with pytest.raises(ValueError, match=r"first: weights of torch\.float8_e4m3fn are not"):
+        engine("vllm", [server]).update_weights(0, tensors())
+    assert walked == ["first", "second"], "other ranks gather along"
 
 
 def test_only_the_current_version_stays_on_disk(kind, fakes, engine, tmp_path):
