@@ -48,8 +48,8 @@ def selection(name: str) -> list[str]:
         return [f"actor@{chosen}={chosen}"]
     if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
         return [f"{group}={chosen}", "algorithm/loss=reinforce"]
-    if group == "rollout/servers":  # of the rollouts that have servers
-        return ["rollout=sglang", f"rollout/servers@rollout.engine.servers={chosen}"]
+    if group == "rollout/engine/servers":  # of the rollouts that have servers
+        return ["rollout=sglang", f"{group}={chosen}"]
     return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
 
 

@@ -37,7 +37,7 @@ def how(**changes):
 
 
 def shared(**changes):
-    return yaml_options("rollout/servers/shared.yaml", poll_s=0.5, **changes)
+    return yaml_options("rollout/engine/servers/shared.yaml", poll_s=0.5, **changes)
 
 
 def dialect(**engine_args):

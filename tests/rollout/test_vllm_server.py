@@ -100,7 +100,7 @@ def test_sampling_that_vllm_does_as_asked_passes(changes):
 
 
 def check_here(**servers):
-    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/servers/shared.yaml", **servers))})
+    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers))})
 
 
 def test_servers_are_started_only_where_vllm_can_be(monkeypatch):

@@ -67,7 +67,7 @@ def engine(model, tmp_path_factory):
     python = os.environ.get("RFT_VLLM_PYTHON", sys.executable if importlib.util.find_spec("vllm") else "")
     if not Path(python).is_file():
         pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
-    options = yaml_options("rollout/servers/shared.yaml", count=2, python=python, poll_s=0.5)
+    options = yaml_options("rollout/engine/servers/shared.yaml", count=2, python=python, poll_s=0.5)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             ("VLLM_CPU_KVCACHE_SPACE", 1),
