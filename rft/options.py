@@ -1,6 +1,6 @@
 """The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rft.actor.optimizer import Optimizer
@@ -36,14 +36,6 @@ class Rollout(Sampling):
 
     engine: Any
     engine_args: dict[str, Any] = field(default_factory=dict)  # an engine that takes none has none in its yaml
-
-    def truncates(self) -> bool:
-        """True where training samples from another distribution than the one that it computes with."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
-
-    def untruncated(self, temperature: float) -> Sampling:
-        """How evaluations sample."""
-        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
 
 
 @dataclass

@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM
 
-from rft.actor.load import read_config, without_reading
+from rft.actor.load import outline, read_config
 from rft.parts import Parts
 from rft.rollout.dialect import Dialect
 from rft.rollout.fleet import Process
@@ -40,9 +38,7 @@ def serve(config: dict[str, Any], console: Console) -> None:
     tokenizer = parts.tokenizer.build()
     shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     folder = Path(run.output_dir).resolve() / "engine"
-    with torch.device("meta"), without_reading():
-        model = AutoModelForCausalLM.from_config(shape)
-    write_skeleton(model, tokenizer, folder)
+    write_skeleton(outline(shape), tokenizer, folder)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:

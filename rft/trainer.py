@@ -3,11 +3,13 @@
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from rft.actor.actor import Actor, Diverged
 from rft.actor.optimizer import Optimizer
@@ -285,11 +287,11 @@ class Trainer:
             self.engine.sleep()
         self.awake = False
 
-    def wake(self) -> None:
-        """Wakes the engine with the weights of the policy, if it rests. A collective."""
+    def wake(self, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """Wakes the engine with the weights of the policy, or with these, if it rests. A collective."""
         if not self.awake:
             self.engine.wake("weights")
-            self.engine.update_weights(self.step, self.policy.weights())
+            self.engine.update_weights(self.step, self.policy.weights() if tensors is None else tensors)
             self.engine.wake("kv_cache")
         self.awake = True
 

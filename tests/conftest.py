@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 
 import rft
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, which is imported later; two tests run at a time
+
 CONFIG = Path(rft.__file__).parent / "config"
 # A run of a second: a model that knows nothing, and a reward that it earns now and then by chance.
 TINY = (

@@ -2,10 +2,15 @@
 
 from tensordict import TensorDict
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.balance import Cost, work
 from rft.batch import lengths
+
+
+def head_size(shape: PretrainedConfig) -> int:
+    """Numbers in a query of one head of a text model."""
+    return int(shape.to_dict().get("head_dim") or shape.hidden_size // shape.num_attention_heads)
 
 
 def model_cost(model: PreTrainedModel) -> Cost:
@@ -30,7 +35,7 @@ def model_cost(model: PreTrainedModel) -> Cost:
         elif parameter.dim() == 3 and "num_experts_per_tok" in options:  # (experts, out, in)
             weights += parameter[0].numel() * options["num_experts_per_tok"]
     heads = shape.num_attention_heads
-    width = heads * (options.get("head_dim") or shape.hidden_size // heads)
+    width = heads * head_size(shape)
     window = options.get("sliding_window")
     kind = "sliding_attention" if window else "full_attention"
     kinds = options.get("layer_types") or [kind] * shape.num_hidden_layers

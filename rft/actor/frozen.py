@@ -5,9 +5,9 @@ from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from typing import Literal
 
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from rft.actor.load import outline
 from rft.registry import did_you_mean
 
 
@@ -24,8 +24,7 @@ def check_frozen(shape: PretrainedConfig, head: Literal["lm", "value"], patterns
     Raises:
         ValueError: a pattern matches no parameter, or all of a language model's are frozen.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
+    model = outline(shape)
     part = model if head == "lm" else model.base_model
     held = {id(parameter) for parameter in part.parameters()}
     names = [name for name, held_or_not in model.named_parameters(remove_duplicate=False) if id(held_or_not) in held]

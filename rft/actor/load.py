@@ -62,6 +62,12 @@ def load_model(path: str | None, config: PretrainedConfig, seed: int) -> PreTrai
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
 
 
+def outline(config: PretrainedConfig) -> PreTrainedModel:
+    """The causal language model of a shape, without memory for its weights: for what names and sizes can say."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers that are sharded one by one: the classes that transformers itself never splits."""
     names = set(model._no_split_modules or ())

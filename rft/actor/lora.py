@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rft.actor.load import outline
 from rft.actor.nf4 import PackedLinear, pack
 
 NAME = "default"  # what peft calls an adapter that is given no name
@@ -85,8 +86,7 @@ class Lora:
 
     def find(self, shape: PretrainedConfig, key: str) -> None:
         """Looks for the layers in a model without weights; see `layers`."""
-        with torch.device("meta"):
-            self.layers(AutoModelForCausalLM.from_config(shape), key)
+        self.layers(outline(shape), key)
 
     def layers(self, model: PreTrainedModel, key: str) -> list[str]:
         """The names of the layers that get adapters.

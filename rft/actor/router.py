@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rft.actor.load import outline
 
 
 @dataclass
@@ -85,9 +87,7 @@ def check_routers(shape: PretrainedConfig, compiled: bool, context_parallel: int
                 f"strategy.{key}: the term algorithm.terms.router_balance cannot hear the routers with it; take the "
                 f"term out, or leave strategy.{key} at its default"
             )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
-    if not routers(model.base_model):
+    if not routers(outline(shape).base_model):
         raise ValueError(
             f"algorithm.terms.router_balance: a {shape.model_type} has no router that transformers knows; take the "
             "term out, or train a mixture of experts such as qwen3_moe"

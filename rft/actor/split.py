@@ -3,10 +3,10 @@
 import re
 from typing import NoReturn
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from rft.actor.load import outline
 from rft.strategy.tensor import Part, TensorParallel
 
 FIRST, LAST = "colwise", "rowwise"
@@ -20,8 +20,7 @@ def split(backbone: PreTrainedModel, group: TensorParallel, key: str) -> None:
 
 def check_parts(shape: PretrainedConfig, group: TensorParallel, key: str) -> None:
     """Looks for the parts in a model without weights; see `find_parts`."""
-    with torch.device("meta"):
-        find_parts(AutoModelForCausalLM.from_config(shape).base_model, group, key)
+    find_parts(outline(shape).base_model, group, key)
 
 
 def find_parts(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[Part]:

@@ -7,7 +7,7 @@ taken again. Left out: two causes at once, which the table shows and no sentence
 import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -43,7 +43,7 @@ class Asked:
     ) -> list[list[Completion]]:
         """See `Engine.generate`."""
         if self.plain:
-            sampling = replace(sampling, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
+            sampling = sampling.untruncated(sampling.temperature)
         return self._engine.generate(requests, sampling, progress)
 
 
@@ -115,16 +115,10 @@ class Examination:
 
     def hand_over(self, factor: float = 1.0) -> None:
         """Gives the engine the policy's weights, as they are or scaled on their way."""
-        trainer = self.trainer
-        trainer.rest()
-        trainer.step += 1  # of the versions
-        trainer.engine.wake("weights")
-        tensors = trainer.policy.weights()
-        trainer.engine.update_weights(
-            trainer.step, tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors)
-        )
-        trainer.engine.wake("kv_cache")
-        trainer.awake = True
+        tensors = self.trainer.policy.weights()
+        self.trainer.rest()
+        self.trainer.step += 1  # of the versions
+        self.trainer.wake(tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors))
 
     def draw(self) -> TensorDict:
         """The first batch of the training source, sampled now."""

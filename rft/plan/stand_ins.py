@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -56,37 +56,7 @@ class Texts(Encoder):
         return [[0]] * len(texts)
 
 
-class Silent:
-    """The part of an engine that a plan has no use for."""
-
-    rehearses = True
-
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
-        """Refuses nothing."""
-
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
-        """Needs nothing."""
-
-    def sleep(self) -> None:
-        """Keeps what it has."""
-
-    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Never slept."""
-
-    def abort(self) -> None:
-        """Nothing goes on."""
-
-    def health(self) -> dict[str, float]:
-        """No numbers."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class Absent(Silent):
+class Absent(Engine):
     """In place of an engine that cannot be gone through: it takes the weights as they come and keeps none."""
 
     def generate(
@@ -102,7 +72,7 @@ class Absent(Silent):
 
 
 @dataclass
-class Answers(Silent):
+class Answers(Engine):
     """An engine that answers at once.
 
     Attributes:

@@ -1,13 +1,18 @@
 """The protocol of a rollout engine: prompts and seeds in, sampled tokens with their log-probabilities out.
 
-An engine knows nothing of rows, rewards or text templates. Whoever implements `Engine` can be named in a yaml.
+An engine knows nothing of rows, rewards or text templates. Whoever implements `Engine` can be named in a yaml; a
+subclass writes `generate` and `update_weights`, and whatever else it has something to do for.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from rft.rollout.dialect import Dialect
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,14 @@ class Sampling:
     min_p: float
     stop: list[str]
     first_token: FirstToken | None
+
+    def truncates(self) -> bool:
+        """True where training samples from another distribution than the one that it computes with."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
+
+    def untruncated(self, temperature: float) -> "Sampling":
+        """The same without truncation, as evaluations sample."""
+        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
 
 
 @dataclass(frozen=True)
@@ -96,14 +109,14 @@ class Completion:
     given: range = range(0)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """What the rollout source asks of an engine.
 
     Attributes:
         rehearses: whether mode=plan can go through it without numbers, to see what it takes.
     """
 
-    rehearses: bool
+    rehearses: bool = False
 
     @staticmethod
     def check(options: dict[str, Any], sampling: Sampling) -> None:
@@ -115,7 +128,6 @@ class Engine(Protocol):
         Raises:
             ValueError: names the key and the cure.
         """
-        ...
 
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
@@ -127,8 +139,19 @@ class Engine(Protocol):
         Raises:
             ValueError: names the key and the cure.
         """
-        ...
 
+    @staticmethod
+    def dialect(engine_args: dict[str, Any]) -> "Dialect":
+        """What mode=serve tells the servers that it starts.
+
+        Raises:
+            ValueError: there are no servers of its kind.
+        """
+        raise ValueError(
+            "mode=serve: this rollout samples in the process that trains; choose rollout=vllm_server or rollout=sglang"
+        )
+
+    @abstractmethod
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
     ) -> list[list[Completion]]:
@@ -142,8 +165,8 @@ class Engine(Protocol):
         Returns:
             Completions per request, in the order of its seeds.
         """
-        ...
 
+    @abstractmethod
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes new weights, named as in the state dict of the HF model; every weight must come.
 
@@ -151,19 +174,15 @@ class Engine(Protocol):
             version: what completions sampled from now on are stamped with.
             tensors: may be a generator; a tensor may be kept without a copy and then follows its owner's changes.
         """
-        ...
 
     def sleep(self) -> None:
         """Gives back the memory that it can do without while the trainer works. It forgets its weights."""
-        ...
 
     def wake(self, part: Literal["weights", "kv_cache"]) -> None:
         """Takes memory again: for new weights first, and once they have come for keys and values."""
-        ...
 
     def abort(self) -> None:
-        """Stops whatever is being sampled, as when the run ends in the middle of it."""
-        ...
+        """Stops whatever is being sampled outside `generate`, as when the run ends in the middle of it."""
 
     def health(self) -> dict[str, float]:
         """Numbers about the engine since they were last asked for, by their name.
@@ -171,11 +190,10 @@ class Engine(Protocol):
         Raises:
             RuntimeError: the engine is lost; names it.
         """
-        ...
+        return {}
 
     def close(self) -> None:
         """Ends whatever it started."""
-        ...
 
 
 def row_seed(seed: int, position: int, sample: int) -> int:

@@ -81,7 +81,7 @@ class Process:
 
     def wait(self) -> None:
         """Waits until it has ended."""
-        self._process.wait(GRACE_S + LOOK_S)
+        self._process.wait(2 * GRACE_S + LOOK_S)
 
 
 class Keeper:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.rollout.cache import can_join, expand, make_cache
-from rft.rollout.engine import Completion, Request, Sampling
+from rft.rollout.engine import Completion, Engine, Request, Sampling
 from rft.rollout.sampling import greedy, sample, stream, uniform
 from rft.rollout.texts import completions, decode, end_tokens
 
@@ -20,7 +20,7 @@ PREFILL_TOKENS = 16384  # of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch of fewer live rows than this share is compacted, which copies the cache once
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Samples from a causal language model of transformers, in this process.
 
     Args:
@@ -29,6 +29,8 @@ class HFEngine:
         max_rows: cap on rows decoded at once; more is faster and takes more memory for keys and values.
     """
 
+    rehearses = True
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -36,22 +38,11 @@ class HFEngine:
         self.version = 0
         self.ends = end_tokens(model, tokenizer)
 
-    rehearses = True
-
     @staticmethod
     def check(options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         if options["max_rows"] < 1:
             raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")
-
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
-        """Whatever computes here can also sample here."""
-
-    @staticmethod
-    def dialect(engine_args: dict[str, Any]) -> None:
-        """It cannot be served."""
-        raise ValueError("mode=serve: rollout=hf samples in the process that trains; choose another rollout")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Points the parameters at the given tensors: no copy where type and device agree.

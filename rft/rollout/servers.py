@@ -13,14 +13,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.distributed import World
-from rft.rollout.dialect import LOCAL, Call, Dialect
-from rft.rollout.engine import Completion, Request, Sampling
+from rft.rollout.dialect import LOCAL, Call
+from rft.rollout.engine import Completion, Engine, Request, Sampling
 from rft.rollout.fleet import Fleet, Process, free_port
 from rft.rollout.groups import Server
 from rft.rollout.peer import Peer
@@ -31,17 +31,16 @@ from rft.rollout.staging import Staging, Weights
 from rft.rollout.texts import completions, end_tokens
 
 
-class ServersEngine:
-    """Samples with servers of one kind. A subclass per kind brings the dialect.
+class ServersEngine(Engine):
+    """Samples with servers of one kind, which the run starts or which are running already.
+
+    A subclass per kind brings `dialect`: what servers of this kind are told.
 
     Args:
-        world, model, tokenizer, folder: supplied; the model has no weights, `folder` is the run's, and servers must be
-            able to read in it.
-        dialect: what servers of this kind are told.
+        world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
+            servers must be able to read in it; `engine_args` become flags of the servers that are started.
         servers: where they are, and deadlines.
     """
-
-    rehearses = False
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class ServersEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         folder: Path,
-        dialect: Dialect,
+        engine_args: dict[str, Any],
         servers: Servers,
     ) -> None:
         if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
@@ -61,7 +60,8 @@ class ServersEngine:
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
-        self._dialect = dialect
+        self._dialect = self.dialect(engine_args)
+        self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
@@ -79,11 +79,16 @@ class ServersEngine:
             self._staging = Staging(folder / "weights", skeleton)
             self._processes = []
             for number, port in enumerate(ports):
-                command, environment = dialect.command(servers.python or sys.executable, skeleton, port)
+                command, environment = self._dialect.command(servers.python or sys.executable, skeleton, port)
                 self._processes.append(Process(command, environment, folder / "servers" / f"{number}.log"))
-            self._fleet = Fleet(dialect, peers, self._processes, servers)
+            self._fleet = Fleet(self._dialect, peers, self._processes, servers)
             self._do(self._fleet.watch())
         atexit.register(self.close)
+
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        cls.dialect(options["engine_args"]).check(sampling)
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -113,6 +118,7 @@ class ServersEngine:
 
     def _calls(self, request: Request, sampling: Sampling) -> list[tuple[Call, int]]:
         """What asks for each sample, and its cap on tokens."""
+        assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
         limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
         return [
             (self._dialect.request(request.prompt, seed, limit, self._ends, sampling), limit)
@@ -144,15 +150,6 @@ class ServersEngine:
             raise weights
         self._do(self._fleet.commit(weights))
         self._staging.keep(weights)
-
-    def sleep(self) -> None:
-        """Nothing to give back: servers have memory of their own."""
-
-    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Nothing was given back."""
-
-    def abort(self) -> None:
-        """Nothing goes on outside `generate`: whoever leaves it takes the connections along."""
 
     def close(self) -> None:
         """Ends the servers of our own and deletes the weights that were written for servers."""

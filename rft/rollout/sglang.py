@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.distributed import World
 from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, flags, stamped
 from rft.rollout.engine import Sampling
 from rft.rollout.peer import Peer
-from rft.rollout.server_options import Servers
 from rft.rollout.servers import ServersEngine
 
 FIXED = {
@@ -33,29 +30,7 @@ TAKEN = frozenset(("model_path", "model", "host", "port", "api_key", "weight_ver
 
 
 class SGLangServers(ServersEngine):
-    """Samples with SGLang servers, which the run starts or which are running already.
-
-    Args:
-        world, model, tokenizer, folder, engine_args: supplied; `engine_args` become flags of `sglang.launch_server`.
-        servers: see `Servers`.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        engine_args: dict[str, Any],
-        servers: Servers,
-    ) -> None:
-        vocabulary = model.config.get_text_config().vocab_size
-        super().__init__(world, model, tokenizer, folder, SGLangDialect(engine_args, vocabulary), servers)
-
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        SGLangDialect(options["engine_args"], vocabulary=0).check(sampling)
+    """Samples with SGLang servers; see `ServersEngine`."""
 
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
@@ -64,8 +39,8 @@ class SGLangServers(ServersEngine):
 
     @staticmethod
     def dialect(engine_args: dict[str, Any]) -> Dialect:
-        """What mode=serve starts. It is asked for no samples, so that it need not know the vocabulary."""
-        return SGLangDialect(engine_args, vocabulary=0)
+        """See `Engine.dialect`."""
+        return SGLangDialect(engine_args)
 
 
 class SGLangDialect:
@@ -73,7 +48,6 @@ class SGLangDialect:
 
     Args:
         engine_args: flags of a server of our own: `context_length: 2048` is `--context-length 2048`.
-        vocabulary: number of token ids.
 
     Raises:
         ValueError: names one of the arguments that is not the yaml's to set.
@@ -81,11 +55,10 @@ class SGLangDialect:
 
     rollout = "sglang"
 
-    def __init__(self, engine_args: dict[str, Any], vocabulary: int) -> None:
+    def __init__(self, engine_args: dict[str, Any]) -> None:
         if taken := sorted(TAKEN & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
         self._engine_args = engine_args
-        self._vocabulary = vocabulary
 
     def check(self, sampling: Sampling) -> None:
         """SGLang truncates what it draws from, but tells log-probabilities of the whole distribution."""
@@ -109,7 +82,6 @@ class SGLangDialect:
 
     def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
         """Asks for token ids; text is made on the server only to find stop strings."""
-        assert max(prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
         how = {
             "max_new_tokens": limit,
             "temperature": sampling.temperature,

@@ -4,9 +4,11 @@ With `engine_args.tensor_parallel_size` as many ranks run one engine together, a
 Left out: several modalities.
 """
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rft.actor.cost import head_size
 from rft.distributed import World
 from rft.rollout.dialect import Dialect
-from rft.rollout.engine import Completion, Request, Sampling
+from rft.rollout.engine import Completion, Engine, Request, Sampling
 from rft.rollout.skeleton import write_skeleton
 from rft.rollout.texts import completions, end_tokens
 
@@ -40,13 +43,29 @@ def check_sampling(sampling: Sampling) -> None:
         )
 
 
-def head_size(model: PreTrainedModel) -> int:
-    """Numbers in a query of one head."""
-    shape = model.config.get_text_config()
-    return int(shape.to_dict().get("head_dim") or shape.hidden_size // shape.num_attention_heads)
+@contextlib.contextmanager
+def shared_memory_of(world: World) -> Iterator[None]:
+    """Within it the memory that the ranks of an engine share on a CPU is made under a name of this run, which is taken
+    away at the end: whoever has the memory keeps it.
+
+    vLLM's own name is the same for all runs, and stays when a run is over: the next one could not begin.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    run, theirs = world.decide(lambda: uuid.uuid4().hex), _CPUSHMDistributed.make_group_name
+    _CPUSHMDistributed.make_group_name = staticmethod(
+        lambda group: "-".join([run, group.unique_name, *map(str, group.ranks)])
+    )
+    try:
+        yield
+        world.gather(None)
+    finally:
+        _CPUSHMDistributed.make_group_name = theirs
+        for file in Path("/dev/shm").glob(f"{run}-*"):
+            file.unlink(missing_ok=True)
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples with vLLM in this process.
 
     Args:
@@ -87,7 +106,7 @@ class VLLMEngine:
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-            sizes, size = CPUAttentionBackend.get_supported_head_sizes(), head_size(model)
+            sizes, size = CPUAttentionBackend.get_supported_head_sizes(), head_size(model.config.get_text_config())
             if size not in sizes:
                 raise ValueError(
                     f"actor.model_config.head_dim={size}: on a CPU vLLM has attention for {', '.join(map(str, sizes))}"
@@ -101,8 +120,9 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
+        sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
-            with torch.random.fork_rng():  # vLLM seeds the whole process
+            with sharing, torch.random.fork_rng():  # vLLM seeds the whole process
                 self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **engine_args)
         except TypeError as error:
             raise ValueError(f"rollout.engine_args: vLLM refuses them: {error}") from error
@@ -112,8 +132,6 @@ class VLLMEngine:
             from vllm.distributed import get_tp_group
 
             self._group = get_tp_group().cpu_group
-
-    rehearses = False
 
     @staticmethod
     def check(options: dict[str, Any], sampling: Sampling) -> None:
@@ -203,13 +221,6 @@ class VLLMEngine:
         """Takes memory for one part again."""
         if self.sleep_level:
             self._llm.wake_up([part])
-
-    def abort(self) -> None:
-        """Nothing goes on outside `generate`."""
-
-    def health(self) -> dict[str, float]:
-        """No numbers: it lives and dies with this process."""
-        return {}
 
     def close(self) -> None:
         """Ends the engine, and leaves the process group to whom it belongs: vLLM's own way out would end that too."""

@@ -7,13 +7,9 @@ Left out: weights over NCCL and CUDA IPC, images.
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from rft.distributed import World
 from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, flags, stamped
 from rft.rollout.engine import Sampling
 from rft.rollout.peer import Peer
-from rft.rollout.server_options import Servers
 from rft.rollout.servers import ServersEngine
 from rft.rollout.vllm import check_sampling
 
@@ -30,28 +26,7 @@ TAKEN = frozenset(("model", "host", "port", "api_key", *FIXED))
 
 
 class VLLMServers(ServersEngine):
-    """Samples with vLLM servers, which the run starts or which are running already.
-
-    Args:
-        world, model, tokenizer, folder, engine_args: supplied; `engine_args` become flags of `vllm serve`.
-        servers: see `Servers`.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        engine_args: dict[str, Any],
-        servers: Servers,
-    ) -> None:
-        super().__init__(world, model, tokenizer, folder, VLLMDialect(engine_args), servers)
-
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        VLLMDialect(options["engine_args"]).check(sampling)
+    """Samples with vLLM servers; see `ServersEngine`."""
 
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
@@ -60,7 +35,7 @@ class VLLMServers(ServersEngine):
 
     @staticmethod
     def dialect(engine_args: dict[str, Any]) -> Dialect:
-        """What mode=serve starts."""
+        """See `Engine.dialect`."""
         return VLLMDialect(engine_args)
 
 

@@ -25,8 +25,20 @@ def main() -> None:
 
     threading.Thread(target=end, daemon=True).start()
     status = child.wait()
-    send(child.pid, signal.SIGKILL)  # what it has left behind
+    # What it has left behind: helpers that notice, tidy up shared memory and end; and whoever stays after all.
+    patience = time.monotonic() + float(sys.argv[1])
+    while lives(child.pid) and time.monotonic() < patience:
+        time.sleep(0.02)
+    send(child.pid, signal.SIGKILL)
     sys.exit(status if status >= 0 else 128 - status)
+
+
+def lives(group: int) -> bool:
+    """True where a process group has a process, be it one that has ended and that nobody has fetched."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
+    return False
 
 
 def send(group: int, number: signal.Signals) -> None:

@@ -25,7 +25,7 @@ OPTIONS = {
     "answer_s": 10.0,
     "poll_s": 0.02,
 }
-KINDS = {"vllm": lambda: VLLMDialect({}), "sglang": lambda: SGLangDialect({}, 40)}
+KINDS = {"vllm": lambda: VLLMDialect({}), "sglang": lambda: SGLangDialect({})}
 ASK = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
 MODEL = {
     "vocab_size": 40,
@@ -45,7 +45,26 @@ def make_engine(world, dialect, folder: Path, servers=(), **changes) -> ServersE
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
     options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
     model = Qwen3ForCausalLM(Qwen3Config(**MODEL))
-    return ServersEngine(world, model, tokenizer, folder, dialect, Servers(**options))
+
+    class Kind(ServersEngine):
+        @staticmethod
+        def dialect(engine_args):
+            return dialect
+
+    return Kind(world, model, tokenizer, folder, {}, Servers(**options))
+
+
+def tied_model(vocabulary):
+    """A tied model whose generation config names other end tokens than the tokenizer, and ways to sample of its own."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    words = {"vocab_size": vocabulary, "eos_token_id": 5, "bos_token_id": None, "tie_word_embeddings": True}
+    config = Qwen3Config(**shape, **heads, **words, initializer_range=0.2, dtype="float32")
+    made = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    own = {"eos_token_id": [5, 6], "do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.5}
+    made.generation_config.update(**own)
+    return made
 
 
 def requests(groups=6, samples=4):

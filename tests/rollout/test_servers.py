@@ -48,6 +48,14 @@ def test_samples_have_texts_limits_and_ends(kind, fakes, engine):
         assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
 
 
+def test_a_token_beyond_the_vocabulary_reaches_no_server(kind, fakes, engine):
+    servers = fakes(1)
+    samples = synced(engine, kind, servers)
+    with pytest.raises(AssertionError, match="beyond the vocabulary"):
+        samples.generate([replace(requests()[0], prompt=[4, 40])], SAMPLING)
+    assert not servers[0].samples
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_sample_comes_once_where_a_server_fails_now_and_then(kind, fakes, engine, fault):
     servers = fakes()

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rft.data.tokenizer import characters
 from rft.distributed import start
@@ -25,6 +24,7 @@ from rft.rollout.sampling import truncate
 from rft.rollout.server_options import Servers
 from rft.rollout.vllm_server import VLLMServers
 from tests.defaults import yaml_options
+from tests.rollout.served import tied_model
 
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
@@ -38,27 +38,7 @@ def how(**changes):
 
 @pytest.fixture(scope="module")
 def model():
-    """A tied model whose generation config names other end tokens than the tokenizer, and ways to sample of its own."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        eos_token_id=5,
-        bos_token_id=None,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    made = Qwen3ForCausalLM(config).eval().requires_grad_(False)
-    own = {"eos_token_id": [5, 6], "do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.5}
-    made.generation_config.update(**own)
-    return made
+    return tied_model(VOCABULARY)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from rft.rollout import warden
 
 # A process that starts a server under a warden, as a run does, and waits.
 STARTER = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what it starts in the background ignore it
 process = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True)
 process.wait()
 """
@@ -29,7 +30,7 @@ with open(__file__ + "." + sys.argv[1], "w") as file:
 if sys.argv[1] == "short":
     time.sleep(0.3)
     sys.exit(7)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -85,6 +86,14 @@ def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_pat
     assert process.wait(20) == 7
     note = Path(f"{script}.worker")
     await_that(lambda: not note.exists() or not lives(int(note.read_text())))
+
+
+def test_what_tidies_up_after_a_server_may_come_to_its_end(tmp_path):
+    helper = "import os, time; os.read(0, 1); time.sleep(0.5); open('tidy', 'w')"  # ends after what holds the pipe
+    body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {helper!r}], stdin=subprocess.PIPE)"
+    command = [sys.executable, warden.__file__, "20", sys.executable, "-c", body]
+    assert subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path).wait(20) == 0
+    assert (tmp_path / "tidy").exists()
 
 
 def test_a_server_that_is_killed_says_so(tmp_path):
