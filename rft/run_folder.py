@@ -1,13 +1,20 @@
 """The folder of a run: continued where it holds an unfinished run of the same config, a free one otherwise."""
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from rft.distributed import World
+
 CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well
+EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
 
 
 def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[Path, str]:
@@ -25,7 +32,7 @@ def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[P
         ValueError: the folder cannot be made.
     """
     folder, number = wanted, 1
-    while folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    while _taken(folder):
         if resume and _unfinished(folder, config):
             return folder, f"{folder} holds an unfinished run of this config: continuing it"
         number += 1
@@ -43,6 +50,29 @@ def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
     partial = folder / f".{RESULT}.partial"
     partial.write_text(json.dumps(numbers, indent=1, sort_keys=True))
     partial.rename(folder / RESULT)
+
+
+@contextmanager
+def scratch(world: World, output_dir: str, mode: str) -> Iterator[Path]:
+    """A folder beside the run's, where engines find it that find the run's; gone after the block. A collective."""
+    folder: Path = world.decide(lambda: _beside(Path(output_dir).parent, mode))
+    try:
+        yield folder
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder)
+
+
+def _beside(parent: Path, mode: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(mkdtemp(prefix=f"{mode}-", dir=parent))
+
+
+def _taken(folder: Path) -> bool:
+    """Whether something is there; what an evaluation before the run has left does not count."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name not in (EVALUATION, ANSWERS) for path in folder.iterdir())
 
 
 def _unfinished(folder: Path, config: dict[str, Any]) -> bool:

@@ -33,6 +33,17 @@ def test_an_empty_folder_is_free(wanted):
     assert choose_folder(wanted, CONFIG, resume=True) == (wanted, "")
 
 
+def test_a_folder_with_an_evaluation_alone_is_free(wanted):
+    wanted.mkdir(parents=True)
+    (wanted / "evaluation.json").touch()
+    (wanted / "answers.jsonl").touch()
+    assert choose_folder(wanted, CONFIG, resume=True)[0] == wanted
+    other = wanted.with_name("other")
+    other.mkdir()
+    (other / "completions.jsonl").touch()
+    assert choose_folder(other, CONFIG, resume=True)[0].name == "other-2"
+
+
 def test_an_unfinished_run_of_the_same_config_is_continued(wanted):
     choose_folder(wanted, CONFIG, resume=True)
     (wanted / "metrics.jsonl").write_text("{}")

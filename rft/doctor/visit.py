@@ -1,9 +1,6 @@
 """`mode=doctor`: builds the run as mode=train does, in a folder that is gone afterwards, and examines it."""
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +12,7 @@ from rft.doctor.examine import Asked, Examination, Facts
 from rft.logger.log import SilentLog
 from rft.parts import FROM_RUN
 from rft.registry import Target
+from rft.run_folder import scratch
 
 PROMPTS = 8  # of a rank, at most
 
@@ -37,8 +35,7 @@ def visit(config: dict[str, Any]) -> float:
         raise ValueError(f"mode=doctor: algorithm={run.algorithm.name} samples nothing; choose another algorithm")
     world, loaded = job.begin()
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
-    folder = world.decide(lambda: _scratch(Path(run.output_dir).parent))
-    try:
+    with scratch(world, run.output_dir, run.mode) as folder:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog(), asked.of)
 
         def twin(dtype: str) -> Actor:
@@ -57,12 +54,3 @@ def visit(config: dict[str, Any]) -> float:
             return Examination(trainer, stage, asked, facts, twin, chart).examine()
         finally:
             trainer.engine.close()
-    finally:
-        if world.rank == 0:
-            shutil.rmtree(folder)
-
-
-def _scratch(beside: Path) -> Path:
-    """A new folder, where engines find it that find the folder of the run."""
-    beside.mkdir(parents=True, exist_ok=True)
-    return Path(mkdtemp(prefix="doctor-", dir=beside))

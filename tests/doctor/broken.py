@@ -1,5 +1,6 @@
 """Engines with one fault each."""
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -69,3 +70,17 @@ class Lies(HFEngine):
             return replace(completion, logprobs=[number - 0.01 for number in completion.logprobs])
 
         return [[shifted(one) for one in group] for group in super().generate(requests, sampling, progress)]
+
+
+class HeedsNoSeeds(HFEngine):
+    numbers = itertools.count()
+
+    def generate(self, requests, sampling, progress=None):
+        drawn = [replace(request, seeds=[next(self.numbers) for _ in request.seeds]) for request in requests]
+        return super().generate(drawn, sampling, progress)
+
+
+class HeedsNeitherSeedsNorTemperature(HeedsNoSeeds):
+    def generate(self, requests, sampling, progress=None):
+        hot = sampling if sampling.temperature == 0 else replace(sampling, temperature=1.0)
+        return super().generate(requests, hot, progress)

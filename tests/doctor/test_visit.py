@@ -72,6 +72,19 @@ def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
     assert check in failed and not (others - {check}) & failed, text
 
 
+def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):
+    said, text = examined("rollout.engine._target_=tests.doctor.broken.HeedsNoSeeds")
+    assert said < 1e-5 and "✗" not in text and "16 of 16 rows" not in text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cause_of_a_gap_is_named_where_no_two_samples_are_the_same(seed, examined):
+    engine = "rollout.engine._target_=tests.doctor.broken.HeedsNeitherSeedsNorTemperature"
+    said, text = examined(engine, f"seed={seed}")
+    assert "samples at temperature 1, not at rollout.temperature=0.7" in str(said)
+    assert {line.split(":")[0] for line in text.split("✗ ")[1:]} == {"agreement", "temperature"}, text
+
+
 def test_truncation_is_told_and_not_blamed(examined):
     gap, text = examined("rollout.top_k=3")
     assert gap < 1e-5

@@ -4,14 +4,12 @@ The real one runs in the environment of the interpreter that RFT_SGLANG_PYTHON n
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import re
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from rft.rollout.peer import Garbage, Peer, Refused
 from rft.rollout.server_options import Servers
 from rft.rollout.sglang import SGLangDialect, SGLangServers
 from tests.defaults import yaml_options
+from tests.rollout.real_servers import gone, interpreter, processes_of, shared_memory, until
 from tests.rollout.served import SAMPLING, make_engine, requests, right, said, tied_model, weights
 
 VOCABULARY = 30
@@ -181,9 +180,7 @@ def model():
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
     """A real server, which serves version 1: the model as it is."""
-    python = os.environ.get("RFT_SGLANG_PYTHON", sys.executable if importlib.util.find_spec("sglang") else "")
-    if not python:
-        pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
+    python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
     folder, tokenizer = tmp_path_factory.mktemp("run"), characters(alphabet="0123456789abcdefghijklmnop ")
     options = Servers(**shared(python=python))
     with pytest.MonkeyPatch.context() as patch:
@@ -192,30 +189,14 @@ def engine(model, tmp_path_factory):
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
-            own = processes_of(made)
+            own = processes_of(made._servers[0].peer.port)
+            held = shared_memory(own)
         finally:
             made.close()
-        assert len(own) > 2
-        until_gone(own)
-
-
-def processes_of(engine):
-    """The server itself and the processes that it has started."""
-    folders = [folder for folder in Path("/proc").glob("[0-9]*") if (folder / "cmdline").is_file()]
-    words = {int(folder.name): (folder / "cmdline").read_bytes().split(b"\0") for folder in folders}
-    port = str(engine._servers[0].peer.port).encode()
-    [leader] = [number for number, line in words.items() if line[1:2] == [b"-m"] and port in line]
-    return [leader, *(number for number in words if os.getpgid(number) == leader != number)]
-
-
-def until_gone(processes):
-    """Waits for processes to be gone; one that has ended and is not fetched yet is."""
-    end = time.monotonic() + 20
-    for number in processes:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            while Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                assert time.monotonic() < end, f"process {number} goes on"
-                time.sleep(0.1)
+    assert len(own) > 2
+    until(lambda: gone(own), 20)
+    left = [file.name for file in held if file.exists()]
+    assert all(name.startswith("sglang_loads_") for name in left), "SGLang itself leaves these"
 
 
 def gap(model, requests, found, temperature=1.0):
@@ -314,7 +295,7 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 @pytest.mark.slow
 def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model):
     requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
-    before, heard = processes_of(engine), []
+    before, heard = processes_of(engine._servers[0].peer.port), []
 
     def kill(done):
         heard.append(done)

@@ -4,13 +4,9 @@ They run in the environment of the interpreter that RFT_VLLM_PYTHON names, or of
 """
 
 import asyncio
-import importlib.util
 import os
 import signal
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,9 +20,9 @@ from rft.rollout.sampling import truncate
 from rft.rollout.server_options import Servers
 from rft.rollout.vllm_server import VLLMServers
 from tests.defaults import yaml_options
+from tests.rollout.real_servers import QUIET, gone, interpreter, processes_of, shared_memory, until
 from tests.rollout.served import tied_model
 
-QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
 VOCABULARY = 30
 PROMPT = [3, 8, 9, 12, 20, 4]
@@ -43,18 +39,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
-    """Two real servers, which serve version 1: the model as it is."""
-    python = os.environ.get("RFT_VLLM_PYTHON", sys.executable if importlib.util.find_spec("vllm") else "")
-    if not Path(python).is_file():
-        pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+    """Two real servers, which serve version 1: the model as it is. They leave nothing behind."""
+    python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
     options = yaml_options("rollout/engine/servers/shared.yaml", count=2, python=python, poll_s=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("VLLM_CPU_KVCACHE_SPACE", 1),
-            ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-            ("OMP_NUM_THREADS", 1),
-        ):
-            patch.setenv(name, str(value))
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
         tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
         made = VLLMServers(
             start("cpu"), model, tokenizer, tmp_path_factory.mktemp("run"), ARGUMENTS, Servers(**options)
@@ -62,8 +52,12 @@ def engine(model, tmp_path_factory):
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
+            own = [number for server in made._servers for number in processes_of(server.peer.port)]
+            held = shared_memory(own)
         finally:
             made.close()
+    assert len(own) >= 6 and len(held) >= 4, "of each a server, its engine, and what tidies up"
+    assert gone(own) and not [file for file in held if file.exists()]
 
 
 def trained(model, prompt, completion, sampling=None):
@@ -192,6 +186,8 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model):
         Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
     ]
     undisturbed = engine.generate(requests, how(max_new_tokens=100))
+    own = {server.peer: processes_of(server.peer.port) for server in engine._servers}
+    held = {peer: shared_memory(processes) for peer, processes in own.items()}
     killed, heard = [], []
 
     def kill(done):
@@ -199,7 +195,7 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model):
         busiest = max(engine._servers, key=lambda server: server.running)
         if done > 60 and busiest.running > 8 and not killed:
             killed.append(busiest.peer)
-            os.kill(pid_of(busiest.peer.port), signal.SIGKILL)
+            os.kill(own[busiest.peer][0], signal.SIGKILL)
 
     found = engine.generate(requests, how(max_new_tokens=100), kill)
     assert killed, "it was killed too late"
@@ -213,6 +209,7 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model):
         weight += 0.05 * torch.randn_like(weight)
     engine.update_weights(engine.version + 1, model.state_dict().items())
     until(lambda: up(engine, killed[0]), 300)
+    assert held[killed[0]] and not [file for file in held[killed[0]] if file.exists()]
     assert gap(model, requests[:8], engine.generate(requests[:8], how())) < 1e-4
 
 
@@ -221,20 +218,3 @@ def up(engine, peer):
         return asyncio.run(engine._dialect.version(peer)) == engine.version
     except OSError:
         return False
-
-
-def pid_of(port):
-    """The process that serves at a port."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        words = (folder / "cmdline").read_bytes().split(b"\0")
-        if words[1:2] == [b"-m"] and str(port).encode() in words:
-            return int(folder.name)
-    raise AssertionError(f"nobody serves at {port}")
-
-
-def until(true, seconds):
-    """Waits for something to be true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.5)

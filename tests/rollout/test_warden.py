@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -89,11 +90,47 @@ def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_pat
 
 
 def test_what_tidies_up_after_a_server_may_come_to_its_end(tmp_path):
-    helper = "import os, time; os.read(0, 1); time.sleep(0.5); open('tidy', 'w')"  # ends after what holds the pipe
-    body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {helper!r}], stdin=subprocess.PIPE)"
+    helper = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(flush=True)
+os.read(0, 1)  # until what holds the pipe has ended
+time.sleep(0.5)
+open("tidy", "w")
+"""
+    pipes = "stdin=subprocess.PIPE, stdout=subprocess.PIPE"
+    body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {helper!r}], {pipes}).stdout.readline()"
     command = [sys.executable, warden.__file__, "20", sys.executable, "-c", body]
-    assert subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path).wait(20) == 0
+    assert subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path).wait(60) == 0
     assert (tmp_path / "tidy").exists()
+
+
+@pytest.mark.parametrize("ending", ["os.killpg(0, 9)", "signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+def test_shared_memory_of_a_server_that_is_killed_is_removed(tmp_path, ending):
+    """Python's own helper, which would remove it, is killed as well."""
+    own = SharedMemory(create=True, size=8)  # of somebody else, who lives
+    try:
+        body = f"""
+import os, signal, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=2**20)
+with open("name", "w") as file:
+    file.write(memory.name)
+time.sleep(2)
+{ending}
+"""
+        command = [sys.executable, warden.__file__, "0.3", sys.executable, "-c", body]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
+        await_that(lambda: (tmp_path / "name").exists() and (tmp_path / "name").read_text())
+        memory = Path("/dev/shm", (tmp_path / "name").read_text())
+        assert memory.stat().st_size == 2**20
+        time.sleep(2)
+        process.stdin.close()
+        assert process.wait(20) == 137
+        assert not memory.exists() and Path("/dev/shm", own.name).exists()
+    finally:
+        own.close()
+        own.unlink()
 
 
 def test_a_server_that_is_killed_says_so(tmp_path):

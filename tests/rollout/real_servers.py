@@ -1,0 +1,60 @@
+"""What tests of real servers share: the interpreters that have them, their processes and their shared memory."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+SHARED = Path("/dev/shm")
+QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def interpreter(package):
+    """What RFT_VLLM_PYTHON or RFT_SGLANG_PYTHON names, or this one where it has the package; empty where none has."""
+    named = os.environ.get(f"RFT_{package.upper()}_PYTHON", sys.executable if importlib.util.find_spec(package) else "")
+    return named if Path(named).is_file() else ""
+
+
+def processes_of(port):
+    """The server that listens at a port, and the processes that it has started."""
+    words = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words[int(folder.name)] = (folder / "cmdline").read_bytes().split(b"\0")
+    [leader] = [number for number, line in words.items() if line[1:2] == [b"-m"] and str(port).encode() in line]
+    return [leader, *(number for number in words if number != leader and group_of(number) == leader)]
+
+
+def group_of(number):
+    """The process group of a process; None where it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(number)
+
+
+def shared_memory(processes):
+    """The files in /dev/shm that processes have mapped. A semaphore is mapped under another name than its own."""
+    held = set()
+    for number in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{number}/maps").read_text().splitlines()
+            held |= {int(line.split()[4]) for line in lines if f" {SHARED}/" in line}
+    return {SHARED / entry.name for entry in os.scandir(SHARED) if entry.inode() in held}
+
+
+def until(true, seconds):
+    """Waits for something to be true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.1)
+
+
+def gone(processes):
+    """True where all processes have ended; one that is not fetched yet has."""
+    for number in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
