@@ -6,7 +6,7 @@ adapters on the head, whose weight the log-probabilities are computed with direc
 """
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -172,17 +172,22 @@ class Adapters:
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and weights of the model as it would be without adapters, one at a time, spread as they are.
+        """Names and weights of a model without adapters that computes the same, one at a time, spread as they are.
 
-        What is packed is not, then. A collective.
+        A collective.
         """
-        for name, tensor in self.frozen():
+        for name, tensor in self.base():
             layer, _, part = name.rpartition(".")
-            if part == "weight" and layer in self.packed:
-                tensor = self.packed[layer].gathered(tensor)
             if part == "weight" and layer in self.layers:
                 tensor = tensor + self.layers[layer].get_delta_weight(NAME)
             yield name, tensor
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that the adapters are to be merged into. What is packed is not, then. A collective."""
+        for name, tensor in self.frozen():
+            layer, _, part = name.rpartition(".")
+            packed = part == "weight" and layer in self.packed
+            yield name, self.packed[layer].gathered(tensor) if packed else tensor
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
         """The weights beside the adapters, by the names that they have in a model without."""
@@ -204,6 +209,34 @@ class Adapters:
         self.config.save_pretrained(folder)
         theirs = {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()}
         save_file(theirs, folder / "adapter_model.safetensors")
+
+
+@dataclass(frozen=True)
+class AdaptedWeights(Iterable[tuple[str, Tensor]]):
+    """Names and whole weights of a model, its adapters merged in, and the parts that they are merged from.
+
+    To walk through any of them is a collective.
+
+    Attributes:
+        adapters: of the model.
+        gather: makes tensors whole, one at a time.
+        base_version: another number when the weights beside the adapters have changed.
+    """
+
+    adapters: Adapters
+    gather: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
+    base_version: int
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self.gather(self.adapters.merged())
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Adapters.base`."""
+        return self.gather(self.adapters.base())
+
+    def alone(self) -> Iterator[tuple[str, Tensor]]:
+        """What `Adapters.save` writes."""
+        return self.gather(self.adapters.tensors())
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:

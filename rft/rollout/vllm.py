@@ -18,11 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.cost import head_size
+from rft.actor.lora import AdaptedWeights, Lora
 from rft.distributed import World
 from rft.rollout.dialect import Dialect
 from rft.rollout.engine import Completion, Engine, Request, Sampling
 from rft.rollout.skeleton import write_skeleton
 from rft.rollout.texts import completions, end_tokens
+from rft.rollout.vllm_adapters import KEYS, check_adapters, refused, replace_adapter, room
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
@@ -72,7 +74,10 @@ class VLLMEngine(Engine):
         world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
             `engine_args` go to vLLM as they are.
         sleep_level: what the engine gives back while the trainer works: 1 keys, values and weights (these go to the
-            CPU), 2 the same and forgets the weights, 0 nothing; null is 2 where vLLM can sleep, and else 0.
+            CPU), 2 the same and forgets the weights, 0 nothing; null is 2 where vLLM can sleep, 1 there with
+            adapters that are not merged, and else 0.
+        merge_lora: false: the weights beside the policy's adapters are taken once, and then adapters alone.
+        lora: supplied; of the policy.
 
     Raises:
         ValueError: vllm is not installed, or cannot do what is asked for; names the key.
@@ -86,6 +91,8 @@ class VLLMEngine(Engine):
         folder: Path,
         engine_args: dict[str, Any],
         sleep_level: Literal[0, 1, 2] | None,
+        merge_lora: bool,
+        lora: Lora | None,
     ) -> None:
         # The engine's loop runs in this process, so that weights are handed over as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -97,9 +104,14 @@ class VLLMEngine(Engine):
         can_sleep = current_platform.is_sleep_mode_available()
         if sleep_level and not can_sleep:
             raise ValueError(f"rollout.engine.sleep_level={sleep_level}: vLLM cannot sleep on this device; set null")
-        self.sleep_level = sleep_level if sleep_level is not None else 2 * int(can_sleep)
+        self.sleep_level = sleep_level if sleep_level is not None else int(can_sleep) * (2 if merge_lora else 1)
         self.tokenizer = tokenizer
         self.version = 0
+        self.base_version: int | None = None
+        self.adapter: Any = None  # that requests name
+        self._merge = merge_lora
+        self._world = world
+        self._folder = folder / "adapter"
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
         self._prompt = vllm.TokensPrompt
@@ -113,19 +125,26 @@ class VLLMEngine(Engine):
                 )
         skeleton = folder / "engine"
         world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
-        fixed = {
+        fixed: dict[str, Any] = {
             "model": str(skeleton),
             "load_format": "dummy",
             "generation_config": "vllm",  # no sampling options of the model's own
             "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
+        if not merge_lora:
+            assert lora is not None, "`check` knows"
+            fixed |= room(lora)
         sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
             with sharing, torch.random.fork_rng():  # vLLM seeds the whole process
                 self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **engine_args)
         except TypeError as error:
             raise ValueError(f"rollout.engine_args: vLLM refuses them: {error}") from error
+        except ValueError as error:
+            if "LoRA" not in str(error):
+                raise
+            raise refused(error) from error
         self._engine = self._llm.llm_engine
         self._group: dist.ProcessGroup | None = None
         if self._llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size > 1:
@@ -136,9 +155,11 @@ class VLLMEngine(Engine):
     @staticmethod
     def check(options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
-        if taken := sorted(FIXED & options["engine_args"].keys()):
+        if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
         check_sampling(sampling)
+        if not options["merge_lora"]:
+            check_adapters(options["lora"], options["sleep_level"])
 
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
@@ -157,8 +178,21 @@ class VLLMEngine(Engine):
         return VLLMDialect(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads the tensors into vLLM's layers and forgets the keys and values of the old ones."""
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+        """Loads the tensors into vLLM's layers and forgets the keys and values of the old ones.
+
+        With `merge_lora=false` of `AdaptedWeights` the adapters, and the rest where it is not what came before.
+
+        Raises:
+            ValueError: vLLM does not take the adapters.
+        """
+        apart = tensors if isinstance(tensors, AdaptedWeights) and not self._merge else None
+        if apart is None or apart.base_version != self.base_version:
+            whole = iter(tensors) if apart is None else apart.base()
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
+            self.base_version = None if apart is None else apart.base_version
+            self.adapter = None
+        if apart is not None:
+            self.adapter = replace_adapter(self._engine, apart, self.adapter, self._world, self._folder)
         assert self._llm.reset_prefix_cache(), "requests were running while the weights changed"
         self.version = version
 
@@ -173,7 +207,7 @@ class VLLMEngine(Engine):
         ]
         before, everyones = self._everyones(mine)
         for number, (prompt, how) in enumerate(everyones):
-            self._engine.add_request(str(number), self._prompt(prompt_token_ids=prompt), how)
+            self._engine.add_request(str(number), self._prompt(prompt_token_ids=prompt), how, lora_request=self.adapter)
         places = range(before, before + len(mine))
         drawn: dict[int, tuple[list[int], list[float]]] = {}
         while self._engine.has_unfinished_requests():

@@ -130,6 +130,37 @@ def test_the_engine_computes_what_the_trainer_computes(world):
     assert copied == {f"{name}.weight" for name in actor.adapters.layers}
 
 
+@pytest.mark.parametrize("lora", [{"alpha": 8, "rslora": True}, {"targets": ["q_proj"]}, {"quantize": "nf4"}])
+def test_weights_and_adapters_can_be_had_apart(world, tmp_path, lora):
+    """What an exported adapter adds to the weights beside it are the merged weights."""
+    actor = make(world, lora)
+    update(actor, make_batch(), 2)
+    handed = actor.weights()
+    actor.adapters.save({name: tensor.clone() for name, tensor in handed.alone()}, tmp_path)
+    base = {name: tensor.clone() for name, tensor in handed.base()}
+    assert base.keys() == dict(handed).keys() == make(world).network.model.state_dict().keys()
+    saved, config = load_file(tmp_path / "adapter_model.safetensors"), actor.adapters.config
+    scale = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    for name in actor.adapters.layers:
+        a, b = (saved[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+        base[f"{name}.weight"] += scale * b @ a
+    same(base, dict(handed))
+
+
+def test_it_is_known_when_the_weights_beside_the_adapters_change(world):
+    actor, seen = make(world, {}), []
+    for change in (
+        lambda: None,
+        lambda: update(actor, make_batch()),
+        lambda: actor.start_like(make(world, seed=1)),
+        lambda: update(actor, make_batch()),
+        lambda: actor.load_state_dict(make(world, {}, seed=2).state_dict(), with_optimizer=False),
+    ):
+        change()
+        seen.append(actor.weights().base_version)
+    assert seen == [0, 0, 1, 1, 2]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("export", "quantize"), [("merged", None), ("adapter", None), ("merged", "nf4")])
 def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantize, tied):

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rft.distributed import start
+from rft.parts import FROM_ENGINE
 from rft.registry import Target
 from rft.rollout.engine import FirstToken, Request, Sampling
 from rft.rollout.sampling import truncate
@@ -44,7 +45,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def engine(tokenizer, tmp_path_factory):
     arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
-    built = VLLMEngine(start("cpu"), model(), tokenizer, tmp_path_factory.mktemp("run"), arguments, None)
+    built = VLLMEngine(start("cpu"), model(), tokenizer, tmp_path_factory.mktemp("run"), arguments, None, True, None)
     yield built
     built.close()
 
@@ -116,7 +117,7 @@ def test_limits_and_stop_strings(engine):
 def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
     small = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, hidden_size=48, num_attention_heads=2, head_dim=24))
     with pytest.raises(ValueError, match=r"actor.model_config.head_dim=24: on a CPU vLLM has attention for 32, 64"):
-        VLLMEngine(start("cpu"), small, tokenizer, tmp_path, {"gpu_memory_utilization": 0.1}, None)
+        VLLMEngine(start("cpu"), small, tokenizer, tmp_path, {"gpu_memory_utilization": 0.1}, None, True, None)
 
 
 @needs_vllm
@@ -124,7 +125,7 @@ def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
 def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
     assert engine.sleep_level == 0
     with pytest.raises(ValueError, match=r"rollout.engine.sleep_level=2.*set null"):
-        VLLMEngine(start("cpu"), model(), tokenizer, tmp_path, {}, 2)
+        VLLMEngine(start("cpu"), model(), tokenizer, tmp_path, {}, 2, True, None)
 
 
 def run(folder, command, *overrides):
@@ -182,7 +183,7 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
 )
 def test_what_vllm_cannot_do_is_refused_before_it_starts(arguments, sampling, message):
     with pytest.raises(ValueError, match=message):
-        VLLMEngine.check({"engine_args": arguments}, sampling)
+        VLLMEngine.check({"engine_args": arguments, "merge_lora": True}, sampling)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
@@ -193,7 +194,7 @@ def test_a_missing_package_is_named_with_the_cure():
 
 def test_the_yaml_fits_the_class(resolved):
     node = resolved("rollout=vllm")["rollout"]
-    supplied = ("world", "model", "tokenizer", "folder", "engine_args")
-    assert Target(node["engine"], "rollout.engine", supplied).options == {"sleep_level": None}
+    options = Target(node["engine"], "rollout.engine", FROM_ENGINE).options
+    assert options == {"sleep_level": None, "merge_lora": True}
     assert node["engine_args"]["dtype"] == "float32"
     assert resolved("rollout=vllm", "strategy.dtype=bfloat16")["rollout"]["engine_args"]["dtype"] == "bfloat16"
