@@ -9,6 +9,10 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `response_mask`    | (B, T) bool     | source                | losses: True where the token trains                 |
 | `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
 | `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
+| `chosen`           | (B,) bool       | a source of pairs     | preference losses: the better row of its unit       |
+| `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
+| `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
+| `mismatched`       | (B,) bool       | a source of labels    | KTO: it answers another prompt, and trains nothing  |
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
 | `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
 | `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |

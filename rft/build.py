@@ -1,7 +1,7 @@
 """From the resolved config to objects: cheap checks first, models last."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.balance import Balance
 from rft.checkpoint import Checkpoints
-from rft.checks import Rows, check_interruption, check_lengths, check_tokenizer
+from rft.checks import check_interruption, check_lengths, check_tokenizer
 from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.data.lengths import drop_long
+from rft.data.survey import check_examples, epoch, only_reads
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.parts import Parts
 from rft.profiler import Profiler
 from rft.registry import Target
 from rft.rollout.engine import Engine
-from rft.rollout.evaluate import Evaluator
+from rft.rollout.evaluate_pairs import PairEvaluator
 from rft.rollout.source import Score
 from rft.run_folder import choose_folder, finish_folder
 from rft.trainer import Source, Stage, Trainer
@@ -42,6 +45,7 @@ class Loaded:
     encoder: Encoder
     train: Rows
     held_out: dict[str, Rows]
+    said: list[str] = field(default_factory=list)  # while reading, for people
 
 
 class Job(Parts):
@@ -76,8 +80,8 @@ class Job(Parts):
         wanted = Path(run.output_dir + suffix)
         folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
         with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
-            if said:
-                log.message(said)
+            for text in [said, *loaded.said] if said else loaded.said:
+                log.message(text)
             if run.rollout.truncates():
                 log.message(
                     "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
@@ -121,13 +125,25 @@ class Job(Parts):
         run, check = self.run, self.check
         self.check_ranks(ranks)
         tokenizer = check.attempt(lambda: self.tokenizer.build())
-        encoder = check.attempt(lambda: Encoder(tokenizer, run.data.template, run.data.system))
+        encoder = check.attempt(
+            lambda: Encoder(tokenizer, run.data.template, run.data.system, run.data.tools, run.data.trains)
+        )
         train: Rows = check.attempt(lambda: self.train.build(key="data.train").load(sorted(self.needs)))
-        held_out: dict[str, Rows] = {}
-        for name, target in self.held_out.items():
+        held_out = self.load_held_out()
+        with check():
+            run.data.check_apart()
+        said: list[str] = []
+        most = run.data.max_prompt_tokens
+        with check():
+            if most is not None and "prompt" not in self.needs:
+                raise ValueError(
+                    f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
+                    "data.max_prompt_tokens=null"
+                )
+            train = drop_long(train, encoder, most, "data.train", said.append)
+        for name, rows in held_out.items():
             with check():
-                fields = sorted({"prompt", *self.reward.fields})
-                held_out[name] = target.build(key=target.key).load(fields)
+                held_out[name] = drop_long(rows, encoder, most, f"data.eval.{name}", said.append)
         with check():
             shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
             with check():
@@ -136,8 +152,11 @@ class Job(Parts):
                 if "router_balance" in self.method.policy.outputs:
                     strategy = self.strategy.options
                     check_routers(shape, strategy["compile"], strategy["context_parallel"])
-            sets = {"data.train": train} | {f"data.eval.{name}": rows for name, rows in held_out.items()}
-            for key, rows in sets.items():
+            with check():
+                if only_reads(self.source):
+                    check_examples(self.examples(encoder, train), shape.get_text_config().max_position_embeddings)
+            sets = {} if only_reads(self.source) else {"data.train": train}
+            for key, rows in (sets | {f"data.eval.{name}": rows for name, rows in held_out.items()}).items():
                 with check():
                     check_lengths(encoder, {key: rows}, shape, run.rollout.max_new_tokens)
         for actor in (self.actor, *self.helpers.values()):
@@ -147,7 +166,12 @@ class Job(Parts):
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
-        return Loaded(tokenizer, encoder, train, held_out)
+        return Loaded(tokenizer, encoder, train, held_out, said)
+
+    def examples(self, encoder: Encoder, rows: Rows) -> Iterator[TensorDict]:
+        """What a run without samples trains on, step by step, until as many rows are drawn as there are."""
+        run, columns = self.run, tuple(sorted(self.method.reads()))
+        return epoch(self.source, encoder, rows, run.batch.prompts, seed=run.seed, columns=columns)
 
     def assemble(
         self,
@@ -182,6 +206,9 @@ class Job(Parts):
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
+
+        def scores(batch: TensorDict) -> Tensor:
+            return policy.compute(batch, ("score",), 1.0)["score"].sum(1)
 
         def source(target: Target, prompts: int, method: Method) -> Source:
             return target.build(
@@ -234,19 +261,9 @@ class Job(Parts):
             balance=Balance(world, policy.work, "group" if policy.cutting.share_prefix else "unit", run.batch.balance),
             copies=[helper for key, helper in helpers.items() if self._starts_as_policy(key)],
             engine=engine,
-            evaluator=Evaluator(
-                world=world,
-                engine=engine,
-                encoder=loaded.encoder,
-                score=self.reward.score,
-                sets=loaded.held_out,
-                accuracy=self.reward.accuracy,
-                greedy=run.rollout.untruncated(0.0),
-                sampling=run.rollout.untruncated(run.eval.temperature),
-                samples=run.eval.samples,
-                pass_k=run.eval.pass_k,
-                seed=run.seed,
-            ),
+            evaluator=PairEvaluator(world, loaded.encoder, scores, loaded.held_out)
+            if self.gives_scores
+            else self.evaluator(world, engine, loaded.encoder, loaded.held_out),
             watched=run.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world),
@@ -264,6 +281,7 @@ class Job(Parts):
             tokenizer=loaded.tokenizer,
             folder=folder,
             engine_args=self.run.rollout.engine_args,
+            lora=self.actor.options["lora"],
         )
 
     def _starts_as_policy(self, key: str) -> bool:

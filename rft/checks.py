@@ -6,15 +6,18 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from rft.actor.lora import Lora
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.data.mixture import Mixture
 from rft.options import Rollout, Run, Warmup
 from rft.problems import Checks
 from rft.registry import Target, did_you_mean
+from rft.rollout.none import NoEngine
 
-Rows = list[dict[str, Any]]
 COUNTS = (
     "steps",
     "batch.prompts",
@@ -57,12 +60,15 @@ def check_numbers(run: Run, method: Method) -> None:
                 "the rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose "
                 "another algorithm/advantage"
             )
-    with check():
-        if run.eval.samples and max(run.eval.pass_k, default=1) > run.eval.samples:
-            raise ValueError(
-                f"eval.pass_k={run.eval.pass_k} asks for more answers than eval.samples={run.eval.samples}; set "
-                f"eval.samples to at least {max(run.eval.pass_k)}"
-            )
+    for name, wanted, idle in (("pass_k", run.eval.pass_k, run.eval.samples == 0), ("maj_k", run.eval.maj_k, False)):
+        with check():
+            if min(wanted, default=1) < 1:
+                raise ValueError(f"eval.{name}={wanted}: a number of answers is 1 or more")
+            if max(wanted, default=0) > run.eval.samples and not idle:
+                raise ValueError(
+                    f"eval.{name}={wanted} asks for more answers than eval.samples={run.eval.samples}; set "
+                    f"eval.samples to at least {max(wanted)}"
+                )
     check.end()
 
 
@@ -113,15 +119,72 @@ def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: in
         )
 
 
-def check_engine(rollout: Rollout, engine: Target) -> None:
-    """The engine can do what is asked of it, and there is one to take the arguments that are meant for it."""
+def check_mixtures(train: Target, held_out: dict[str, Target], source: Target) -> None:
+    """A mixture is drawn from by its weights, and by nothing else."""
+    for target in held_out.values():
+        if target.factory is Mixture:
+            raise ValueError(
+                f"{target.key}: an evaluation has all rows of a set, whatever their weights; give each part of the "
+                "mixture a name of its own under data.eval"
+            )
+    if train.factory is Mixture and source.options.get("priority") is not None:
+        raise ValueError(
+            "data.train is a mixture, and algorithm.source.priority would draw its rows by other weights; set "
+            "algorithm.source.priority=null, or train on one of its parts"
+        )
+
+
+def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
+    """The engine can do what is asked of it, and there is one to take the arguments that are meant for it.
+
+    Args:
+        lora: the policy's.
+    """
     if rollout.engine_args and "engine_args" not in engine.takes:
         name = sorted(rollout.engine_args)[0]
         raise ValueError(
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    engine.factory.check(engine.options | {"engine_args": rollout.engine_args}, rollout)
+    engine.factory.check(engine.options | {"engine_args": rollout.engine_args, "lora": lora}, rollout)
+
+
+def check_head(options: dict[str, Any], methods: dict[str, Method], engine: Any, strategy: dict[str, Any]) -> None:
+    """The policy has the head that its losses train, and one that only gives scores is asked for nothing else.
+
+    Args:
+        options: of the policy.
+        methods: of the stages, by their keys.
+        engine: its class.
+        strategy: its options.
+    """
+    check, head = Checks(), options["head"]
+    for key, method in methods.items():
+        with check():
+            if (loss := method.policy.terms[0].plugin).facts.head != head:
+                raise ValueError(
+                    f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
+                    "another loss, or another actor/head"
+                )
+    samples = not issubclass(engine, NoEngine)
+    with check():
+        if samples and head == "score":
+            raise ValueError("actor.head=score: such a model writes no text; choose rollout=none")
+    with check():
+        if not samples and head != "score":
+            raise ValueError("rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf")
+    if head == "score":
+        with check():
+            if options["lora"] is not None:
+                raise ValueError("actor.lora: adapters do not train the head of actor.head=score; set actor.lora=null")
+        for name in ("context_parallel", "tensor_parallel"):
+            with check():
+                if strategy.get(name, 1) > 1:
+                    raise ValueError(
+                        f"strategy.{name}={strategy[name]}: with actor.head=score every rank reads the last tokens of "
+                        "its own rows; set it to 1"
+                    )
+    check.end()
 
 
 def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: int) -> None:
@@ -142,18 +205,27 @@ def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: in
         )
 
 
-def check_flow(run: Run, method: Method, source: Any) -> None:
+def check_flow(run: Run, method: Method, source: Target) -> None:
     """Every column that a step reads has one writer before it.
 
     Args:
-        source: the class of the source, with the columns that it `writes` always and `can_write` where they are read.
+        source: its class has the columns that it `writes` always, and those that it `can_write` where they are read. An
+            option of such a column's name is the field that it is taken from, or null.
     """
-    reads = method.reads()
+    reads, can_write = method.reads(), source.factory.can_write
+    if unread := [name for name in can_write if source.options.get(name) is not None and name not in reads]:
+        raise ValueError(
+            f"{source.key}.{unread[0]}={source.options[unread[0]]}: nothing reads {unread[0]!r}; set it to null"
+        )
+    given = [name for name in can_write if name in reads and source.options.get(name, name) is not None]
     copied = run.algorithm.old_logprobs == "rollout"
     stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        ("algorithm.source", (), (*source.writes, *(column for column in source.can_write if column in reads))),
+        ("algorithm.source", (), (*source.factory.writes, *given)),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
     ]
+    if method.options.pick != "all":
+        chosen = ("chosen",) if method.options.pick == "best_and_worst" else ()
+        stages.append(("algorithm.pick", ("scores", "group", "unit"), chosen))
     if "old_logprobs" in reads:
         stages.append(
             ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),

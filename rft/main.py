@@ -52,11 +52,24 @@ def run(config: DictConfig) -> float:
 
         return visit({str(key): value for key, value in plain.items()})
 
+    if plain["mode"] == "inspect":
+        from rft.inspection import inspect
+
+        quiet = os.environ.get("RANK", "0") != "0"
+        inspect({str(key): value for key, value in plain.items()}, Console(quiet=quiet, soft_wrap=True))
+        return 0.0
+
     if plain["mode"] == "serve":
         from rft.serve import serve
 
         serve({str(key): value for key, value in plain.items()}, Console())
         return 0.0
+
+    if plain["mode"] in ("evaluate", "generate", "chat"):
+        from rft.inference import MODES
+
+        console = Console(quiet=os.environ.get("RANK", "0") != "0")
+        return MODES[plain["mode"]]({str(key): value for key, value in plain.items()}, console)
 
     from rft.build import Job
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import MethodOptions
 from rft.checkpoint import CheckpointOptions
+from rft.data.encode import Trains
 from rft.rollout.engine import Sampling
 from rft.trainer import Trajectories
 
@@ -28,6 +29,7 @@ class Eval:
     samples: int
     temperature: float
     pass_k: list[int]
+    maj_k: list[int]
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,21 @@ class Data:
     """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode`."""
 
     name: str
-    template: Literal["none", "chat"]
+    template: str
     system: str | None
+    tools: str | None
+    trains: Trains
+    max_prompt_tokens: int | None
     train: Any
     eval: dict[str, Any]
+
+    def check_apart(self) -> None:
+        """Raises a ValueError where a held-out set is what trains."""
+        for name, node in self.eval.items():
+            if node == self.train:
+                raise ValueError(
+                    f"data.train is the same as data.eval.{name}, so nothing is held out; give one of them another path"
+                )
 
 
 @dataclass
@@ -66,6 +79,17 @@ class Plan:
 
 
 @dataclass
+class Inspect:
+    """What mode=inspect shows; see `rft.inspection`."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"inspect.rows={self.rows}: set it to 1 or more")
+
+
+@dataclass
 class Serve:
     """The servers of mode=serve; see `rft.serve`."""
 
@@ -79,6 +103,42 @@ class Serve:
             raise ValueError(f"serve.count={self.count}: set it to 1 or more")
         if not 1024 <= self.port <= 65536 - self.count:
             raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
+
+
+@dataclass
+class Evaluate:
+    """Whose weights mode=evaluate takes; see `rft.inference.model`."""
+
+    checkpoint: Literal["latest", "best"] | int | None
+
+
+@dataclass
+class Generate(Evaluate):
+    """What mode=generate completes; see `rft.inference.generate`."""
+
+    input: str | None
+    prompt: str
+    output: str
+    samples: int
+    greedy: bool
+    chunk: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.chunk < 1:
+            key = "samples" if self.samples < 1 else "chunk"
+            raise ValueError(f"generate.{key}={vars(self)[key]}: set it to 1 or more")
+        if self.greedy and self.samples > 1:
+            raise ValueError(
+                f"generate.samples={self.samples}: greedy answers to one prompt are all the same; set it to 1, or "
+                "generate.greedy=false"
+            )
+
+
+@dataclass
+class Chat(Evaluate):
+    """How mode=chat answers; see `rft.inference.chat`."""
+
+    greedy: bool
 
 
 @dataclass
@@ -114,6 +174,7 @@ class Warmup:
             old_logprobs="actor",
             mask_truncated=False,
             mask_tied=False,
+            pick="all",
             resample_power=None,
         )
 
@@ -125,7 +186,7 @@ class Run:
     name: str
     seed: int
     steps: int
-    mode: Literal["train", "verify", "plan", "doctor", "serve"]
+    mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]
     resume: bool
@@ -136,7 +197,11 @@ class Run:
     trajectories: Trajectories
     profile: Profile
     plan: Plan
+    inspect: Inspect
     serve: Serve
+    evaluate: Evaluate
+    generate: Generate
+    chat: Chat
     warmup: Warmup | None
     algorithm: MethodOptions
     actor: dict[str, Any]

@@ -11,7 +11,9 @@ from rft.checks import (
     check_architecture,
     check_engine,
     check_flow,
+    check_head,
     check_metric,
+    check_mixtures,
     check_numbers,
     check_packing,
     check_profile,
@@ -19,14 +21,19 @@ from rft.checks import (
     check_tensor_parallel,
     check_training,
 )
+from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.distributed import World
 from rft.options import Run
 from rft.problems import Checks, Partial
 from rft.registry import Target, sift
 from rft.reward.compose import WeightedSum
-from rft.rollout.evaluate import measured
+from rft.rollout.engine import Engine
+from rft.rollout.evaluate import Evaluator, measured
+from rft.rollout.evaluate_pairs import FIELDS, MEASURED
 
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
-FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args")
+FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args", "lora")
 FROM_ROLLOUT = (
     "world",
     "engine",
@@ -64,7 +71,7 @@ class Parts:
         self.strategy = check.attempt(lambda: Target(run.strategy, "strategy", ("world",)))
         self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
         with check():
-            check_engine(run.rollout, self.engine)
+            check_engine(run.rollout, self.engine, self.actor.options["lora"])
         self.source = check.attempt(lambda: Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT))
         self.train = check.attempt(lambda: Target(run.data.train, "data.train", ("key",)))
         self.held_out: dict[str, Target] = {}
@@ -115,24 +122,74 @@ class Parts:
             actors = {target.key: target.options for target in (self.actor, *self.helpers.values())}
             check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), actors, run.warmup)
         with check():
-            numbers = measured(self.reward.names, self.reward.accuracy, run.eval.samples, run.eval.pass_k)
-            check_metric(run, numbers)
+            wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
+            answers = measured(self.reward.names, self.reward.accuracy, *wanted)
+            check_metric(run, list(MEASURED) if self.gives_scores else answers)
+        with check():
+            if run.eval.maj_k and not self.reward.extracts:
+                raise ValueError(
+                    f"eval.maj_k={run.eval.maj_k}: reward.accuracy={self.reward.accuracy} does not tell which answer "
+                    "it finds in a response, so there is none to vote on; set eval.maj_k=[] or choose another accuracy"
+                )
         with check():
             check_source(self.source.options, self.reward.names, run.algorithm.group_size)
         with check():
-            check_flow(run, self.method, self.source.factory)
+            check_mixtures(self.train, self.held_out, self.source)
+        with check():
+            check_flow(run, self.method, self.source)
         self.needs: set[str] = set()
         with check():
-            self.needs |= {*self.source.factory.needs(self.source.options), *self.reward.fields}
+            self.needs |= set(self.source.factory.needs(self.source.options))
+            if "scores" in self.source.factory.writes:
+                self.needs |= set(self.reward.fields)
         with check():
             if run.warmup is not None:
                 warmup = run.warmup
                 self.warmup_method = check.attempt(lambda: Method(warmup.method(), "warmup"))
                 self.warmup_source = check.attempt(lambda: Target(warmup.source, "warmup.source", FROM_ROLLOUT))
                 with check():
-                    check_flow(run, self.warmup_method, self.warmup_source.factory)
+                    check_flow(run, self.warmup_method, self.warmup_source)
                 with check():
                     self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
+        with check():
+            methods = {"algorithm": self.method} | ({"warmup": self.warmup_method} if run.warmup is not None else {})
+            check_head(self.actor.options, methods, self.engine.factory, self.strategy.options)
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether the policy gives scores and writes no text."""
+        return bool(self.actor.options["head"] == "score")
+
+    def load_held_out(self) -> dict[str, Rows]:
+        """The held-out sets by their names; what is wrong with them is added to `check`."""
+        sets: dict[str, Rows] = {}
+        fields = FIELDS if self.gives_scores else ("prompt", *self.reward.fields)
+        for name, target in self.held_out.items():
+            with self.check():
+                sets[name] = target.build(key=target.key).load(sorted(set(fields)))
+        with self.check():
+            self.reward.check()
+        return sets
+
+    def evaluator(self, world: World, engine: Engine, encoder: Encoder, sets: dict[str, Rows]) -> Evaluator:
+        """What measures how well the engine answers held-out sets."""
+        run = self.run
+        self.reward.place(world.device)
+        return Evaluator(
+            world=world,
+            engine=engine,
+            encoder=encoder,
+            score=self.reward.score,
+            extract=self.reward.extract,
+            sets=sets,
+            accuracy=self.reward.accuracy,
+            greedy=run.rollout.untruncated(0.0),
+            sampling=run.rollout.untruncated(run.eval.temperature),
+            samples=run.eval.samples,
+            pass_k=run.eval.pass_k,
+            maj_k=run.eval.maj_k,
+            seed=run.seed,
+        )
 
 
 def import_plugin(name: str) -> None:

@@ -25,7 +25,8 @@ from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.profiler import Profiler
 from rft.rollout.engine import Engine
-from rft.rollout.evaluate import Evaluator
+from rft.rollout.evaluate import SOURCE, Evaluator
+from rft.rollout.evaluate_pairs import PairEvaluator
 from rft.rollout.texts import told
 
 
@@ -113,7 +114,7 @@ class Trainer:
         balance: Balance,
         copies: list[Actor],
         engine: Engine,
-        evaluator: Evaluator,
+        evaluator: Evaluator | PairEvaluator,
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,
@@ -245,7 +246,12 @@ class Trainer:
                         raise self.checkpoints.inquest(self.step, problem) from problem
 
     def redraw(self, method: Method, batch: TensorDict) -> TensorDict:
-        """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement."""
+        """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement.
+
+        Where a method picks rows, the others are left out.
+        """
+        if method.options.pick != "all":
+            return batch[batch["keep"].any(1)]
         power = method.options.resample_power
         if power is None:
             return batch
@@ -367,6 +373,7 @@ def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
         return []
     return [
         {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
+        | {name: row[name] for name in (SOURCE,) if name in row}
         for row, score in zip(fields(batch[:rows]), batch["scores"][:rows], strict=True)
     ]
 

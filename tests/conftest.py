@@ -32,6 +32,7 @@ TINY = (
     "steps=3",
 )
 TINY_GROUPS = ("algorithm.group_size=4",)
+WITHOUT_WARMUP = ("sft", "pretrain", "reward_model")  # what is to be learnt is given
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
 
 
@@ -54,7 +55,7 @@ def sized():
     """Puts the sizes of a run of a second in front of overrides."""
 
     def sizes(*overrides: str) -> list[str]:
-        if "algorithm=sft" in overrides:
+        if {f"algorithm={name}" for name in WITHOUT_WARMUP} & set(overrides):
             return [*TINY, *overrides]
         return [*TINY, *TINY_GROUPS, *(() if "warmup=none" in overrides else TINY_WARMUP), *overrides]
 

@@ -65,3 +65,16 @@ def test_every_correction_trains(name, tiny, tmp_path, moved):
     last = [line for line in lines(tmp_path / "run") if line["stage"] == "train"][-1]
     assert last["rollout/kl"] > 1e-4
     assert {"correction/tokens_rejected", "correction/rows_rejected"} <= set(last)
+
+
+@pytest.mark.parametrize("name", ["dpo", "robust_dpo", "ipo", "hinge", "simpo", "orpo", "cpo", "kto"])
+def test_the_margin_of_given_preferences_rises(name, tiny, tmp_path):
+    """Of pairs that the policy has not seen: every step has new ones."""
+    sizes = ("steps=12", "data.train.task=add", "data.train.count=256", "batch.prompts=16", "actor.optimizer.lr=3e-3")
+    Job(tiny(f"algorithm={name}", *sizes)).fit("")
+    steps = [line for line in lines(tmp_path / "run") if line["stage"] == "train"]
+    first, last = steps[0], steps[-1]
+    assert last["preference/margin"] > first["preference/margin"]
+    assert name == "kto" or last["preference/accuracy"] >= 0.75  # that of KTO is against a baseline
+    gaps = [line["preference/logprob_chosen"] - line["preference/logprob_rejected"] for line in (first, last)]
+    assert gaps[1] > gaps[0] + 1.0

@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 import rft
 from rft.build import Job
 from rft.main import explain, known_keys
+from tests.conftest import WITHOUT_WARMUP
 
 CONFIG = Path(rft.__file__).parent / "config"
 # What a group's option needs beside it before it makes sense.
@@ -24,12 +25,31 @@ COMPANIONS = {
     "algorithm/aggregation/none": ["algorithm=gmpo"],
     "algorithm/critic_loss/value": ["algorithm=ppo"],
     "algorithm/loss/gmpo": ["algorithm=gmpo"],
+    "algorithm/loss/bradley_terry": ["algorithm=reward_model"],
     "algorithm/loss/gvpo": ["algorithm=gvpo"],
+    **{
+        f"algorithm/loss/{name}": [f"algorithm={name}"]
+        for name in ("dpo", "cdpo", "robust_dpo", "ipo", "hinge", "simpo", "orpo", "cpo", "kto")
+    },
     "algorithm/prm_loss/implicit_reward": ["algorithm=prime"],
+    "algorithm/source/conversation": ["algorithm=sft"],
     "algorithm/source/dataset": ["algorithm=sft"],
+    "algorithm/source/text": ["algorithm=sft"],
+    "algorithm/source/labelled": ["algorithm=kto"],
+    "algorithm/source/pairs": ["algorithm=dpo"],
+    "algorithm/terms/chosen_nll": ["algorithm=dpo"],
+    "algorithm/terms/score_centering": ["algorithm=reward_model"],
     "data/gsm8k": ["metric=eval/test/accuracy"],
+    "data/questions": ["data.eval.questions.path=questions.jsonl", "metric=eval/questions/accuracy"],
+    **{
+        f"data/{format}": ["data.train.path=rows.jsonl", "data.eval.heldout.path=rows.jsonl"]
+        for format in ("openrlhf", "sharegpt", "trl", "verl")
+    },
+    "reward/terms/choice": ["reward.accuracy=choice"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
+    "reward/terms/model": ["reward.accuracy=model", "reward.terms.model.path=some/model"],
     "reward/terms/format": ["reward.accuracy=format"],
+    "rollout/none": ["algorithm=reward_model"],
 }
 ROLES = ("actor/reference", "actor/critic", "actor/prm")  # the same group under another key: the default selects them
 
@@ -48,6 +68,8 @@ def selection(name: str) -> list[str]:
         return [f"actor@{chosen}={chosen}"]
     if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
         return [f"{group}={chosen}", "algorithm/loss=reinforce"]
+    if group == "actor/head":  # of the algorithms that train another one than a language head
+        return ["algorithm=reward_model"]
     if group == "rollout/engine/servers":  # of the rollouts that have servers
         return ["rollout=sglang", f"{group}={chosen}"]
     return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
@@ -68,7 +90,7 @@ def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
     config = resolved(f"algorithm={algorithm}")
     assert config["algorithm"]["name"] == algorithm
     assert config["output_dir"] == f"outputs/reverse-{algorithm}-seed0"
-    assert (config["warmup"] is None) == (algorithm == "sft")
+    assert (config["warmup"] is None) == (algorithm in WITHOUT_WARMUP)
 
 
 def test_several_loggers_and_terms_at_once(resolved, wandb_installed):

@@ -176,25 +176,39 @@ RUNS = (
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
     ("algorithm=m2po", "actor.share_prefix=true"),
-    ("algorithm=scale_rl",),
+    ("algorithm=scale_rl", "eval.samples=4", "eval.maj_k=[1,4]", "reward.accuracy=exact_match"),
+    ("algorithm=kto",),
+    ("algorithm=reward_model",),
+)
+SUMS = (
+    {"prompt": "1=", "answer": "1", "chosen": "1", "rejected": "2", "data_source": "odd"},
+    {"prompt": "2=", "answer": "2", "chosen": "2", "rejected": "1", "data_source": "even"},
 )
 
 
 def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_writes(tiny, tmp_path):
     logged: set[str] = set()
-    stand_for: dict[str, set[str]] = {"loss": {"nll"}, "number": {"accuracy", "mean@4"}, "rule": set()}
+    stand_for: dict[str, set[str]] = {
+        "loss": {"nll"},
+        "number": {"accuracy", "length", "margin", "mean@4"},
+        "rule": set(),
+    }
+    stand_for |= {"set": {"heldout", "sums", "sums/odd", "sums/even"}, "source": {"odd", "even"}}
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     for number, overrides in enumerate(RUNS):
         config = tiny(*overrides, f"output_dir={tmp_path / str(number)}")
+        sums = {"_target_": "rft.data.rows.FileRows", "columns": {}, "schema": None, "limit": None}
+        config["data"]["eval"]["sums"] = sums | {"path": str(tmp_path / "sums.jsonl")}
         algorithm = config["algorithm"]
         losses = [algorithm[key]["name"] for key in ("loss", "critic_loss", "prm_loss") if algorithm[key] is not None]
         stand_for["loss"] |= {*losses, *algorithm["terms"]}
         stand_for["rule"] |= set((algorithm["correction"] or {"rules": {}})["rules"])
-        stand_for |= {"term": set(config["reward"]["terms"]), "set": set(config["data"]["eval"]), "n": {"4"}}
+        stand_for |= {"term": set(config["reward"]["terms"]), "n": {"4"}}
         stand_for["k"] = {str(k) for k in config["eval"]["pass_k"]}
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
         logged |= {name for row in rows for name in row} - {"step", "stage"}
-    stand_for["number"] |= {*stand_for["term"], *(f"pass@{k}" for k in stand_for["k"])}
+    stand_for["number"] |= {*stand_for["term"], *(f"{kind}@{k}" for kind in ("pass", "maj") for k in stand_for["k"])}
 
     patterns = [
         re.sub(r"<(\w+)>", lambda found: "(?:" + "|".join(map(re.escape, stand_for[found[1]])) + ")", name)

@@ -99,7 +99,11 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "algorithm.source.redraw.between=[0.9, 0.1]: expected [low, high] with 0 <= low < high, or null",
         ),
         (["steps=many"], "steps: expected whole number, got 'many'"),
-        (["mode=tain"], "mode: expected one of train, verify, plan, doctor, serve, got 'tain'; did you mean train?"),
+        (
+            ["mode=tain"],
+            "mode: expected one of train, verify, plan, doctor, inspect, serve, evaluate, generate, chat, got 'tain'; "
+            "did you mean train?",
+        ),
     ],
 )
 def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
@@ -209,6 +213,16 @@ def test_a_number_out_of_its_range(refused):
 def test_dynamic_sampling_of_groups_of_one(refused):
     said = refused("algorithm=reinforce", "algorithm/source=dynamic", "algorithm.group_size=1")
     assert said.startswith("algorithm.group_size=1: a group of one never differs")
+
+
+def test_a_margin_that_nobody_reads(refused):
+    said = refused("algorithm=dpo", "algorithm.source.margin=gap")
+    assert said == "algorithm.source.margin=gap: nothing reads 'margin'; set it to null"
+
+
+def test_a_loss_of_pairs_without_pairs(refused):
+    said = refused("algorithm=dpo", "algorithm/source=dataset")
+    assert said.startswith("algorithm.loss reads the column 'chosen', which nothing before it writes")
 
 
 def test_a_tracked_term_that_there_is_not(refused):
@@ -337,9 +351,10 @@ def test_a_temperature_of_zero_samples_nothing(refused):
 
 def lines(path):
     return {
-        "_target_": "rft.data.rows.JsonLines",
+        "_target_": "rft.data.rows.FileRows",
         "path": str(path),
         "columns": {"prompt": "question"},
+        "schema": None,
         "limit": None,
     }
 

@@ -336,6 +336,15 @@ def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypat
     assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
 
 
+def test_rows_that_are_not_picked_do_not_train_and_are_described(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=online_dpo", "steps=1", "algorithm.group_size=4")).fit("")
+    trainer, (method, batch) = calls[-1]
+    differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
+    assert len(batch) == 16 and len(trainer.redraw(method, batch)) == 2 * differing
+    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
+
+
 def test_redrawn_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
     calls = watch(monkeypatch, "redraw")
     Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")

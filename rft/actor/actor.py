@@ -1,7 +1,7 @@
 """An actor: a model that computes columns of the batch and maybe trains. Policy, reference, critic: all this class."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from rft.actor.attention import use_packed_attention
 from rft.actor.cost import model_cost, row_work
 from rft.actor.ema import WeightAverage
 from rft.actor.frozen import freeze
-from rft.actor.load import blocks, load_model, read_config
-from rft.actor.lora import Lora
+from rft.actor.load import blocks, load_model, load_scorer, read_config
+from rft.actor.lora import AdaptedWeights, Lora
 from rft.actor.micro_batches import Cutting, MicroBatch
-from rft.actor.network import LanguageNetwork, ValueNetwork, check_head
+from rft.actor.network import LanguageNetwork, ScoreNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.optimizer import Optimizer
 from rft.actor.slices import check_slices
 from rft.actor.split import check_parts, split
@@ -42,7 +42,8 @@ class Actor:
         world, strategy, tokenizer, seed: supplied by the run.
         path: a folder or hub name of a causal language model, or null.
         model_config: a transformers config with `model_type`, for a new model; null where a path is given.
-        head: `lm` computes log-probabilities and entropy, `value` computes values.
+        head: `lm` computes log-probabilities and entropy, `value` computes values, `score` one score a row; what is
+            exported then is a sequence classifier.
         micro_batch_tokens: cap on the tokens of one forward, padding included.
         packing: the rows of a forward lie behind one another; otherwise they are padded to the longest.
         share_prefix: rows of a group compute the tokens that they begin with once.
@@ -64,7 +65,7 @@ class Actor:
         seed: int,
         path: str | None,
         model_config: dict[str, Any] | None,
-        head: Literal["lm", "value"],
+        head: Literal["lm", "value", "score"],
         micro_batch_tokens: int,
         packing: bool,
         share_prefix: bool,
@@ -91,12 +92,21 @@ class Actor:
             check_parts(shape, strategy.context, key)
         if lora is not None:
             lora.find(shape, key)
-        model = load_model(path, shape, seed)
+        model = (
+            load_scorer(path, shape, seed, tokenizer.pad_token_id, key)
+            if head == "score"
+            else load_model(path, shape, seed)
+        )
         self._blocks = blocks(model)
+        self.network: LanguageNetwork | ValueNetwork | ScoreNetwork
         if head == "lm":
             check_head(model, f"{key}.path")
             self._plain = without_weights(model, world.device)
-            self.network: LanguageNetwork | ValueNetwork = LanguageNetwork(model)
+            self.network = LanguageNetwork(model)
+        elif head == "score":
+            check_scorer(model, f"{key}.path")
+            self._plain = without_weights(model, world.device)
+            self.network = ScoreNetwork(model)
         else:
             self._plain = without_weights(model.base_model, world.device)
             self.network = ValueNetwork(model.base_model)
@@ -108,6 +118,7 @@ class Actor:
             None if lora is None else lora.add(self.network.model, path, key, seed, strategy.dtype, world.device)
         )
         self._as_loaded = True
+        self._base_version = 0
         if optimizer is None or lora is not None:
             for parameter in self.network.parameters():
                 if not parameter.requires_grad:  # it is computed with in this dtype, and no update needs more
@@ -130,9 +141,14 @@ class Actor:
         """Predicted work of each row, (B,) float64, for the balance over ranks."""
         return row_work(self.cost, batch, self.cutting.shared(batch))
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies."""
-        yield from self.strategy.full_tensors(self._tensors())
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies.
+
+        Those of a model with adapters are `AdaptedWeights`.
+        """
+        if self.adapters is not None:
+            return AdaptedWeights(self.adapters, self.strategy.full_tensors, self._base_version)
+        return self.strategy.full_tensors(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         if self.adapters is not None:
@@ -159,6 +175,7 @@ class Actor:
         if self.adapters is not None:
             self.adapters.reset()
         self._as_loaded = False
+        self._base_version += 1
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         """Makes a new optimizer for a stage of a known number of updates."""
@@ -175,7 +192,7 @@ class Actor:
 
         Args:
             batch: this rank's rows.
-            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `router_balance`, `values`.
+            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `router_balance`, `values`, `score`.
             temperature: what the logits are divided by.
             idle: a row for a rank that has fewer micro-batches than others; None where each has a row of its own.
         """
@@ -340,6 +357,7 @@ class Actor:
         """Takes up what `state_dict` wrote, on any number of ranks. A collective."""
         self.strategy.load_model_state(self.network, state["network"])
         self._as_loaded = state["as_loaded"]
+        self._base_version += 1
         if with_optimizer and "optimizer" in state:
             assert self.optimizer is not None and self.scheduler is not None
             self.strategy.load_optimizer_state(self.network, self.optimizer, state["optimizer"])

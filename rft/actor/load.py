@@ -1,12 +1,20 @@
 """Makes the transformers model of an actor: from a path or hub name, or from a config in memory."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 READING = ContextVar("READING", default=True)
 
@@ -51,15 +59,36 @@ def read_config(
         raise ValueError(f"{key}.model_config: transformers refuses it ({_first_line(error)})") from error
 
 
-def load_model(path: str | None, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+def load_scorer(path: str | None, config: PretrainedConfig, seed: int, pad: int, key: str) -> PreTrainedModel:
+    """The sequence classifier with one label, as `load_model`; its head is drawn from the seed where the path has none.
+
+    Args:
+        pad: the padding token, by which a classifier tells where a row ends.
+        key: the actor's place in the yaml, for messages.
+
+    Raises:
+        ValueError: names the key where transformers has no such classifier of this type.
+    """
+    config = copy.deepcopy(config)
+    config.num_labels, config.get_text_config().pad_token_id = 1, pad
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(
+            f"{key}.head=score: transformers has no sequence classifier of the type {config.model_type}; choose another"
+        )
+    return load_model(path, config, seed, AutoModelForSequenceClassification)
+
+
+def load_model(
+    path: str | None, config: PretrainedConfig, seed: int, kind: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed."""
     capped = config.get_text_config().to_dict().get("attn_logit_softcapping") is not None
     attention = {"attn_implementation": "eager"} if capped else {}  # the others of transformers would leave the cap out
-    if path is not None and READING.get():
-        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, **attention)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
+        torch.manual_seed(seed)  # of a path too: it may lack a head
+        if path is not None and READING.get():
+            return kind.from_pretrained(path, config=config, dtype=torch.float32, **attention)
+        return kind.from_config(config, dtype=torch.float32, **attention)
 
 
 def outline(config: PretrainedConfig) -> PreTrainedModel:

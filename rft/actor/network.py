@@ -41,6 +41,28 @@ class Questions:
         return {name: aligned(values, where) for name, values in answers.items()}
 
 
+def read(backbone: nn.Module, tokens: TensorDict, layout: Layout | None) -> tuple[Tensor, Tensor]:
+    """The hidden states (N, D) of a forward, and which of them is that of each token of the rows (B, T).
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        layout: how the rows are packed; None leaves them padded. Where ranks have joined their rows it is not known
+            here whose a state is: `layout.slice` says it.
+    """
+    columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
+    if layout is None:
+        ids = columns["input_ids"]
+        states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
+        return states, torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+    if layout.slice is None:
+        packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
+        packed |= {"position_ids": layout.positions}
+    else:
+        packed = layout.slice.tokens
+    inputs = {name: column[None] for name, column in packed.items()}
+    return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
+
+
 def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None) -> Questions:
     """The hidden states that predict the chosen tokens.
 
@@ -49,21 +71,12 @@ def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout |
         where: (B, T - 1) bool: the tokens from the second one on that are chosen.
         layout: how the rows are packed; None leaves them padded.
     """
-    columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
-    targets = tokens["input_ids"][:, 1:][where]
-    if layout is None:
-        places = nn.functional.pad(where, (0, 1)).flatten().nonzero()[:, 0]
-        states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
-        return Questions(states[places], targets, places, None)
-    if layout.slice is None:
-        packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
-        packed |= {"position_ids": layout.positions}
-        asked = layout.place[:, :-1][where]
-    else:
-        packed, asked, targets = layout.slice.tokens, layout.slice.asked, layout.slice.targets
-    inputs = {name: column[None] for name, column in packed.items()}
-    states = backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0]
-    return Questions(states[asked], targets, asked, layout.slice)
+    states, place = read(backbone, tokens, layout)
+    if layout is None or layout.slice is None:
+        asked = place[:, :-1][where]
+        return Questions(states[asked], tokens["input_ids"][:, 1:][where], asked, None)
+    asked = layout.slice.asked
+    return Questions(states[asked], layout.slice.targets, asked, layout.slice)
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
@@ -134,6 +147,57 @@ class ValueNetwork(nn.Module):
             :, 0
         ]
         return asked.columns({"values": values}, where)
+
+
+class ScoreNetwork(nn.Module):
+    """A sequence classifier of transformers with one label. Column: `score`, one number a row, from its last token.
+
+    The last token is found as transformers does it: the last one that is not the padding token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+    ) -> dict[str, Tensor]:
+        """Computes `score`, (B, T) float32: the row's, at its last token of `select` (B, T) bool, and zero elsewhere.
+
+        A row without a selected token has none; the temperature plays no part.
+        """
+        assert layout is None or layout.slice is None, "each rank reads the last tokens of its own rows"
+        states, place = read(self.model.base_model, tokens, layout)
+        rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
+        pad = self.model.config.get_text_config().pad_token_id
+        real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
+        last = (columns * real).argmax(1)  # (B,)
+        asked = place.gather(1, last[:, None])[:, 0][rows]
+        weight = self.model.score.weight
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        scores = nn.functional.linear(states[asked].to(dtype), weight.to(dtype))[:, 0]
+        where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
+        return {"score": torch.zeros(select.shape, dtype=dtype, device=scores.device).masked_scatter(where, scores)}
+
+
+def check_scorer(model: PreTrainedModel, key: str) -> None:
+    """Refuses a sequence classifier whose score is not a linear function of its last token's state.
+
+    Raises:
+        ValueError: names the key and the architecture.
+    """
+    children = dict(model.named_children())
+    head = children.get("score")
+    if set(children) != {model.base_model_prefix, "score"} or not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ValueError(
+            f"{key}: {type(model).__name__} does not read its score from the last token by one linear layer; choose a "
+            "causal language model such as a qwen3 or a llama"
+        )
 
 
 def check_head(model: PreTrainedModel, key: str) -> None:

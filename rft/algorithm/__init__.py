@@ -2,7 +2,19 @@
 
 from rft.algorithm import aggregation, control, gradient_mask, kl, shaping
 from rft.algorithm.advantage import group, process, returns, solved, tracker
-from rft.algorithm.loss import clip, implicit_reward, nll, selected, sequence, soft, terms, trust, value
+from rft.algorithm.loss import (
+    clip,
+    implicit_reward,
+    nll,
+    preference,
+    reward_model,
+    selected,
+    sequence,
+    soft,
+    terms,
+    trust,
+    value,
+)
 from rft.algorithm.registries import ADVANTAGES, AGGREGATIONS, CONTROLS, GRADIENT_MASKS, LOSSES, SHAPINGS
 
 __all__ = [
@@ -20,8 +32,10 @@ __all__ = [
     "implicit_reward",
     "kl",
     "nll",
+    "preference",
     "process",
     "returns",
+    "reward_model",
     "selected",
     "sequence",
     "shaping",

@@ -9,7 +9,8 @@ from rft.registry import did_you_mean
 if TYPE_CHECKING:
     from rft.algorithm.method import Method
 
-UNITS = ("token", "sequence", "group")
+UNITS = ("token", "sequence", "pair", "group")
+POLICY_HEADS = ("lm", "score")
 
 
 def check_method(method: "Method", key: str) -> None:
@@ -19,7 +20,7 @@ def check_method(method: "Method", key: str) -> None:
         Problems: each names the key and the cure.
     """
     check = Checks()
-    for look in (_heads, _units, _scores, _ties, _reward_terms, _resampling, _correction, _critic_warmup):
+    for look in (_heads, _units, _scores, _ties, _pick, _reward_terms, _resampling, _correction, _critic_warmup):
         with check():
             look(method, key)
     check.end()
@@ -32,9 +33,10 @@ def _resampling(method: "Method", key: str) -> None:
             f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
             "power of 0 or more; set it to null"
         )
-    if power is not None and loss.facts.unit == "group":
+    if power is not None and loss.facts.unit in ("pair", "group"):
         raise ValueError(
-            f"{key}.resample_power={power} redraws single rows, but {loss.name!r} needs whole groups; set it to null"
+            f"{key}.resample_power={power} redraws single rows, but {loss.name!r} needs whole {loss.facts.unit}s; set "
+            "it to null"
         )
 
 
@@ -49,9 +51,15 @@ def _critic_warmup(method: "Method", key: str) -> None:
 
 
 def _heads(method: "Method", key: str) -> None:
-    for term in method.policy.terms:
-        if term.plugin.facts.head != "lm":
-            raise ValueError(f"{key}.loss: {term.plugin.name!r} is a loss of the critic, not of the policy")
+    loss, *terms = (term.plugin for term in method.policy.terms)
+    if loss.facts.head not in POLICY_HEADS:
+        raise ValueError(f"{key}.loss: {loss.name!r} is a loss of the critic, not of the policy")
+    for term in terms:
+        if term.facts.head != loss.facts.head:
+            raise ValueError(
+                f"{key}.terms: {term.name!r} trains the head {term.facts.head!r}, but {loss.name!r} the head "
+                f"{loss.facts.head!r}; take it out"
+            )
     for role in ROLES:
         if (
             role.key in method.learners
@@ -93,7 +101,7 @@ def _scores(method: "Method", key: str) -> None:
 def _ties(method: "Method", key: str) -> None:
     if not method.options.mask_tied:
         return
-    if method.advantage is None:
+    if method.advantage is None and method.options.pick == "all":
         raise ValueError(
             f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false"
         )
@@ -102,6 +110,21 @@ def _ties(method: "Method", key: str) -> None:
             f"{key}.mask_tied: a group of one is always tied, so nothing would train; set it to false or "
             f"{key}.group_size to 2 or more"
         )
+
+
+def _pick(method: "Method", key: str) -> None:
+    pick, loss = method.options.pick, method.policy.terms[0].plugin
+    if pick == "all":
+        return
+    if method.options.group_size < 2:
+        raise ValueError(f"{key}.pick={pick}: set {key}.group_size to 2 or more, so that there is a choice")
+    if pick == "best_and_worst" and loss.facts.unit != "pair":
+        raise ValueError(
+            f"{key}.pick={pick} makes pairs, but {loss.name!r} has a value per {loss.facts.unit}; choose a loss of "
+            f"pairs, such as algorithm/loss=dpo, or {key}.pick=best"
+        )
+    if method.options.resample_power is not None:
+        raise ValueError(f"{key}.pick={pick}: the rows that it leaves cannot be redrawn; set {key}.resample_power=null")
 
 
 def _reward_terms(method: "Method", key: str) -> None:
@@ -119,6 +142,10 @@ def _correction(method: "Method", key: str) -> None:
     correction, loss = method.correction, method.policy.terms[0].plugin
     if correction is None:
         return
+    if loss.facts.unit == "pair":
+        raise ValueError(
+            f"{key}.correction may reject one row of a pair, which {loss.name!r} needs whole; set it to null"
+        )
     copied = method.options.old_logprobs == "rollout"
     if correction.anchor == "old" and copied:
         raise ValueError(

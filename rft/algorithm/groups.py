@@ -61,6 +61,23 @@ def informative_groups(scores: Tensor, group: Tensor) -> Tensor:
     return ~group_statistics(scores, group).tied
 
 
+def best_rows(scores: Tensor, group: Tensor, unit: Tensor) -> Tensor:
+    """True for one row of each group, that of the highest score; of several, for that of the lowest `unit`, (N,) bool.
+
+    Args:
+        scores: (N,).
+        group: (N,) int64; whole groups, in any order.
+        unit: (N,) int64, different within a group.
+    """
+    order = unit.argsort()
+    for key in (-scores, group):
+        order = order[key[order].argsort(stable=True)]
+    ordered = group[order]
+    best = torch.ones_like(group, dtype=torch.bool)
+    best[order[1:]] = ordered[1:] != ordered[:-1]
+    return best
+
+
 def weighted_centred(scores: Tensor, weights: Tensor, group: Tensor) -> Tensor:
     """Score - weighted mean of the group, (N,) float64; exactly 0 in a tied group and in one without weight.
 

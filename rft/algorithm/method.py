@@ -13,9 +13,10 @@ from rft.algorithm.aggregation import unit_weights
 from rft.algorithm.check import check_method
 from rft.algorithm.control import Control, build_control
 from rft.algorithm.correction import Correction, CorrectionOptions
-from rft.algorithm.groups import informative_groups
+from rft.algorithm.groups import best_rows, informative_groups
 from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
+from rft.algorithm.pairs import best_and_worst, both
 from rft.algorithm.registries import AllSum
 from rft.algorithm.rewards import token_rewards
 from rft.algorithm.roles import ROLES
@@ -60,6 +61,8 @@ class MethodOptions:
         old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
         mask_truncated: rows that the length limit ended do not train (overlong filtering).
         mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
+        pick: which rows of a group train, by their scores before any shaping: the best one, or the best and the worst
+            one as a pair, where they differ.
     """
 
     name: str
@@ -80,6 +83,7 @@ class MethodOptions:
     old_logprobs: Literal["actor", "rollout"]
     mask_truncated: bool
     mask_tied: bool
+    pick: Literal["all", "best", "best_and_worst"]
 
 
 class Method:
@@ -174,7 +178,10 @@ class Method:
         return wanted
 
     def filter(self, batch: TensorDict) -> None:
-        """Writes `keep`, (B, T) bool, and makes units of groups for a loss that needs whole groups."""
+        """Writes `keep`, (B, T) bool: no pair with one row alone. A loss that needs whole groups gets units of them.
+
+        Where pairs are picked it writes `chosen`, too, and makes a unit of the two rows.
+        """
         if self.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
         keep = batch["response_mask"].clone()
@@ -183,7 +190,19 @@ class Method:
             keep &= ~batch["truncated"][:, None]
         if self.options.mask_tied:
             keep &= informative_groups(batch["scores"], batch["group"])[:, None]
+        if self.options.pick != "all":
+            keep &= self._picked(batch)[:, None]
         batch["keep"] = keep
+        if self.policy.terms[0].plugin.facts.unit == "pair":
+            *_, whole = both(torch.zeros(len(batch)), batch)
+            batch["keep"] = keep & whole[:, None]
+
+    def _picked(self, batch: TensorDict) -> Tensor:
+        rows = batch["scores"], batch["group"], batch["unit"]
+        if self.options.pick == "best":
+            return best_rows(*rows)
+        batch["chosen"], batch["unit"], picked = best_and_worst(*rows)
+        return picked
 
     def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.

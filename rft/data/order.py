@@ -30,14 +30,17 @@ class Cursor:
         assert len(passed) < self._count, "no row has weight"
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
-            epoch, place = divmod(self.position, self._count)
-            if epoch != self._epoch:
-                self._order = torch.randperm(self._count, generator=_generator(self._seed, epoch)).tolist()
-                self._epoch = epoch
-            if self._order[place] not in passed:
-                taken.append((self.position, self._order[place]))
+            if (row := self._row(self.position)) not in passed:
+                taken.append((self.position, row))
             self.position += 1
         return taken
+
+    def _row(self, position: int) -> int:
+        epoch, place = divmod(position, self._count)
+        if epoch != self._epoch:
+            self._order = torch.randperm(self._count, generator=generator(self._seed, epoch)).tolist()
+            self._epoch = epoch
+        return self._order[place]
 
 
 class Lottery(Cursor):
@@ -58,7 +61,7 @@ class Lottery(Cursor):
         assert tickets > 0, "no row has weight"
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
-            draws = torch.rand(self._count, generator=_generator(self._seed, self.position), dtype=torch.float64)
+            draws = torch.rand(self._count, generator=generator(self._seed, self.position), dtype=torch.float64)
             # The first of exponential clocks with these rates to ring is a draw by weight; so is each that follows.
             rings = torch.where(weights > 0, -torch.log1p(-draws) / weights, torch.inf)
             count = min(tickets, number - len(taken))
@@ -68,5 +71,6 @@ class Lottery(Cursor):
         return taken
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
+def generator(seed: int, number: int) -> torch.Generator:
+    """Of the random numbers of one epoch, or whatever else is counted."""
     return torch.Generator().manual_seed(seed * 1_000_003 + number)

@@ -1,73 +1,105 @@
-"""Where rows come from: a jsonl file, or a data set of the Hugging Face hub (or a local folder in one of its formats).
+"""Where rows come from: files, or a data set of the Hugging Face hub or of a folder.
 
-A row is a plain dict. `columns` gives fields the names that the project knows (`{prompt: question}`); all other fields
-stay as they are, for rewards and logs.
+A row is a plain dict. `columns` gives fields the names that the project knows (`{prompt: question}`), `schema` turns
+the rows of a known format into rows of the project; all other fields stay as they are, for rewards and logs. Rows of
+parquet files and data sets stay on disk; each is looked at once, at the start.
 """
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.data.files import READERS, find_files, open_parquet
+from rft.data.lazy import Joined, Lazy, Row, Rows
+from rft.data.schemas import SCHEMAS
 from rft.registry import did_you_mean
 
-Located = Iterable[tuple[str, dict[str, Any]]]  # (where it stands, the row), for messages
+Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
 
 
-class JsonLines:
-    """Rows of a file with one JSON object a line. Blank lines are skipped.
+class FileRows:
+    """Rows of files; the ending says the format: .jsonl, .json, .csv (every cell is text) or .parquet.
 
     Args:
-        path: the file.
-        columns: {our name: its name in the file}.
+        path: a file, a pattern such as "data/part-*.parquet", or a list of them.
+        columns: {our name: its name in the file, or null for a name of an option file that is not wanted}. A name
+            with dots leads into nested fields: `reward_model.ground_truth`.
+        schema: the format of the rows as a node of the registry `SCHEMAS`, or null; applied behind `columns`.
         limit: the first so many rows, or null for all.
         key: supplied; the node's place in the yaml, for messages.
     """
 
-    def __init__(self, path: str, columns: dict[str, str], limit: int | None, key: str) -> None:
-        check_limit(limit, key)
+    def __init__(
+        self,
+        path: str | list[str],
+        columns: dict[str, str | None],
+        schema: dict[str, Any] | None,
+        limit: int | None,
+        key: str,
+    ) -> None:
         self._path = path
-        self._columns = columns
-        self._limit = limit
+        self._limit = check_limit(limit, key)
         self._key = key
+        self._shaped = shaping(columns, schema, key)
 
-    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+    def load(self, required: Sequence[str]) -> Rows:
         """All rows.
 
         Args:
             required: fields that every row must have, not null.
 
         Raises:
-            ValueError: the file is missing, empty or not JSON, or a row lacks a field; names the file, the line and
-                the key.
+            ValueError: a file is missing, empty or not of its format, or a row lacks a field; names the file, the line
+                or row, and the key.
         """
-        rows = itertools.islice(json_lines(self._path, f"{self._key}.path"), self._limit)
-        return admit(rows, self._columns, required, self._key, self._path)
+        key, shape = f"{self._key}.path", self._shaped(required)
+        parts: list[Rows] = []
+        left = self._limit
+        for file in find_files(self._path, key):
+            if Path(file).suffix in READERS:
+                located = READERS[Path(file).suffix](file, key)
+                part: Rows = [shape(where, raw) for where, raw in itertools.islice(located, left)]
+            else:
+                part = table_rows(open_parquet(file, key), shape, file, left)
+            if not part:
+                raise ValueError(f"{key}: {file} holds no rows")
+            parts.append(part)
+            left = None if left is None else left - len(part)
+            if left == 0:
+                break
+        return parts[0] if len(parts) == 1 else Joined(parts)
 
 
 class HubRows:
-    """Rows of `datasets.load_dataset`: a data set of the hub, or a local folder of parquet, json or csv files.
+    """Rows of a data set: one of the hub, a local folder of parquet, json or csv files, or one of `save_to_disk`.
 
     Args:
         path: name on the hub ("openai/gsm8k") or folder.
         name: its configuration ("main"), or null where it has only one.
-        split: "train", or a slice such as "train[:500]".
-        columns, limit, key: as in `JsonLines`.
+        split: "train", or, but for folders of `save_to_disk`, a slice such as "train[:500]"; null where such a folder
+            holds one table.
+        columns, schema, limit, key: as in `FileRows`.
     """
 
     def __init__(
-        self, path: str, name: str | None, split: str, columns: dict[str, str], limit: int | None, key: str
+        self,
+        path: str,
+        name: str | None,
+        split: str | None,
+        columns: dict[str, str | None],
+        schema: dict[str, Any] | None,
+        limit: int | None,
+        key: str,
     ) -> None:
-        check_limit(limit, key)
         self._path = path
         self._name = name
         self._split = split
-        self._columns = columns
-        self._limit = limit
+        self._limit = check_limit(limit, key)
         self._key = key
+        self._shaped = shaping(columns, schema, key)
 
-    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+    def load(self, required: Sequence[str]) -> Rows:
         """All rows.
 
         Args:
@@ -80,72 +112,116 @@ class HubRows:
             import datasets
         except ImportError as error:
             raise ValueError(f"{self._key} needs the package datasets: pip install datasets") from error
+        folder = Path(self._path).expanduser()
+        saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
         try:
-            table = datasets.load_dataset(self._path, self._name, split=self._split)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            if saved and self._name is None:
+                table = datasets.load_from_disk(folder)
+                if self._split is not None and not isinstance(table, dict):
+                    raise ValueError(f"the folder holds one table; set {self._key}.split=null")
+                table = table if self._split is None else table[self._split]
+            else:
+                table = datasets.load_dataset(self._path, self._name, split=self._split)
+        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"{self._key}: cannot load path={self._path!r} name={self._name!r} split={self._split!r}: {error}"
             ) from error
-        title = f"{self._path}[{self._split}]"
-        rows = ((f"{title} row {number}", dict(row)) for number, row in enumerate(table, start=1))
-        return admit(itertools.islice(rows, self._limit), self._columns, required, self._key, title)
+        if isinstance(table, dict):
+            raise ValueError(f"{self._key}.split: {self._path} has the splits {', '.join(table)}; name one of them")
+        title = self._path if self._split is None else f"{self._path}[{self._split}]"
+        rows = table_rows(table, self._shaped(required), title, self._limit)
+        if not rows:
+            raise ValueError(f"{self._key}.path: {title} holds no rows")
+        return rows
 
 
-def json_lines(path: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Reads a jsonl file as ("<path> line <n>", object) pairs.
+def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
+    """The first rows of a table of the package datasets, each looked at once and read again when it is asked for."""
+
+    def where(number: int) -> str:
+        return f"{title} row {number + 1}"
+
+    count = len(table) if limit is None else min(limit, len(table))
+    for number in range(count):
+        shape(where(number), without_nulls(table[number]))
+    return Lazy(count, lambda number: shape(where(number), without_nulls(table[number])))
+
+
+def without_nulls(row: Row) -> Row:
+    """The row without nulls inside of fields: a table gives every struct the keys of all others."""
+    return {name: _stripped(value) for name, value in row.items()}
+
+
+def _stripped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _stripped(inner) for name, inner in value.items() if inner is not None}
+    return [_stripped(inner) for inner in value] if isinstance(value, list) else value
+
+
+def shaping(
+    columns: Mapping[str, str | None], schema: dict[str, Any] | None, key: str
+) -> Callable[[Iterable[str]], Shape]:
+    """What turns rows into those of the project, once it is known which fields every row must have.
 
     Raises:
-        ValueError: there is no such file (names `key`), or a line is not a JSON object (names the line).
+        ValueError: there is no such schema, or an option of it is wrong.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        found = "it is a folder" if file.is_dir() else "there is no such file"
-        raise ValueError(f"{key}={path}: {found}; give the path of a jsonl file")
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path} line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: not JSON ({error}); expected one object a line") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected one JSON object a line, got {type(row).__name__}")
-            yield where, row
+    names = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
+    convert = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
+
+    def shaped(required: Iterable[str]) -> Shape:
+        def shape(where: str, raw: Row) -> Row:
+            row = dict(raw)
+            for ours, theirs in names.items():
+                named = f"{key}.columns.{ours} names it"
+                row[ours] = find(raw, theirs, where, f"{named}; where it is not wanted, set {key}.columns.{ours}=null")
+                if row[ours] is None and ours in required:
+                    raise ValueError(f"{where}: the field {theirs!r} is null; {named}")
+            if convert is not None:
+                try:
+                    row = convert(row)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}; see {key}.schema") from error
+            for field in required:
+                require(row, field, where, f"say where it is with +{key}.columns.{field}=<its name there>")
+            return row
+
+        return shape
+
+    return shaped
 
 
-def admit(
-    located: Located, columns: Mapping[str, str], required: Sequence[str], key: str, title: str
-) -> list[dict[str, Any]]:
-    """Renames the fields of rows and checks that each has what is required.
+def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
+    """The field of that name, or, where the name has dots, of the fields inside of fields that it leads through.
 
     Raises:
-        ValueError: there is no row, or a row lacks a field or has null in it; names where it stands and the key.
+        ValueError: there is none.
     """
-    rows = []
-    for where, raw in located:
-        for ours, theirs in columns.items():
-            require(raw, theirs, where, f"{key}.columns.{ours} names it")
-        row = raw | {ours: raw[theirs] for ours, theirs in columns.items()}
-        for field in required:
-            require(row, field, where, f"say where it is with +{key}.columns.{field}=<its name there>")
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{key}.path: {title} holds no rows")
-    return rows
+    if name in row or "." not in name:
+        return _get(row, name, name, where, cure)
+    found: Any = row
+    for step in name.split("."):
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{where}: no field {name!r} (what is before {step!r} holds no fields); {cure}")
+        found = _get(found, step, name, where, cure)
+    return found
+
+
+def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:
+    if step not in row:
+        known = f"there are: {', '.join(row) or 'none'}{did_you_mean(step, row)}"
+        raise ValueError(f"{where}: no field {name!r} ({known}); {cure}")
+    return row[step]
 
 
 def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
     """Raises a ValueError where a row lacks the field or has null in it."""
-    if field not in row:
-        known = f"there are: {', '.join(row) or 'none'}{did_you_mean(field, row)}"
-        raise ValueError(f"{where}: no field {field!r} ({known}); {cure}")
-    if row[field] is None:
+    if _get(row, field, field, where, cure) is None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")
 
 
-def check_limit(limit: int | None, key: str) -> None:
+def check_limit(limit: int | None, key: str) -> int | None:
     """Raises a ValueError where a limit would leave no rows."""
     if limit is not None and limit < 1:
         raise ValueError(f"{key}.limit={limit} leaves no rows; give at least 1, or null for all")
+    return limit

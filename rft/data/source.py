@@ -7,7 +7,8 @@ from tensordict import TensorDict
 
 from rft.batch import SOURCE_COLUMNS, collate
 from rft.data.encode import Encoder
-from rft.data.order import Cursor
+from rft.data.lazy import Rows
+from rft.data.mixture import cursor
 from rft.distributed import World
 from rft.metrics import Metrics
 
@@ -20,19 +21,17 @@ class DatasetSource:
         response: the field that holds the response.
     """
 
-    writes = SOURCE_COLUMNS
-    can_write = ()
+    writes: tuple[str, ...] = SOURCE_COLUMNS
+    can_write: tuple[str, ...] = ()
     temperature = 1.0
 
-    def __init__(
-        self, world: World, encoder: Encoder, rows: list[dict[str, Any]], prompts: int, seed: int, response: str
-    ) -> None:
+    def __init__(self, world: World, encoder: Encoder, rows: Rows, prompts: int, seed: int, response: str) -> None:
         self._world = world
         self._encoder = encoder
         self._rows = rows
         self._prompts = prompts
         self._response = response
-        self._cursor = Cursor(len(rows), seed)
+        self._cursor = cursor(rows, seed)
 
     @staticmethod
     def needs(options: dict[str, Any]) -> tuple[str, ...]:
@@ -42,10 +41,11 @@ class DatasetSource:
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
         mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
-        return collate([self._row(position, self._rows[row]) for position, row in mine])
+        drawn = [(position, self._rows[row]) for position, row in mine]
+        return collate([self._example(position, row, row[self._response]) for position, row in drawn])
 
-    def _row(self, position: int, row: dict[str, Any]) -> dict[str, Any]:
-        ids, trains = self._encoder.example({**row, "response": row[self._response]})
+    def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
+        ids, trains = self._encoder.example({**row, "response": response})
         return {
             "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
             "response_mask": torch.tensor(trains),
@@ -62,3 +62,20 @@ class DatasetSource:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them."""
         self._cursor.position = states[0]["position"]
+
+
+class WholeSource(DatasetSource):
+    """Draws rows of which one field holds everything: a conversation whose answers train, or a text that trains.
+
+    Args:
+        world, encoder, rows, prompts, seed: supplied; `prompts` is the number of rows of a step over all ranks.
+        response: the field that holds chat messages, or a text.
+    """
+
+    @staticmethod
+    def needs(options: dict[str, Any]) -> tuple[str, ...]:
+        """The fields of a row that this source reads."""
+        return (options["response"],)
+
+    def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
+        return super()._example(position, row | {"prompt": None}, response) | {"fields": row}

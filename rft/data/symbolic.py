@@ -15,11 +15,16 @@ TASKS: dict[str, Callable[[str], str]] = {
     "sort": lambda digits: "".join(sorted(digits)),
     "add": lambda digits: str(sum(int(digit) for digit in digits)),
 }
+FIELDS = ("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text")
 HELD_OUT = 10  # one prompt in so many, by its checksum
 
 
 class Symbolic:
     """Rows over strings of digits: `{prompt: "sort 4130=", answer: "0134", response: "0134", demonstration: "4130"}`.
+
+    For learning from preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a judgement of one of the
+    two, `{completion: "4130", label: False}`. What is rejected is the slip, or where that is right another number. The
+    field `text` is prompt and answer in one.
 
     Args:
         key: supplied; its place in the yaml.
@@ -65,13 +70,17 @@ class Symbolic:
                 answer = TASKS[self._task](digits)
                 prompt = f"{self._task} {digits}="
                 shown = digits if rng.random() < self._slips else answer
-                rows[prompt] = {"prompt": prompt, "answer": answer, "response": answer, "demonstration": shown}
+                wrong = digits if digits != answer else answer[:-1] + str((int(answer[-1]) + 1) % 10)
+                good = zlib.crc32(prompt.encode()) % 2 == 0
+                judged = answer if good else wrong
+                values = (prompt, answer, answer, shown, answer, wrong, judged, good, prompt + answer)
+                rows[prompt] = dict(zip(FIELDS, values, strict=True))
         if len(rows) < self._count:
             raise ValueError(
                 f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or widen "
                 f"{self._key}.length"
             )
         for field in required:
-            if field not in ("prompt", "answer", "response", "demonstration"):
+            if field not in FIELDS:
                 raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; choose another reward")
         return list(rows.values())

@@ -6,7 +6,8 @@ All three have an end token and a padding token, and come back the same from `sa
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rft.data.rows import json_lines, require
+from rft.data.files import json_lines
+from rft.data.rows import require
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 

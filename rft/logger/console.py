@@ -28,7 +28,19 @@ from rich.text import Text
 
 from rft.logger.history import STDERR, History, Story, duration, short
 
-SHOWN = ("eval/", "reward/", "loss/", "kl/", "entropy", "grad_norm", "length/mean", "time/step_s", "throughput/")
+SHOWN = (
+    "eval/",
+    "reward/",
+    "preference/accuracy",
+    "preference/margin",
+    "loss/",
+    "kl/",
+    "entropy",
+    "grad_norm",
+    "length/mean",
+    "time/step_s",
+    "throughput/",
+)
 IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/ref", "entropy", "length/mean", "time/step_s")
 LINES_PER_STAGE = 20  # where no terminal is
 PATIENCE = 30.0  # seconds between two lines about the same long work, where no terminal is

@@ -27,7 +27,7 @@ REPORT = "report.html"
 FIRST = "Evaluation and reward"
 SECTIONS = {  # title: which charts; the first that fits
     "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
-    "Learning": r"reward/std|loss/.*|kl/.*|entropy|clipped share|grad_norm|lr",
+    "Learning": r"reward/std|loss/.*|preference/.*|kl/.*|entropy|clipped share|grad_norm|lr",
     FIRST: r"eval/.*|reward.*",
     "Time and memory": r"seconds a step|time/.*|throughput/.*|padding/.*|memory/.*",
     "More": r".*",

@@ -24,7 +24,18 @@ from rft.logger.log import STARTED
 from rft.logger.page import page
 from rft.logger.report import REPORT
 
-COMPARED = ("eval/", "reward/", "loss/", "entropy", "kl/", "length/mean", "grad_norm", "time/step_s")
+COMPARED = (
+    "eval/",
+    "reward/",
+    "preference/accuracy",
+    "preference/margin",
+    "loss/",
+    "entropy",
+    "kl/",
+    "length/mean",
+    "grad_norm",
+    "time/step_s",
+)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from rft.actor.actor import Actor
 from rft.actor.load import read_config, without_reading
+from rft.batch import lengths
 from rft.build import Job, Loaded
 from rft.distributed import World, pretend
 from rft.logger.log import SilentLog
@@ -74,12 +75,19 @@ class Rehearsal(Job):
                 self.strategy.build(world=world)
             if run.plan.prompt_tokens is None:
                 loaded = self.load(self.ranks)
-                self._prompt_tokens = max(map(len, loaded.encoder.prompts(loaded.train)))
+                self._prompt_tokens = self._longest(loaded)
                 self._vocabulary = len(loaded.tokenizer)
                 self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
             else:
                 self._suppose(run.plan.prompt_tokens)
         check.end()
+
+    def _longest(self, loaded: Loaded) -> int:
+        """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
+        if "prompt" in self.needs:
+            return max(map(len, loaded.encoder.prompts(loaded.train)))
+        longest = max(int(lengths(batch).max()) for batch in self.examples(loaded.encoder, loaded.train))
+        return max(1, longest - self.run.rollout.max_new_tokens)
 
     def _suppose(self, prompt_tokens: int) -> None:
         run, check = self.run, self.check
@@ -117,7 +125,7 @@ class Rehearsal(Job):
         parts = max(1, taken * batch.minibatches // groups)  # optimizer steps that have so few rows
         run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
         texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
-        rows = [dict.fromkeys(self.needs, "")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
+        rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
         loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {})
         hollow, ledger = Hollow(), Ledger()
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
@@ -131,7 +139,7 @@ class Rehearsal(Job):
             rehearses = self.engine.factory.rehearses
             if rehearses and "rollout_logprobs" in self.source.factory.writes:
                 walk.sample("rollout", groups, run.rollout, size)
-            if rehearses and self._held_out:
+            if rehearses and self._held_out and not self.gives_scores:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
             parameters = list(trainer.policy.network.parameters())
             return Forecast(

@@ -18,7 +18,7 @@ from rft.strategy.context import Context
 class Vocabulary:
     """A tokenizer that knows how many tokens it has."""
 
-    eos_token_id = 0
+    eos_token_id = pad_token_id = 0
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rft.problems import Checks
-from rft.registry import Plugin, convert, did_you_mean
+from rft.registry import Plugin, Target, convert, did_you_mean
 from rft.reward import REWARDS
+from rft.reward.term import Term
 
 
 class WeightedSum:
@@ -20,9 +21,11 @@ class WeightedSum:
         names: the terms.
         weights: of each term in the sum.
         fields: what the terms read of a row of the data set.
+        extracts: whether that of the accuracy tells which answer it finds in a response.
 
     Args:
-        terms: {term: {name, weight, options}}; a weight of 0 only logs the term.
+        terms: {term: {name, weight, options}}, or with a `_target_`, the class of a `Term`, in place of the name; a
+            weight of 0 only logs the term.
         accuracy: the term whose raw value is the accuracy in evaluations.
 
     Raises:
@@ -38,10 +41,28 @@ class WeightedSum:
         self.accuracy = accuracy
         self.names = tuple(terms)
         check = Checks()
-        self._terms = {name: check.attempt(_term, node, f"reward.terms.{name}") for name, node in terms.items()}
+        self._terms = {name: check.attempt(_term, name, node) for name, node in terms.items()}
         check.end()
         self.weights = {name: weight for name, (weight, _) in self._terms.items()}
-        self.fields = tuple(sorted({field for _, rule in self._terms.values() for field in rule.facts.reads}))
+        self.fields = tuple(sorted({field for _, term in self._terms.values() for field in term.reads}))
+        self.extracts = self._terms[accuracy][1].extracts
+
+    def check(self) -> None:
+        """Looks for what the terms will load, before any model is.
+
+        Raises:
+            Problems: each names the key and the cure.
+        """
+        check = Checks()
+        for _, term in self._terms.values():
+            with check():
+                term.check()
+        check.end()
+
+    def place(self, device: torch.device) -> None:
+        """Says where terms that are models compute."""
+        for _, term in self._terms.values():
+            term.place(device)
 
     def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Scores responses.
@@ -56,33 +77,62 @@ class WeightedSum:
         Raises:
             ValueError: a term failed, or gave no finite number; names the term, the rows and their responses.
         """
-        raw = {name: _values(name, rule, responses, rows) for name, (_, rule) in self._terms.items()}  # (N,) each
+        raw = {name: _finite(name, term.values(responses, rows), responses) for name, (_, term) in self._terms.items()}
         total = torch.zeros(len(responses))
         for name, (weight, _) in self._terms.items():
             total += weight * raw[name]
         return total, raw
 
+    def extract(self, responses: Sequence[str]) -> list[str | None]:
+        """The answer that the term of the accuracy finds in each response; None where it finds or tells none."""
+        _, term = self._terms[self.accuracy]
+        return [term.extract(response) for response in responses]
 
-def _term(node: Mapping[str, Any], key: str) -> tuple[float, Plugin]:
-    rule = REWARDS.build({option: value for option, value in node.items() if option != "weight"}, key)
+
+class Rule(Term):
+    """A registered function of one response and its row."""
+
+    def __init__(self, name: str, plugin: Plugin) -> None:
+        self.reads = plugin.facts.reads
+        self.extracts = plugin.facts.extract is not None
+        self._name = name
+        self._plugin = plugin
+
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """See `Term.values`."""
+        values = []
+        for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
+            try:
+                values.append(float(self._plugin(response, row)))
+            except Exception as error:  # whatever a rule of the user's own raises: it must say which row it was
+                raise ValueError(
+                    f"the reward term {self._name!r} failed on row {number}, response {_head(response)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return values
+
+    def extract(self, response: str) -> str | None:
+        """See `Term.extract`."""
+        return self._plugin.call("extract", response) if self.extracts else None
+
+
+def _term(name: str, node: Mapping[str, Any]) -> tuple[float, Term]:
+    key = f"reward.terms.{name}"
+    options = {option: value for option, value in node.items() if option != "weight"}
+    term: Term
+    if "_target_" in options:
+        term = Target(options, key, ("key",)).build(key=key)
+    else:
+        term = Rule(name, REWARDS.build(options, key))
     if "weight" not in node:
         raise ValueError(f"{key}.weight is missing: how much the term counts; add `weight: 1.0`")
     weight = convert(node["weight"], float, f"{key}.weight")
     if not math.isfinite(weight):
         raise ValueError(f"{key}.weight={weight} is not finite")
-    return weight, rule
+    return weight, term
 
 
-def _values(name: str, rule: Plugin, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    values = []
-    for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
-        try:
-            values.append(float(rule(response, row)))
-        except Exception as error:  # whatever a rule of the user's own raises: it must say which row it was
-            raise ValueError(
-                f"the reward term {name!r} failed on row {number}, response {_head(response)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+def _finite(name: str, values: Sequence[float], responses: Sequence[str]) -> Tensor:
     scores = torch.tensor(values, dtype=torch.float32)  # (N,)
     wrong = (~scores.isfinite()).nonzero().flatten().tolist()
     if wrong:

@@ -23,7 +23,15 @@ def _no_marker(options: Mapping[str, Any]) -> str | None:
     return f"markers: {options['markers']!r} gives no text to look for; write [{GOLD_MARKER!r}]"
 
 
-@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker)
+def _stated(response: str, method: str, markers: list[str]) -> str | None:
+    found = number_of(response, method, markers)
+    if found is None:
+        return None
+    text = f"{found:f}" if found else "0"  # not -0
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated)
 def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]) -> float:
     """1 where the response's number equals that of the row's `answer`, else 0.
 
@@ -37,11 +45,16 @@ def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "f
     Raises:
         ValueError: the row's `answer` holds no number.
     """
+    return float(number_of(response, method, markers) == gold_number(str(row["answer"])))
+
+
+def number_of(response: str, method: str, markers: Sequence[str]) -> Decimal | None:
+    """The number of a response, by the options of `gsm8k`; None where there is none."""
     found = marked_number(response, markers)
     if found is None and method == "flexible":
         numbers = NUMBER.findall(response)
         found = value(numbers[-1]) if numbers else None
-    return float(found == gold_number(str(row["answer"])))
+    return found
 
 
 def gold_number(answer: str) -> Decimal:

@@ -7,15 +7,18 @@ from typing import Any, Literal
 from rft.reward.registry import REWARDS
 
 
-@REWARDS.register("exact_match", reads=("answer",))
+def _whole(response: str, strip: bool) -> str:
+    return response.strip() if strip else response
+
+
+@REWARDS.register("exact_match", reads=("answer",), extract=_whole)
 def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     """1 where the response is the row's `answer`, else 0.
 
     Args:
         strip: white space at both ends of either does not count.
     """
-    answer = str(row["answer"])
-    return float(response.strip() == answer.strip() if strip else response == answer)
+    return float(_whole(response, strip) == _whole(str(row["answer"]), strip))
 
 
 def _bad_pattern(options: Mapping[str, Any]) -> str | None:

@@ -123,7 +123,7 @@ class Engine(ABC):
         """Refuses what it cannot do before a model is loaded.
 
         Args:
-            options: of the engine in the yaml, and `engine_args`.
+            options: of the engine in the yaml, `engine_args`, and `lora`, what `actor.lora` says.
 
         Raises:
             ValueError: names the key and the cure.
@@ -176,7 +176,7 @@ class Engine(ABC):
         """
 
     def sleep(self) -> None:
-        """Gives back the memory that it can do without while the trainer works. It forgets its weights."""
+        """Gives back the memory that it can do without while the trainer works. It may forget its weights."""
 
     def wake(self, part: Literal["weights", "kv_cache"]) -> None:
         """Takes memory again: for new weights first, and once they have come for keys and values."""

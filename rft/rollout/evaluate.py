@@ -1,14 +1,55 @@
-"""Held-out evaluation: greedy accuracy, mean of n samples, unbiased pass@k, each with its standard error."""
+"""Held-out evaluation: greedy accuracy, mean of n samples, unbiased pass@k and maj@k, each with its standard error."""
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from rft.data.encode import Encoder
+from rft.data.lazy import Rows
 from rft.distributed import World
 from rft.rollout.engine import Engine, Request, Sampling, row_seed
+from rft.rollout.estimate import maj_at_k, pass_at_k, with_error
 from rft.rollout.source import Score
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+SOURCE = "data_source"  # the field of a row that says which of the collected data sets it is of
+
+
+@dataclass
+class Answers:
+    """Some answers to one prompt: texts, numbers of tokens, what each gives as its answer, values of the terms."""
+
+    texts: list[str]
+    tokens: list[int]
+    extracted: list[str | None]
+    terms: dict[str, list[float]]
+
+
+@dataclass
+class Answered:
+    """A held-out set with what was answered, prompt by prompt.
+
+    Attributes:
+        rows: of the data set.
+        greedy: one answer each.
+        drawn: the samples; empty where none are wanted.
+        values: {number: its value for every prompt}.
+    """
+
+    rows: Rows
+    greedy: list[Answers]
+    drawn: list[Answers]
+    values: dict[str, list[float]]
+
+    def parts(self) -> dict[str, dict[str, list[float]]]:
+        """The values of the whole set, under the name "", and of each data source where there are several."""
+        sources = [str(row.get(SOURCE, "other")) for row in self.rows]
+        parts = {"": self.values}
+        for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
+            mine = [number for number, theirs in enumerate(sources) if theirs == source]
+            parts[source] = {name: [values[number] for number in mine] for name, values in self.values.items()}
+        return parts
 
 
 class Evaluator:
@@ -16,12 +57,13 @@ class Evaluator:
 
     Args:
         world, engine, encoder, score: as in training.
+        extract: the answers that texts give, in normal form, None where there is none.
         sets: rows by the name of the set.
         accuracy: the reward term that tells right from wrong.
         greedy: how the one greedy answer is drawn.
         sampling: how the `samples` answers are drawn.
-        samples: answers per prompt for mean@n and pass@k; 0 for greedy accuracy alone.
-        pass_k: the k of pass@k.
+        samples: answers per prompt for mean@n, pass@k and maj@k; 0 for greedy accuracy alone.
+        pass_k, maj_k: the k of pass@k and maj@k.
         seed: of the samples; the same at every evaluation.
     """
 
@@ -31,66 +73,78 @@ class Evaluator:
         engine: Engine,
         encoder: Encoder,
         score: Score,
-        sets: dict[str, list[dict[str, Any]]],
+        extract: Callable[[Sequence[str]], list[str | None]],
+        sets: dict[str, Rows],
         accuracy: str,
         greedy: Sampling,
         sampling: Sampling,
         samples: int,
         pass_k: list[int],
+        maj_k: list[int],
         seed: int,
     ) -> None:
         self._world = world
         self._engine = engine
         self._encoder = encoder
         self._score = score
+        self._extract = extract
         self._sets = sets
         self._accuracy = accuracy
         self._greedy = greedy
         self._sampling = sampling
         self._samples = samples
         self._pass_k = pass_k
+        self._maj_k = maj_k
         self._seed = seed
 
-    def run(
-        self, progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-    ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    def run(self, progress: Progress) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
         """Evaluates every set.
 
         Args:
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
 
         Returns:
-            `eval/<set>/accuracy`, `eval/<set>/<term>`, each with `_stderr`, and `mean@n`, `pass@k`; and the greedy
-            answers of every set, for people to read.
+            The numbers of `summary`; and the greedy answers of every set, for people to read.
         """
-        numbers: dict[str, float] = {}
-        answers: dict[str, list[dict[str, Any]]] = {}
+        sets = self.measure(progress)
+        texts = {
+            name: [
+                {"prompt": row["prompt"], "response": answers.texts[0], "score": right}
+                for row, answers, right in zip(found.rows, found.greedy, found.values["accuracy"], strict=True)
+            ]
+            for name, found in sets.items()
+        }
+        return summary(sets), texts
+
+    def measure(self, progress: Progress) -> dict[str, Answered]:
+        """Answers every set; the same on every rank."""
+        sets = {}
         for name, rows in self._sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
                 greedy = self._answer(rows, self._greedy, 1, show)
-            for term in greedy[0]["terms"]:
-                shown = "accuracy" if term == self._accuracy else term
-                values = [answer["terms"][term][0] for answer in greedy]
-                numbers |= with_error(f"eval/{name}/{shown}", values)
-            numbers[f"eval/{name}/length"] = sum(a["tokens"][0] for a in greedy) / len(greedy)
-            answers[name] = [
-                {"prompt": a["row"]["prompt"], "response": a["texts"][0], "score": a["terms"][self._accuracy][0]}
-                for a in greedy
-            ]
+            drawn = []
             if self._samples:
-                total = len(rows) * self._samples
-                with progress(f"sample {name}", total) as show:
+                with progress(f"sample {name}", len(rows) * self._samples) as show:
                     drawn = self._answer(rows, self._sampling, self._samples, show)
-                right = [answer["terms"][self._accuracy] for answer in drawn]
-                numbers |= with_error(f"eval/{name}/mean@{self._samples}", [sum(r) / len(r) for r in right])
-                for k in self._pass_k:
-                    passed = [pass_at_k(len(r), sum(value == 1.0 for value in r), k) for r in right]
-                    numbers |= with_error(f"eval/{name}/pass@{k}", passed)
-        return numbers, answers
+            sets[name] = Answered(rows, greedy, drawn, self._values(greedy, drawn))
+        return sets
 
-    def _answer(
-        self, rows: list[dict[str, Any]], sampling: Sampling, samples: int, progress: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
+    def _values(self, greedy: list[Answers], drawn: list[Answers]) -> dict[str, list[float]]:
+        values = {
+            "accuracy" if term == self._accuracy else term: [answers.terms[term][0] for answers in greedy]
+            for term in greedy[0].terms
+        }
+        values["length"] = [float(answers.tokens[0]) for answers in greedy]
+        if drawn:
+            n, right = self._samples, [answers.terms[self._accuracy] for answers in drawn]
+            solved = [[value == 1.0 for value in row] for row in right]
+            values[f"mean@{n}"] = [sum(row) / n for row in right]
+            values |= {f"pass@{k}": [pass_at_k(n, sum(row), k) for row in solved] for k in self._pass_k}
+            votes = [(answers.extracted, row) for answers, row in zip(drawn, solved, strict=True)]
+            values |= {f"maj@{k}": [maj_at_k(*vote, k) for vote in votes] for k in self._maj_k}
+        return values
+
+    def _answer(self, rows: Rows, sampling: Sampling, samples: int, progress: Callable[[int], None]) -> list[Answers]:
         """Answers of all rows in order, on every rank; each rank does its share."""
         mine = list(range(self._world.rank, len(rows), self._world.size))
         prompts = self._encoder.prompts([rows[number] for number in mine])
@@ -101,37 +155,37 @@ class Evaluator:
         completions = self._engine.generate(requests, sampling, progress)
         texts = [completion.text for group in completions for completion in group]
         _, terms = self._score(texts, [rows[number] for number in mine for _ in range(samples)])
+        extracted = self._extract(texts)
         found = {}
         for place, number in enumerate(mine):
             part = slice(place * samples, (place + 1) * samples)
-            found[number] = {
-                "row": rows[number],
-                "texts": texts[part],
-                "tokens": [len(completion.tokens) for completion in completions[place]],
-                "terms": {name: values[part].tolist() for name, values in terms.items()},
-            }
-        everything = {number: answer for part in self._world.gather(found) for number, answer in part.items()}
+            found[number] = Answers(
+                texts[part],
+                [len(completion.tokens) for completion in completions[place]],
+                extracted[part],
+                {name: values[part].tolist() for name, values in terms.items()},
+            )
+        everything = {number: answers for part in self._world.gather(found) for number, answers in part.items()}
         return [everything[number] for number in range(len(rows))]
 
 
-def measured(terms: Iterable[str], accuracy: str, samples: int, pass_k: list[int]) -> list[str]:
+def measured(terms: Iterable[str], accuracy: str, samples: int, pass_k: list[int], maj_k: list[int]) -> list[str]:
     """The numbers that an evaluation gives for every set, beside their standard errors."""
-    sampled = [f"mean@{samples}", *(f"pass@{k}" for k in pass_k)] if samples else []
+    passed, voted = [f"pass@{k}" for k in pass_k], [f"maj@{k}" for k in maj_k]
+    sampled = [f"mean@{samples}", *passed, *voted] if samples else []
     return ["accuracy", *(term for term in terms if term != accuracy), "length", *sampled]
 
 
-def with_error(name: str, values: list[float]) -> dict[str, float]:
-    """The mean of the values and, as `<name>_stderr`, its standard error over prompts."""
-    mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return {name: mean, f"{name}_stderr": math.sqrt(spread / len(values))}
+def summary(sets: dict[str, Answered]) -> dict[str, float]:
+    """`eval/<set>/<number>` and, where a set has rows of several sources, `eval/<set>/<source>/<number>`.
 
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2107.03374).
-
-    Args:
-        n: samples drawn, at least k.
-        correct: how many of them are right.
+    The numbers are accuracy, the other terms, length, mean@n, pass@k, maj@k; each but the length has a `_stderr`.
     """
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+    numbers: dict[str, float] = {}
+    for name, found in sets.items():
+        for source, values in found.parts().items():
+            prefix = f"eval/{name}/{source}/" if source else f"eval/{name}/"
+            for number, theirs in values.items():
+                both = with_error(f"{prefix}{number}", theirs)
+                numbers |= both if number != "length" else {f"{prefix}length": both[f"{prefix}length"]}
+    return numbers

@@ -13,7 +13,8 @@ from torch import Tensor
 from rft.algorithm.groups import informative_groups
 from rft.batch import SOURCE_COLUMNS, collate
 from rft.data.encode import Encoder
-from rft.data.order import Cursor
+from rft.data.lazy import Rows
+from rft.data.mixture import cursor
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine import Completion, Engine, Request, Sampling, row_seed
@@ -76,7 +77,7 @@ class RolloutSource:
         engine: Engine,
         encoder: Encoder,
         score: Score,
-        rows: list[dict[str, Any]],
+        rows: Rows,
         prompts: int,
         group_size: int,
         sampling: Sampling,
@@ -101,7 +102,7 @@ class RolloutSource:
         self._interruption = interruption
         self._phrase = [] if interruption is None else encoder.encode([interruption.phrase])[0]
         self._mine = slice(world.rank, None, world.size)  # this rank's share of what all of them draw
-        self._cursor = Cursor(len(rows), seed)
+        self._cursor = cursor(rows, seed)
         self._surplus: list[list[dict[str, Any]]] = []
 
     @staticmethod

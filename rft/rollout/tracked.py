@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rft.batch import collate
 from rft.data.encode import Encoder
+from rft.data.lazy import Rows
 from rft.data.order import Lottery
 from rft.distributed import World
 from rft.metrics import Metrics
@@ -122,7 +123,7 @@ class TrackedSource(RolloutSource):
         engine: Engine,
         encoder: Encoder,
         score: Score,
-        rows: list[dict[str, Any]],
+        rows: Rows,
         prompts: int,
         group_size: int,
         sampling: Sampling,

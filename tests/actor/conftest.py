@@ -6,7 +6,7 @@ import torch
 from rft.distributed import start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world():
     torch.set_num_threads(1)
     return start("cpu")

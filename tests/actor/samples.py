@@ -68,6 +68,7 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             old_logprobs="actor",
             mask_truncated=False,
             mask_tied=False,
+            pick="all",
             resample_power=None,
         ),
         "algorithm",

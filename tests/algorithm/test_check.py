@@ -50,6 +50,7 @@ def correction(anchor, *rules):
 
 
 ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"name": "of_groups"}, "aggregation": None}
+PAIRS = {"loss": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}, "aggregation": None}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,14 @@ ROWS, GROUPS = {"loss": {"name": "of_rows"}, "aggregation": None}, {"loss": {"na
             GROUPS | {"resample_power": 2.0},
             r"^algorithm\.resample_power=2\.0 redraws single rows, but 'of_groups' needs whole groups",
         ),
+        (PAIRS | {"resample_power": 2.0}, r"redraws single rows, but 'dpo' needs whole pairs"),
+        (PAIRS | {"correction": correction("rollout", GEO_RS)}, r"^algorithm\.correction may reject one row of a pair"),
+        (
+            {"pick": "best_and_worst"},
+            r"^algorithm\.pick=best_and_worst makes pairs, but 'ppo_clip' has a value per token; .*\.pick=best$",
+        ),
+        ({"pick": "best", "group_size": 1}, r"^algorithm\.pick=best: set algorithm\.group_size to 2 or more"),
+        ({"pick": "best", "resample_power": 1.0}, r"^algorithm\.pick=best: .* set algorithm\.resample_power=null$"),
         ({"critic_warmup": -1}, r"^algorithm\.critic_warmup=-1: set it to 0 or more"),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (
@@ -113,6 +122,8 @@ def test_what_does_not_go_together(changes, message):
     [
         ROWS,
         GROUPS,
+        PAIRS | {"pick": "best_and_worst"},
+        {"pick": "best", "mask_tied": True, "advantage": None, "loss": {"name": "nll"}},
         ROWS | {"correction": correction("old", GEO_RS)},
         {"correction": correction("old", TOKEN_TIS)},
         {"correction": correction("rollout", GEO_RS), "old_logprobs": "rollout"},

@@ -13,7 +13,7 @@ import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import token_mean, unit_weights
 from rft.algorithm.certificate.invariances import PERMUTATION
-from rft.algorithm.certificate.sample import GROUP, KEEP, PARTS
+from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, PAIR, PARTS
 from rft.algorithm.control import build_control
 from rft.algorithm.kl import kl_penalty
 from rft.registry import consume
@@ -89,6 +89,8 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
         normal = torch.randn(KEEP.shape, dtype=F64, generator=generator)
         if "logprobs" in name:
             columns[name] = -normal.abs()
+        elif name in MARKS:
+            columns[name] = MARKS[name]
         elif name == "terms":
             right = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0], dtype=F64)
             columns[name] = TensorDict({"right": right, "form": normal[:, 0].clone()}, batch_size=[len(KEEP)])
@@ -102,7 +104,8 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
 
 
 def batch_of(names, seed=0) -> TensorDict:
-    rows = {"keep": KEEP, "response_mask": KEEP, "group": GROUP, "unit": torch.arange(len(KEEP)) * 3}
+    unit = PAIR if "chosen" in names else torch.arange(len(KEEP)) * 3
+    rows = {"keep": KEEP, "response_mask": KEEP, "group": GROUP, "unit": unit}
     return TensorDict(rows | random_columns(names, seed), batch_size=[len(KEEP)])
 
 
@@ -129,7 +132,7 @@ class LossCase:
         unit = self.plugin.facts.unit
         rows = unit_weights(KEEP, all_sum=alone)
         self.weights = {"token": token_mean(KEEP, GROUP, all_sum=alone)}.get(unit, rows).to(F64)
-        self.splits = PARTS["group" if unit == "group" else "row"]
+        self.splits = PARTS.get(unit, PARTS["row"])
 
     def prepared(self, rows=slice(None), change=alone, all_sum=alone):
         """Some rows under a change of the columns, with what the plugin prepares of them as a mini-batch."""

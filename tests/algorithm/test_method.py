@@ -84,7 +84,10 @@ def test_stages_say_who_reads_and_who_writes():
             r"^algorithm\.loss: 'value' is a loss of the critic, not of the pol",
         ),
         ({"critic_loss": CLIP}, r"^algorithm\.critic_loss: 'ppo_clip' is not a loss of the critic, a value model"),
-        ({"terms": {"v": {"name": "value", "clip": None, "coef": 1.0}}}, r"'value' is a loss of the critic"),
+        (
+            {"terms": {"v": {"name": "value", "clip": None, "coef": 1.0}}},
+            r"'value' trains the head 'value', but 'ppo_clip' the head",
+        ),
         ({"terms": {"kl": {"name": "kl", "estimator": "k3"}}}, r"^algorithm\.terms\.kl\.coef is missing: every term"),
         ({"terms": {"kl": 0.1}}, r"^algorithm\.terms\.kl\.coef is missing"),
         ({"terms": {"kl": KL | {"coef": "0.1"}}}, r"^algorithm\.terms\.kl\.coef: expected number, got '0\.1'"),
@@ -134,6 +137,41 @@ def test_rows_that_were_cut_off_may_be_left_out(mask_truncated, second):
     assert batch["keep"].tolist() == [[False, True, False], second]
     batch["keep"][0, 1] = False
     assert response.tolist() == [[False, True, False], [False, True, True]], "the response mask itself never changes"
+
+
+def test_no_half_of_a_pair_is_left():
+    response = torch.tensor([[False, True]] * 4)
+    columns = {"response_mask": response, "truncated": torch.tensor([False, False, True, False])}
+    columns |= {"unit": torch.tensor([5, 3, 3, 5]), "chosen": torch.tensor([True, False, True, False])}
+    batch = TensorDict(columns, batch_size=[4])
+    loss = {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}
+    make(advantage=None, loss=loss, aggregation=None, mask_truncated=True).filter(batch)
+    assert batch["keep"].any(1).tolist() == [True, False, False, True]
+
+
+SCORES = torch.tensor([0.5, 1.0, 0.0, 1.0, 0.2, 0.2, 0.7])
+GROUP = torch.tensor([8, 8, 8, 8, 3, 3, 5])
+UNIT = torch.tensor([80, 83, 81, 82, 30, 31, 50])
+
+
+@pytest.mark.parametrize("order", [list(range(7)), [6, 3, 0, 5, 2, 4, 1]])
+def test_the_best_row_of_a_group_may_train_alone_or_with_the_worst(order):
+    def filtered(**changes):
+        columns = {"response_mask": torch.tensor([[False, True]] * 7), "truncated": torch.zeros(7, dtype=torch.bool)}
+        batch = TensorDict(columns | {"scores": SCORES, "group": GROUP, "unit": UNIT}, batch_size=[7])[order]
+        make(advantage=None, **changes).filter(batch)
+        return batch, set(batch["unit"][batch["keep"].any(1)].tolist())
+
+    loss = {"loss": {"name": "nll"}}
+    assert filtered(**loss, pick="best")[1] == {82, 30, 50}  # 82 and 83 are as good
+    assert filtered(**loss, pick="best", mask_tied=True)[1] == {82}
+    loss = {"loss": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}, "aggregation": None}
+    batch, units = filtered(**loss, pick="best_and_worst")
+    assert units == {82}, "groups without a difference are idle"
+    rows = {order[place]: place for place in range(7)}
+    assert batch["unit"][rows[2]] == batch["unit"][rows[3]] == 82
+    assert batch["chosen"][rows[3]] and not batch["chosen"][rows[2]]
+    assert sorted(batch["unit"][[rows[row] for row in (0, 1)]].tolist()) == [80, 83], "the others are alone"
 
 
 TIED = torch.tensor([0.3 * 7, 1.0, 2.1, 1.0, 1.0, 0.0]), torch.tensor([4, 7, 4, 7, 2, 2])  # 4 and 7 are tied
@@ -293,11 +331,11 @@ def test_an_idle_row_weighs_nothing():
 
 
 def test_a_loss_whose_unit_nothing_weighs_is_refused():
-    LOSSES.register("of_pairs", unit="pair")(lambda logprobs, batch: (logprobs, {}))
+    LOSSES.register("of_words", unit="word")(lambda logprobs, batch: (logprobs, {}))
     try:
         with pytest.raises(
-            ValueError, match=r"algorithm\.loss: 'of_pairs' states unit='pair'.*token, sequence, group$"
+            ValueError, match=r"algorithm\.loss: 'of_words' states unit='word'.*token, sequence, pair, group$"
         ):
-            make(loss={"name": "of_pairs"})
+            make(loss={"name": "of_words"})
     finally:
-        del LOSSES._entries["of_pairs"]
+        del LOSSES._entries["of_words"]

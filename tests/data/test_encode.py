@@ -1,6 +1,7 @@
 """From rows to ids: the prompt that training sees is the prompt that sampling sees."""
 
-from typing import Any, Literal
+import re
+from typing import Any
 
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -66,7 +67,7 @@ def test_chat_is_what_transformers_makes_of_it() -> None:
 
 
 @pytest.mark.parametrize("template", ["none", "chat"])
-def test_an_example_begins_with_its_prompt(template: Literal["none", "chat"]) -> None:
+def test_an_example_begins_with_its_prompt(template: str) -> None:
     encoder = Encoder(tokenizer(TEMPLATE), template, None)
     row = {"prompt": "sort b a =", "response": "a b"}
     prompt = encoder.prompt(row)
@@ -109,3 +110,31 @@ def test_bad_rows() -> None:
         encoder.prompt({"prompt": [{"role": "user", "content": "x"}]})
     with pytest.raises(ValueError, match=r"a response is int.*columns\.response"):
         encoder.example({"prompt": "a", "response": 3})
+
+
+def test_a_text_without_a_prompt_trains_whole_from_its_second_token_on() -> None:
+    ids, trains = Encoder(tokenizer(), "none", None).example({"response": "abc"})
+    assert (len(ids), trains) == (4, [False, True, True, True])
+    made = tokenizer(begin=True)
+    ids, trains = Encoder(made, "none", None).example({"prompt": None, "response": "abc"})
+    assert made.decode(ids) == "^abc<eos>" and trains == [False, True, True, True, True]
+    with pytest.raises(ValueError, match="a text is empty"):
+        Encoder(tokenizer(), "none", None).example({"response": ""})
+
+
+def test_bad_conversations() -> None:
+    encoder = Encoder(tokenizer(TEMPLATE), "chat", None)
+    with pytest.raises(ValueError, match=r"a response is a list of chat messages, which needs a chat template"):
+        Encoder(tokenizer(), "none", None).example({"response": [{"role": "user", "content": "x"}]})
+    for response, message in (
+        ([], "a response is empty, not a list"),
+        (
+            [{"from": "human", "value": "x"}],
+            "message 0 of a response is {'from': 'human', 'value': 'x'}; expected {role",
+        ),
+        ([{"role": "user", "content": "x"}, "y"], "message 1 of a response is 'y'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            encoder.example({"response": response})
+    with pytest.raises(ValueError, match="the prompt of row 0 is empty, not a list of chat messages"):
+        encoder.prompt({"prompt": []})

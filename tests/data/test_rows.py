@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft.data.rows import HubRows, JsonLines
+from rft.data.rows import FileRows, HubRows
 from rft.registry import Target
 
 DATA = os.environ.get("RFT_GSM8K_DIR")
@@ -22,8 +22,8 @@ def jsonl(folder: Path, text: str | bytes) -> str:
     return str(path)
 
 
-def lines(path: str, columns: dict[str, str] | None = None, limit: int | None = None) -> JsonLines:
-    return JsonLines(path, NAMES if columns is None else columns, limit, "data.train")
+def lines(path: str, columns: dict[str, str] | None = None, limit: int | None = None) -> FileRows:
+    return FileRows(path, NAMES if columns is None else columns, None, limit, "data.train")
 
 
 @pytest.fixture
@@ -95,11 +95,12 @@ def test_a_limit_that_leaves_nothing_names_the_key(path: str) -> None:
     with pytest.raises(ValueError, match=r"data\.train\.limit=0"):
         lines(path, limit=0)
     with pytest.raises(ValueError, match=r"data\.train\.limit=-1"):
-        HubRows("x", None, "train", {}, -1, "data.train")
+        HubRows("x", None, "train", {}, None, -1, "data.train")
 
 
 def test_built_from_yaml(path: str) -> None:
-    node: dict[str, Any] = {"_target_": "rft.data.rows.JsonLines", "path": path, "columns": NAMES, "limit": 2}
+    node: dict[str, Any] = {"_target_": "rft.data.rows.FileRows", "path": path, "columns": NAMES, "schema": None}
+    node["limit"] = 2
     source = Target(node, "data.train", ("key",)).build(key="data.train")
     assert len(source.load(["prompt"])) == 2
     with pytest.raises(ValueError, match=r"data\.train\.colums: .*did you mean columns"):
@@ -127,13 +128,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return table
 
 
-def hub(folder: Path, columns: dict[str, str], limit: int | None = None, split: str = "train") -> HubRows:
-    return HubRows(str(folder), None, split, columns, limit, "data.train")
+def hub(folder: Path, columns: dict[str, str], limit: int | None = None, split: str | None = "train") -> HubRows:
+    return HubRows(str(folder), None, split, columns, None, limit, "data.train")
 
 
 def test_hub_rows(folder: Path) -> None:
     rows = hub(folder, NAMES, limit=4).load(["prompt", "answer"])
-    assert rows == [row | {"prompt": row["question"]} for row in ROWS]
+    assert list(rows) == [row | {"prompt": row["question"]} for row in ROWS]
 
 
 def test_hub_rows_name_the_row(folder: Path) -> None:
@@ -150,7 +151,28 @@ def test_hub_errors_name_the_key(folder: Path) -> None:
         hub(folder / "nowhere", NAMES).load([])
 
 
+def test_a_split_has_to_be_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.train\.split: .*table has the splits train; name one of them"):
+        hub(folder, NAMES, split=None).load([])
+
+
+def test_a_saved_data_set(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(folder / "alone")
+    datasets.DatasetDict(train=table, test=table.select([2])).save_to_disk(folder / "both")
+    renamed = [row | {"prompt": row["question"]} for row in ROWS]
+    assert list(hub(folder / "alone", NAMES, split=None).load(["prompt"])) == renamed
+    assert list(hub(folder / "both", NAMES, split="test").load(["prompt"])) == renamed[2:3]
+    with pytest.raises(ValueError, match=r"data\.train: .*: the folder holds one table; set data\.train\.split=null"):
+        hub(folder / "alone", NAMES).load([])
+    with pytest.raises(ValueError, match=r"data\.train: cannot load .*split='dev'"):
+        hub(folder / "both", NAMES, split="dev").load([])
+    with pytest.raises(ValueError, match=r"data\.train\.split: .*both has the splits train, test"):
+        hub(folder / "both", NAMES, split=None).load([])
+
+
 def test_a_missing_package_comes_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"data\.train needs the package datasets: pip install datasets"):
-        HubRows("x", None, "train", {}, None, "data.train").load([])
+        HubRows("x", None, "train", {}, None, None, "data.train").load([])

@@ -6,7 +6,7 @@ import torch
 from rft.batch import SOURCE_COLUMNS, fields
 from rft.data.encode import Encoder
 from rft.data.order import Cursor
-from rft.data.source import DatasetSource
+from rft.data.source import DatasetSource, WholeSource
 from rft.data.tokenizer import characters
 from rft.metrics import Metrics
 
@@ -66,3 +66,17 @@ def test_a_source_goes_on_where_it_was_on_any_number_of_ranks(ranks):
 
     [units] = ranks(1, second)
     assert units == sorted(unit for _, theirs in found for unit in theirs) == [4, 5, 6, 7]
+
+
+def test_a_field_that_holds_the_whole_has_no_prompt_beside_it(ranks):
+    rows = [{"prompt": "7=", "text": f"{n}={n}"} for n in range(4)]
+
+    def draw(world):
+        return WholeSource(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2, response="text").next(Metrics())
+
+    [batch] = ranks(1, draw)
+    for number, (_, row) in enumerate(Cursor(4, 2).take(4)):
+        assert TOKENIZER.decode(batch["tokens", "input_ids"][number]) == f"{row}={row}<eos>"
+        assert batch["response_mask"][number].tolist() == [False, True, True, True]
+        assert fields(batch)[number] == rows[row]
+    assert WholeSource.needs({"response": "text"}) == ("text",)

@@ -31,6 +31,10 @@ def test_answers_are_right(task):
         assert name == task and digits.isdigit() and 2 <= len(digits) <= 4
         assert row["answer"] == row["response"] == right(task, digits)
         assert row["demonstration"] in (digits, row["answer"])
+        assert row["chosen"] == row["answer"] != row["rejected"]
+        assert row["rejected"] == digits or digits == row["answer"]
+        assert row["completion"] == row["chosen" if row["label"] else "rejected"]
+    assert 100 < sum(row["label"] for row in rows) < 200
     assert {len(row["prompt"]) for row in rows} == {len(task) + 2 + length for length in (2, 3, 4)}
 
 

@@ -57,7 +57,7 @@ def make(resolved, tmp_path):
     """The config of a run whose rows are as long as rows can be."""
     rows = [{"prompt": ALPHABET[start : start + 32], "answer": "x"} for start in range(0, 320, 32)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    node = {"_target_": "rft.data.rows.JsonLines", "path": str(tmp_path / "rows.jsonl"), "columns": {}}
+    node = {"_target_": "rft.data.rows.FileRows", "path": str(tmp_path / "rows.jsonl"), "columns": {}, "schema": None}
 
     def config(name: str, shape: dict, mode: str = "train") -> dict:
         found = resolved(f"mode={mode}", f"output_dir={tmp_path / 'run'}", *RUN, *CASES[name])

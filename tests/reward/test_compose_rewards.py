@@ -45,6 +45,15 @@ def test_a_weight_may_be_zero_or_negative() -> None:
     assert (total.item(), terms["right"].item()) == (-1.0, 1.0)
 
 
+def test_the_term_of_the_accuracy_tells_what_it_extracts() -> None:
+    reward = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="right")
+    assert reward.extracts and reward.extract([" abc\n", "x", ""]) == ["abc", "x", ""]
+    exact = WeightedSum({"right": EXACT | {"strip": False}}, accuracy="right")
+    assert exact.extract([" abc"]) == [" abc"]
+    mute = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="shape")
+    assert not mute.extracts and mute.extract(["abc", "x"]) == [None, None]
+
+
 def test_no_rows() -> None:
     total, terms = WeightedSum({"right": EXACT}, accuracy="right").score([], [])
     assert total.shape == terms["right"].shape == (0,)

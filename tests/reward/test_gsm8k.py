@@ -134,3 +134,25 @@ def test_agrees_with_the_labels_of_real_solutions(method: str) -> None:
         agree += [(check(row[m]["solution"], gold) == 1.0) == row[m]["is_correct"] for m in models]
     assert len(agree) == 2640
     assert all(agree)
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("#### 72", "72"),
+        ("#### 072.00", "72"),
+        ("#### $1,450,000", "1450000"),
+        ("#### -0.0", "0"),
+        ("#### -0.50", "-0.5"),
+        ("#### 100", "100"),
+        ("72", None),
+        ("#### none", None),
+        (f"#### {'9' * 5000}", "9" * 5000),
+    ],
+)
+def test_what_is_extracted_is_equal_where_the_numbers_are(response: str, found: str | None) -> None:
+    assert rule().call("extract", response) == found
+
+
+def test_what_is_extracted_follows_the_method() -> None:
+    assert rule("flexible").call("extract", "so 71, or 72.0") == "72"

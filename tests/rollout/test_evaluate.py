@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rft.rollout.engine import Completion, Sampling
-from rft.rollout.evaluate import Evaluator, measured, pass_at_k, with_error
+from rft.rollout.evaluate import Evaluator, measured, summary
 from rft.rollout.source import row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
@@ -47,7 +47,11 @@ def score(texts, rows):
     return right + form, {"right": right, "form": form}
 
 
-def evaluate(world, samples=0, pass_k=(1, 4), sets=None):
+def extract(texts):
+    return [None if text == "no" else text for text in texts]
+
+
+def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None):
     told = []
 
     @contextmanager
@@ -55,10 +59,13 @@ def evaluate(world, samples=0, pass_k=(1, 4), sets=None):
         told.append((name, total, shown := []))
         yield shown.append
 
-    evaluator = Evaluator(
-        world, Engine(), Encoder(), score, sets or {"held": ROWS}, "right", GREEDY, SAMPLED, samples, list(pass_k), SEED
-    )  # fmt: skip
+    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k)
     return *evaluator.run(progress), told
+
+
+def make_evaluator(world, sets, samples, pass_k, maj_k):
+    drawn = (GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
+    return Evaluator(world, Engine(), Encoder(), score, extract, sets, "right", *drawn)
 
 
 def test_greedy_numbers_by_hand(ranks):
@@ -98,25 +105,58 @@ def test_samples_by_hand(ranks):
     assert [(name, total) for name, total, _ in told] == [("evaluate held", 5), ("sample held", 30)]
 
 
-@pytest.mark.parametrize(("samples", "pass_k"), [(0, (1, 4)), (6, (1, 2))])
-def test_what_is_measured_is_known_before(samples, pass_k, ranks):
-    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples, pass_k))
-    names = [f"eval/held/{name}" for name in measured(("right", "form"), "right", samples, list(pass_k))]
+def test_votes_by_hand(ranks):
+    """A wrong sample of this engine gives no answer: a vote of k is right unless all k are wrong."""
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples=6, pass_k=(1, 3), maj_k=(1, 3)))
+    for k in (1, 3):
+        assert 0 < numbers[f"eval/held/pass@{k}"] < 1
+        assert numbers[f"eval/held/maj@{k}"] == pytest.approx(numbers[f"eval/held/pass@{k}"])
+        assert numbers[f"eval/held/maj@{k}_stderr"] == pytest.approx(numbers[f"eval/held/pass@{k}_stderr"])
+
+
+def test_numbers_of_each_source_where_there_are_several(ranks):
+    mixed = [row | {"data_source": "even" if number % 2 == 0 else "odd"} for number, row in enumerate(ROWS)]
+    of_one = [row | {"data_source": "even"} for row in ROWS]
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, 6, (1,), (3,), {"held": mixed, "one": of_one}))
+    assert numbers["eval/held/accuracy"] == 0.6
+    assert (numbers["eval/held/even/accuracy"], numbers["eval/held/odd/accuracy"]) == (1.0, 0.0)
+    assert numbers["eval/held/even/length"] == 3.0 and "eval/held/even/length_stderr" not in numbers
+    for name in ("form", "mean@6", "pass@1", "maj@3"):
+        both = 3 * numbers[f"eval/held/even/{name}"] + 2 * numbers[f"eval/held/odd/{name}"]
+        assert both / 5 == pytest.approx(numbers[f"eval/held/{name}"])
+    assert not any(name.startswith("eval/one/even") for name in numbers)
+    assert {name.split("/")[2] for name in numbers if name.count("/") == 3} == {"even", "odd"}
+
+
+def test_a_row_without_a_source_is_of_another(ranks):
+    rows = [ROWS[0] | {"data_source": "one"}, *ROWS[1:]]
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, sets={"held": rows}))
+    assert (numbers["eval/held/one/accuracy"], numbers["eval/held/other/accuracy"]) == (1.0, 0.5)
+
+
+def test_what_is_measured_is_what_is_summed_up(ranks):
+    @contextmanager
+    def silent(name, total):
+        yield lambda done: None
+
+    def work(world):
+        evaluator = make_evaluator(world, {"held": ROWS}, 4, (2,), (2,))
+        return evaluator.measure(silent), evaluator.run(silent)
+
+    [(sets, (numbers, _))] = ranks(1, work)
+    assert summary(sets) == numbers
+    held = sets["held"]
+    assert held.values["accuracy"] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert [answers.extracted for answers in held.greedy] == [["0"], [None], ["2"], [None], ["4"]]
+    assert [len(answers.texts) for answers in held.drawn] == [4] * 5
+
+
+@pytest.mark.parametrize(("samples", "pass_k", "maj_k"), [(0, (1, 4), ()), (6, (1, 2), (3,))])
+def test_what_is_measured_is_known_before(samples, pass_k, maj_k, ranks):
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples, pass_k, maj_k))
+    known = measured(("right", "form"), "right", samples, list(pass_k), list(maj_k))
+    names = [f"eval/held/{name}" for name in known]
     assert sorted(names) == sorted(name for name in numbers if not name.endswith("_stderr"))
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n):
-    for correct, k in itertools.product(range(n + 1), range(1, n + 1)):
-        answers = [1] * correct + [0] * (n - correct)
-        subsets = [any(chosen) for chosen in itertools.combinations(answers, k)]
-        assert pass_at_k(n, correct, k) == pytest.approx(sum(subsets) / len(subsets))
-
-
-def test_the_error_of_a_mean_by_hand():
-    # mean 2; squares 1 + 0 + 1 over 2 = 1; sqrt(1 / 3)
-    assert with_error("x", [1.0, 2.0, 3.0]) == pytest.approx({"x": 2.0, "x_stderr": math.sqrt(1 / 3)})
-    assert with_error("x", [0.5]) == {"x": 0.5, "x_stderr": 0.0}
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
@@ -124,7 +164,7 @@ def test_ranks_agree_with_one_process(size, ranks):
     """Also where a rank has no row at all."""
 
     def work(world):
-        return evaluate(world, samples=4, sets={"held": ROWS, "other": ROWS[:2]})
+        return evaluate(world, samples=4, maj_k=(3,), sets={"held": ROWS, "other": ROWS[:2]})
 
     [alone] = ranks(1, work)
     for numbers, answers, _ in ranks(size, work):

@@ -47,6 +47,7 @@ METHOD = {
     "old_logprobs": "actor",
     "mask_truncated": False,
     "mask_tied": False,
+    "pick": "all",
     "resample_power": None,
 }
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}

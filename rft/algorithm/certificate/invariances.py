@@ -45,7 +45,7 @@ def padding(plugin: Plugin, kind: Kind) -> bool:
 def micro_batches(plugin: Plugin, kind: Kind) -> bool:
     """The loss of a mini-batch is the sum of the losses of its parts."""
     rows = prepared(plugin, kind, sample_for(plugin, kind, on_policy=False))
-    parts = PARTS["group" if plugin.facts.unit == "group" else "row"]
+    parts = PARTS.get(plugin.facts.unit, PARTS["row"])
     outcomes = [evaluate(plugin, kind, rows[part]) for part in parts]
     back = torch.cat(parts).argsort()
     whole = evaluate(plugin, kind, rows)

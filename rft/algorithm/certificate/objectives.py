@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rft.algorithm.certificate.policy import TinyPolicy
+from rft.algorithm.pairs import both
 
 Options = Mapping[str, Any]
 
@@ -82,6 +83,21 @@ def outcome_likelihood(outputs: Mapping[str, Tensor], batch: TensorDict, options
     return (likelihood / _length(batch)[:, 0])[:, None].expand(batch["keep"].shape)
 
 
+def _margin(outputs: Mapping[str, Tensor], batch: TensorDict) -> Tensor:
+    """Of a pair, whose margin stands in both of its rows."""
+    return 2 * outputs["logprobs"] * _sign(batch["chosen"])
+
+
+def _sign(good: Tensor) -> Tensor:
+    return (2 * good.double() - 1)[:, None]
+
+
+def _by_pair(outputs: Mapping[str, Tensor], batch: TensorDict, value: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A function of the two scores of a pair, spread over each of its rows."""
+    chosen, rejected, whole = both(outputs["score"].where(batch["keep"], 0.0).sum(1), batch)
+    return (value(chosen, rejected).where(whole, 0.0)[:, None] / _length(batch)).expand(batch["keep"].shape)
+
+
 # Of given rows, on policy: f(outputs, batch, options of the plugin) -> (B, T), of which the trained tokens are summed.
 SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tensor]] = {
     "reward": lambda outputs, batch, options: _reinforce(outputs, batch),
@@ -92,6 +108,18 @@ SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tens
         outputs["logprobs"] * (batch["terms", options["term"]] > 0)[:, None]
     ),
     "likelihood of the outcome": outcome_likelihood,
+    "likelihood by label": lambda outputs, batch, options: outputs["logprobs"] * _sign(batch["label"]),
+    "mean likelihood of chosen": lambda outputs, batch, options: (
+        2 * outputs["logprobs"] * batch["chosen"][:, None] / _length(batch)
+    ),
+    "margin of pairs": lambda outputs, batch, options: _margin(outputs, batch),
+    "mean margin of pairs": lambda outputs, batch, options: _margin(outputs, batch) / _length(batch),
+    "likelihood of the preference by score": lambda outputs, batch, options: _by_pair(
+        outputs, batch, lambda chosen, rejected: logsigmoid(chosen - rejected)
+    ),
+    "scores around zero": lambda outputs, batch, options: _by_pair(
+        outputs, batch, lambda chosen, rejected: -(chosen + rejected).square()
+    ),
     "router balance": lambda outputs, batch, options: -outputs["router_balance"],
     "value error": lambda outputs, batch, options: -0.5 * (outputs["values"] - batch["returns"]).square(),
 }

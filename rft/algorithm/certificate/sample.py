@@ -24,7 +24,14 @@ KEEP = torch.tensor(
 GROUP = torch.tensor([4, 4, 4, 1, 6, 6, 1])
 PARTS = {  # of the batch, as micro-batches; groups are whole where a plugin counts groups
     "row": (torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4, 5, 6])),
+    "pair": (torch.tensor([0, 2, 5]), torch.tensor([1, 4]), torch.tensor([3, 6])),
     "group": (torch.tensor([0, 1, 2]), torch.tensor([3, 6]), torch.tensor([4, 5])),
+}
+PAIR = torch.tensor([9, 2, 4, 5, 2, 9, 5])  # units of a source of pairs; the row without a trained token is left alone
+MARKS = {
+    "chosen": torch.tensor([1, 0, 1, 1, 1, 0, 0], dtype=torch.bool),
+    "label": torch.tensor([1, 0, 1, 1, 0, 1, 0], dtype=torch.bool),
+    "mismatched": torch.tensor([0, 0, 0, 0, 0, 1, 1], dtype=torch.bool),
 }
 
 
@@ -41,7 +48,8 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
         outputs: of the model.
         options: of the plugin; an option `term` names a reward term.
         on_policy: current, old and rollout policy are one, the values are those of the batch, and the advantages of a
-            row are equal and sum to 0 over a group. If not, all columns are random.
+            row are equal and sum to 0 over a group; for preferences the reference is the same, too. If not, all columns
+            are random.
     """
     generator = torch.Generator().manual_seed(0)
     rows = len(KEEP)
@@ -51,6 +59,8 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
         if name == "terms":
             terms = {term: (normal[:, i] > 0).double() for i, term in enumerate(term_weights(options))}
             return TensorDict(terms, batch_size=[rows])
+        if name in MARKS:
+            return MARKS[name]
         if name.endswith("scores"):
             return normal[:, 0].clone()
         if name.endswith("logprobs"):
@@ -58,13 +68,17 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
         return normal.abs() if name in ("entropy", "sum_p_squared") else normal
 
     batch = TensorDict({"keep": KEEP, "response_mask": KEEP, "group": GROUP}, batch_size=[rows])
-    batch["unit"], batch["truncated"] = torch.arange(rows) * 3, torch.arange(rows) % 3 == 0
+    batch["unit"] = PAIR if "chosen" in reads else torch.arange(rows) * 3
+    batch["truncated"] = torch.arange(rows) % 3 == 0
     for name in ("scores", "rewards", *reads):
         if name not in batch.keys():
             batch[name] = column(name)
     given = {name: column(name) for name in outputs}
     if on_policy:
-        for name, output in {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "values": "values"}.items():
+        same = {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "values": "values"}
+        if MARKS.keys() & set(reads):
+            same["ref_logprobs"] = "logprobs"
+        for name, output in same.items():
             if name in reads and output in given:
                 batch[name] = given[output]
         if "advantages" in reads:

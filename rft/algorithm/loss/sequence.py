@@ -34,7 +34,7 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
         clip_low, clip_high: s is clipped to [1 - low, 1 + high].
     """
     difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
-    s = ratio(_row_mean(difference, batch["keep"]))[:, None]  # (B, 1)
+    s = ratio(row_mean(difference, batch["keep"]))[:, None]  # (B, 1)
     return clipped(s.expand_as(difference), difference, batch, clip_low, clip_high, dual_clip=None)
 
 
@@ -53,7 +53,7 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_hig
         clip_low, clip_high: s_t is clipped to [1 - low, 1 + high].
     """
     difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
-    s = ratio(_row_mean(difference.detach(), batch["keep"]))[:, None]  # (B, 1)
+    s = ratio(row_mean(difference.detach(), batch["keep"]))[:, None]  # (B, 1)
     own = (difference - difference.detach()).exp()  # (B, T), all ones
     return clipped(s * own, difference, batch, clip_low, clip_high, dual_clip=None)
 
@@ -102,9 +102,9 @@ def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
     better, worse = advantages > 0, advantages < 0
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     u = torch.where(better, difference.clamp(max=clip_high), difference.clamp(min=-clip_low))
-    loss = -_row_mean(advantages, keep) * ratio(_row_mean(torch.where(better | worse, u, 0.0), keep))  # (B,)
+    loss = -row_mean(advantages, keep) * ratio(row_mean(torch.where(better | worse, u, 0.0), keep))  # (B,)
     statistics = clip_statistics(worse & (difference < -clip_low), better & (difference > clip_high), difference)
-    return loss, {name: _row_mean(number, keep) for name, number in statistics.items()}
+    return loss, {name: row_mean(number, keep) for name, number in statistics.items()}
 
 
 @LOSSES.register("topr", reads=("rollout_logprobs", "advantages"), gradient=Gradient("exact"))
@@ -182,15 +182,15 @@ def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
     keep = batch["keep"]
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     trained = keep.any(dim=1)  # (B,)
-    gap = beta * difference.sum(dim=1) - _row_mean(torch.where(keep, batch["advantages"], 0.0), keep)  # (B,)
+    gap = beta * difference.sum(dim=1) - row_mean(torch.where(keep, batch["advantages"], 0.0), keep)  # (B,)
     ids, index = torch.unique(batch["group"], return_inverse=True)
     total, rows = (
         gap.new_zeros(len(ids)).index_add(0, index, part) for part in (gap, trained.to(gap.dtype))
     )  # a row without a trained token adds 0 to both
     centred = gap - (total / rows.clamp(min=1))[index]
-    return torch.where(trained, 0.5 * centred.square(), 0.0), {"kl/old": _row_mean(k3(-difference.detach()), keep)}
+    return torch.where(trained, 0.5 * centred.square(), 0.0), {"kl/old": row_mean(k3(-difference.detach()), keep)}
 
 
-def _row_mean(x: Tensor, keep: Tensor) -> Tensor:
+def row_mean(x: Tensor, keep: Tensor) -> Tensor:
     """The mean over the trained tokens of a row (B,) of what is zero outside them (B, T); 0 where there is none."""
     return x.sum(dim=1) / keep.sum(dim=1).clamp(min=1)

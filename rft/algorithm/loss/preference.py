@@ -1,0 +1,298 @@
+"""Losses of preferences: of pairs, a chosen and a rejected answer to one prompt, and of single answers with a label.
+
+The value of a pair stands in both of its rows, and so do its statistics: their mean over rows is that over pairs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.loss.sequence import row_mean
+from rft.algorithm.pairs import both
+from rft.algorithm.ratio import log_ratio
+from rft.algorithm.registries import LOSSES, AllSum, Unreduced
+from rft.registry import faults, within
+
+
+def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Gradient]:
+    """Of a loss of beta * h: where policy and reference are one it pulls every pair with the same force."""
+
+    def stated(options: dict[str, Any]) -> Gradient:
+        target = "mean margin of pairs" if options.get("average") else "margin of pairs"
+        return Gradient("scaled", target, lambda n: slope(options), note="before the policy has left the reference")
+
+    return stated
+
+
+BETA = within("beta", low=0, open=True)
+
+
+def noise(options: dict[str, Any]) -> str | None:
+    """The fault of `label_smoothing`: at one half the labels say nothing."""
+    share = options["label_smoothing"]
+    return None if 0 <= share < 0.5 else f"label_smoothing={share}: it must be at least 0 and below 0.5"
+
+
+@LOSSES.register(
+    "dpo",
+    fault=faults(BETA, noise),
+    reads=("ref_logprobs", "chosen"),
+    unit="pair",
+    gradient=gradient(lambda options: options["beta"] * (0.5 - options["label_smoothing"])),
+)
+def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: float) -> Unreduced:
+    """-(1 - e) ln sigmoid(beta h) - e ln sigmoid(-beta h) per pair, h = gain of the chosen - gain of the rejected row.
+
+    The gain of a row is the sum of its log-ratios to the reference. DPO, arXiv 2305.18290, equation 7; e is the noise
+    of the labels in cDPO, of Mitchell's note "A note on DPO with noisy preferences".
+
+    Statistics (B,): `preference/accuracy` (1 where h > 0), `preference/margin` (beta h), `preference/reward_chosen`,
+    `preference/reward_rejected` (beta * gain), `preference/logprob_chosen`, `preference/logprob_rejected` (of the whole
+    response).
+
+    Args:
+        beta: strength of the pull to the reference.
+        label_smoothing: e, the share of the pairs that are thought to be the wrong way round, below 0.5.
+    """
+    return compare(beta * gain(logprobs, batch), logprobs, batch, lambda margin: _smooth(margin, label_smoothing))
+
+
+@LOSSES.register(
+    "robust_dpo",
+    fault=faults(BETA, noise),
+    reads=("ref_logprobs", "chosen"),
+    unit="pair",
+    gradient=gradient(lambda options: options["beta"] / (2 - 4 * options["label_smoothing"])),
+)
+def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: float) -> Unreduced:
+    """(-(1 - e) ln sigmoid(beta h) + e ln sigmoid(-beta h)) / (1 - 2 e) per pair: unbiased where labels flip.
+
+    Robust DPO, arXiv 2403.00409, equation 12: its mean over labels of which a share e is the wrong way round is that of
+    `dpo` over the right ones. Statistics as `dpo`.
+
+    Args:
+        beta: strength of the pull to the reference.
+        label_smoothing: e, the share of the pairs that are the wrong way round, below 0.5.
+    """
+    e = label_smoothing
+
+    def unbiased(margin: Tensor) -> Tensor:
+        return (e * logsigmoid(-margin) - (1 - e) * logsigmoid(margin)) / (1 - 2 * e)
+
+    return compare(beta * gain(logprobs, batch), logprobs, batch, unbiased)
+
+
+@LOSSES.register(
+    "ipo",
+    fault=BETA,
+    reads=("ref_logprobs", "chosen"),
+    unit="pair",
+    gradient=gradient(lambda options: 1 / options["beta"]),
+)
+def ipo(logprobs: Tensor, batch: TensorDict, *, beta: float, average: bool) -> Unreduced:
+    """(h - 1 / (2 beta))^2 per pair, h as in `dpo`: a margin that is large enough is not widened.
+
+    IPO, arXiv 2310.12036, equation 17. Statistics as `dpo`.
+
+    Args:
+        beta: the margin aimed at is 1 / (2 beta), tau of the paper.
+        average: h is the difference of the means over the tokens of a row, as some libraries have it; the paper's is
+            that of sums.
+    """
+    gains = gain(logprobs, batch)
+    rewards = beta * (gains / batch["keep"].sum(1).clamp(min=1) if average else gains)
+    return compare(rewards, logprobs, batch, lambda margin: ((margin - 0.5) / beta).square())
+
+
+@LOSSES.register(
+    "hinge",
+    fault=BETA,
+    reads=("ref_logprobs", "chosen"),
+    unit="pair",
+    gradient=gradient(lambda options: options["beta"]),
+)
+def hinge(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+    """max(0, 1 - beta h) per pair, h as in `dpo`: SLiC, arXiv 2305.10425, with the reference of RSO, arXiv 2309.06657.
+
+    Statistics as `dpo`.
+
+    Args:
+        beta: the margin aimed at is 1 / beta.
+    """
+    return compare(beta * gain(logprobs, batch), logprobs, batch, lambda margin: (1 - margin).relu())
+
+
+@LOSSES.register(
+    "cpo",
+    fault=BETA,
+    reads=("chosen",),
+    unit="pair",
+    gradient=Gradient("near", "margin of pairs", cosine=0.996),
+)
+def cpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+    """-ln sigmoid(beta (lp of the chosen - lp of the rejected response)) per pair: `dpo` without a reference.
+
+    CPO, arXiv 2401.08417, equation 4; the likelihood of the chosen, its other half, is the term `chosen_nll`.
+    Statistics as `dpo`, the reward being beta * lp.
+
+    Args:
+        beta: the larger, the sooner a pair is right enough.
+    """
+    rewards = beta * torch.where(batch["keep"], logprobs, 0.0).sum(1)
+    return compare(rewards, logprobs, batch, lambda margin: _smooth(margin, 0.0))
+
+
+@LOSSES.register(
+    "simpo",
+    fault=BETA,
+    reads=("chosen",),
+    unit="pair",
+    gradient=Gradient("near", "mean margin of pairs", cosine=0.999),
+)
+def simpo(logprobs: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> Unreduced:
+    """-ln sigmoid(m - gamma) per pair, m the difference of beta * mean over the tokens of lp.
+
+    SimPO, arXiv 2405.14734, equation 6. Statistics as `dpo`, the reward being beta * mean lp.
+
+    Args:
+        beta: the larger, the sooner a pair is right enough.
+        gamma: the margin that a pair should have.
+    """
+    rewards = beta * mean_logprobs(logprobs, batch)
+    return compare(rewards, logprobs, batch, lambda margin: _smooth(margin - gamma, 0.0))
+
+
+@LOSSES.register(
+    "orpo",
+    fault=within("weight", low=0, open=True),
+    reads=("chosen",),
+    unit="pair",
+    gradient=Gradient("near", "mean margin of pairs", cosine=0.993),
+)
+def orpo(logprobs: Tensor, batch: TensorDict, *, weight: float) -> Unreduced:
+    """-weight ln sigmoid(ln odds of the chosen - ln odds of the rejected) per pair, odds p / (1 - p), ln p the mean lp.
+
+    ORPO, arXiv 2403.07691, equation 7; the likelihood of the chosen, its other half, is the term `chosen_nll`.
+    Statistics as `dpo`, the reward being the log-odds.
+
+    Args:
+        weight: lambda of the paper.
+    """
+    mean = mean_logprobs(logprobs, batch).clamp(max=-torch.finfo(logprobs.dtype).eps)  # a row of probability 1
+    odds = mean - (-mean.expm1()).log()
+    return compare(odds, logprobs, batch, lambda margin: weight * _smooth(margin, 0.0))
+
+
+@LOSSES.register("chosen_nll", reads=("chosen",), unit="pair", gradient=Gradient("exact", "mean likelihood of chosen"))
+def chosen_nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """-mean over the tokens of the chosen row of lp, per pair: keeps it likely while the other one is pushed away.
+
+    As in ORPO, arXiv 2403.07691, and iterative DPO with NLL, arXiv 2404.19733, equation 1.
+    """
+    chosen, _, whole = both(mean_logprobs(logprobs, batch), batch)
+    return -chosen.where(whole, 0.0), {}
+
+
+def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+    """`kl_baseline` (B,): mean gain of the mismatched rows of all ranks, 0 at least; they are taken out of `keep`.
+
+    Also `label_scale` (B,): rows / rows of the same label, so that a mean over rows of what one label alone has is that
+    over these.
+    """
+    keep, mismatched, label = batch["keep"], batch["mismatched"], batch["label"]
+    trained = keep.any(1)
+    gains = gain(logprobs, batch)
+    sides = (trained & mismatched, trained & ~mismatched & label, trained & ~mismatched & ~label)
+    counts = torch.stack([side.sum() for side in sides]).double()
+    total, strange, good, bad = all_sum(torch.cat([gains[sides[0]].double().sum()[None], counts])).unbind()
+    scale = (good + bad) / torch.where(label, good, bad).clamp(min=1)
+    baseline = (total / strange.clamp(min=1)).clamp(min=0)
+    return {
+        "kl_baseline": baseline.to(gains.dtype).expand(len(batch)).clone(),
+        "label_scale": scale.to(gains.dtype),
+        "keep": keep & ~mismatched[:, None],
+    }
+
+
+def kto_gradient(options: dict[str, Any]) -> Gradient:
+    """What the gradient of `kto` is with its weights."""
+    note = "before the policy has left the reference"
+    if options["desirable_weight"] == options["undesirable_weight"]:
+        factor = options["beta"] * options["desirable_weight"] / 4
+        return Gradient("scaled", "likelihood by label", lambda n: factor, note=note)
+    return Gradient("near", "likelihood by label", note=note)
+
+
+@LOSSES.register(
+    "kto",
+    fault=faults(BETA, within("desirable_weight", "undesirable_weight", low=0)),
+    reads=("ref_logprobs", "label", "mismatched"),
+    unit="sequence",
+    prepare=kto_baseline,
+    gradient=kto_gradient,
+)
+def kto(
+    logprobs: Tensor, batch: TensorDict, *, beta: float, desirable_weight: float, undesirable_weight: float
+) -> Unreduced:
+    """w (1 - sigmoid(+-beta (gain - z))) per row, + and w of the good ones, - and w of the bad ones.
+
+    The gain is the sum of a row's log-ratios to the reference, and z, without a gradient, the mean gain of responses
+    behind prompts that they do not answer, 0 at least: an estimate of the KL from the reference. KTO, arXiv 2402.01306,
+    equation 8.
+
+    Statistics (B,): `preference/accuracy` (1 where the gain is above z and the row good, or below and bad),
+    `preference/margin` (+-beta (gain - z)), `preference/reward_chosen`, `preference/reward_rejected`,
+    `preference/logprob_chosen`, `preference/logprob_rejected` of the good and of the bad ones as in `dpo`,
+    `preference/baseline` (z).
+
+    Args:
+        beta: strength of the pull to the reference.
+        desirable_weight, undesirable_weight: w of the good and of the bad rows; their sums over rows should be alike.
+    """
+    label, trained, z = batch["label"], batch["keep"].any(1), batch["kl_baseline"]
+    gains = gain(logprobs, batch)
+    sign = label.to(gains.dtype) * 2 - 1
+    margin = sign * beta * (gains - z)
+    weight = torch.where(label, desirable_weight, undesirable_weight)
+    told, whole = margin.detach(), torch.where(batch["keep"], logprobs, 0.0).sum(1).detach()
+    statistics = {"accuracy": (told > 0).to(told.dtype), "margin": told, "baseline": z}
+    for name, values in (("reward", beta * gains.detach()), ("logprob", whole)):
+        for side, rows in (("chosen", label), ("rejected", ~label)):
+            statistics[f"{name}_{side}"] = torch.where(rows, values * batch["label_scale"], 0.0)
+    loss = weight * torch.sigmoid(-margin)
+    return loss.where(trained, 0.0), {f"preference/{k}": value.where(trained, 0.0) for k, value in statistics.items()}
+
+
+def gain(logprobs: Tensor, batch: TensorDict) -> Tensor:
+    """The sum of a row's log-ratios to the reference, (B,)."""
+    return log_ratio(logprobs, batch["ref_logprobs"], batch["keep"]).sum(1)
+
+
+def mean_logprobs(logprobs: Tensor, batch: TensorDict) -> Tensor:
+    """The mean over a row's trained tokens, (B,)."""
+    return row_mean(torch.where(batch["keep"], logprobs, 0.0), batch["keep"])
+
+
+def compare(rewards: Tensor, logprobs: Tensor, batch: TensorDict, loss: Callable[[Tensor], Tensor]) -> Unreduced:
+    """A loss of the reward of the chosen row less that of the rejected, per pair, and the statistics of `dpo`."""
+    chosen, rejected, whole = both(rewards, batch)
+    sums = both(torch.where(batch["keep"], logprobs, 0.0).sum(1).detach(), batch)
+    margin = chosen - rejected
+    statistics = {
+        "preference/accuracy": (margin > 0).to(margin.dtype),
+        "preference/margin": margin.detach(),
+        "preference/reward_chosen": chosen.detach(),
+        "preference/reward_rejected": rejected.detach(),
+        "preference/logprob_chosen": sums[0],
+        "preference/logprob_rejected": sums[1],
+    }
+    return loss(margin).where(whole, 0.0), statistics
+
+
+def _smooth(margin: Tensor, noise: float) -> Tensor:
+    return -(1 - noise) * logsigmoid(margin) - noise * logsigmoid(-margin)

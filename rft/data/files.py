@@ -1,0 +1,129 @@
+"""Files of rows, by their ending: jsonl, json, csv and parquet. Every row comes with the place where it stands."""
+
+import csv
+import glob
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Located = tuple[str, dict[str, Any]]  # (where it stands, the row), for messages
+LONGEST_CELL = 2**31 - 1  # characters; the csv module refuses more than 131,072 otherwise
+
+
+def find_files(path: str | list[str], key: str) -> list[str]:
+    """The files that a path, a pattern such as "part-*.parquet", or a list of them names; a pattern's are sorted.
+
+    Raises:
+        ValueError: one of them names no file, or none of a known ending; names `key`.
+    """
+    found = []
+    for one in [path] if isinstance(path, str) else path:
+        literal = Path(one).expanduser()
+        matches = [str(literal)] if literal.exists() else sorted(glob.glob(str(literal), recursive=True))
+        if not matches and glob.has_magic(one):
+            raise ValueError(f"{key}={one}: no file is named like that")
+        found += matches or [one]
+    for one in found:
+        check_file(one, key)
+        if Path(one).suffix not in ENDINGS:
+            raise ValueError(f"{key}={one}: the ending says the format, and must be one of {', '.join(ENDINGS)}")
+    if not found:
+        raise ValueError(f"{key}={path}: give the path of a file")
+    return found
+
+
+def check_file(path: str, key: str) -> Path:
+    """The file of that path.
+
+    Raises:
+        ValueError: there is none; names `key`.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        found = "it is a folder" if file.is_dir() else "there is no such file"
+        raise ValueError(f"{key}={path}: {found}; give the path of a file")
+    return file
+
+
+def json_lines(path: str, key: str) -> Iterator[Located]:
+    """Reads a file of one JSON object a line as ("<path> line <n>", object) pairs. Blank lines are skipped.
+
+    Raises:
+        ValueError: there is no such file (names `key`), or a line is not a JSON object (names the line).
+    """
+    with check_file(path, key).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path} line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: not JSON ({error}); expected one object a line") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: expected one JSON object a line, got {type(row).__name__}")
+            yield where, row
+
+
+def json_rows(path: str, key: str) -> Iterator[Located]:
+    """Reads a file with a JSON list of objects, or with one object a line, as many are that end in .json.
+
+    Raises:
+        ValueError: as in `json_lines`; names the row where it is an item of the list.
+    """
+    text = check_file(path, key).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if text.lstrip()[:1] != b"[":
+        yield from json_lines(path, key)
+        return
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); expected a list of objects") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} row {number}: expected a JSON object, got {type(row).__name__}")
+        yield f"{path} row {number}", row
+
+
+def csv_rows(path: str, key: str) -> Iterator[Located]:
+    """Reads a csv file whose first line names the fields. Cells are text ("0134" stays so), and null where empty.
+
+    Raises:
+        ValueError: a line has more or fewer cells than the first, or is not csv in UTF-8; names the line.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    with check_file(path, key).open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            names = next(reader, [])
+            for cells in reader:
+                where = f"{path} line {reader.line_num}"
+                if cells and len(cells) != len(names):
+                    raise ValueError(f"{where}: {len(cells)} cells, but line 1 names {len(names)} fields")
+                if cells:
+                    yield where, {name: cell or None for name, cell in zip(names, cells, strict=True)}
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} line {reader.line_num}: not csv in UTF-8 ({error})") from error
+
+
+def open_parquet(path: str, key: str) -> Any:
+    """A parquet file as a table of the package datasets, which keeps its rows on disk.
+
+    Raises:
+        ValueError: it cannot be read; names `key`.
+    """
+    import datasets
+
+    try:
+        return datasets.Dataset.from_parquet(path)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(f"{key}={path}: not a parquet file that can be read ({error})") from error
+
+
+READERS: dict[str, Callable[[str, str], Iterator[Located]]] = {
+    ".jsonl": json_lines,
+    ".json": json_rows,
+    ".csv": csv_rows,
+}
+ENDINGS = (*READERS, ".parquet")

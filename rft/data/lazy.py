@@ -1,0 +1,54 @@
+"""Rows by number that are made when they are asked for, so that large data is in memory once or not at all."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+Row = dict[str, Any]
+Rows = Sequence[Row]
+
+
+class Lazy(Sequence[Row]):
+    """So many rows, each read anew whenever it is asked for.
+
+    Args:
+        count: of rows.
+        read: the row of a number from 0 to count - 1.
+    """
+
+    def __init__(self, count: int, read: Callable[[int], Row]) -> None:
+        self._count = count
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self._read(place) for place in range(*number.indices(self._count))]
+        if not -self._count <= number < self._count:
+            raise IndexError(f"row {number} of {self._count}")
+        return self._read(number % self._count)
+
+
+class Joined(Lazy):
+    """Rows of several parts, one part behind the other.
+
+    Args:
+        parts: none of them empty.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.ends = list(accumulate(map(len, parts)))
+        self._parts = parts
+        super().__init__(self.ends[-1], self._find)
+
+    def _find(self, number: int) -> Row:
+        part = bisect_right(self.ends, number)
+        return self._parts[part][number - self.ends[part]]
+
+
+def chosen(rows: Rows, numbers: Sequence[int]) -> Rows:
+    """The rows of these numbers."""
+    return Lazy(len(numbers), lambda place: rows[numbers[place]])

@@ -1,0 +1,53 @@
+"""What a source of given texts will draw, before there is a run."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tensordict import TensorDict
+
+from rft.batch import lengths
+from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.registry import Target
+
+SAMPLES = {"engine", "score", "logprobs"}  # what a source is supplied with that does more than read
+
+
+class Alone(World):
+    """One process without a process group, for those who only want to know how many there are."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+
+
+def only_reads(source: Target) -> bool:
+    """Whether a source's batches are given texts alone."""
+    return not SAMPLES & source.takes
+
+
+def epoch(source: Target, encoder: Encoder, rows: Rows, prompts: int, **supplied: Any) -> Iterator[TensorDict]:
+    """The batches of a source that only reads, until as many rows are drawn as there are.
+
+    Args:
+        rows: of the data set.
+        prompts: rows of the data set in a batch.
+        supplied: whatever else the source takes.
+
+    Raises:
+        ValueError: a row cannot be encoded.
+    """
+    drawing = source.build(world=Alone(), encoder=encoder, rows=rows, prompts=prompts, **supplied)
+    for _ in range(-(-len(rows) // prompts)):
+        yield drawing.next(Metrics())
+
+
+def check_examples(batches: Iterable[TensorDict], context: int) -> None:
+    """Raises a ValueError where a row is longer than the model's context."""
+    longest = max(int(lengths(batch).max()) for batch in batches)
+    if longest > context:
+        raise ValueError(
+            f"data.train: the longest row has {longest} tokens, over the model's context of {context}; take out what "
+            "is too long (mode=inspect counts it) or choose a model with a longer context"
+        )

@@ -1,0 +1,120 @@
+"""Chat templates: the tokenizer's own, those that stand beside this file by name, or one of the user's in a file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from rft.registry import did_you_mean
+
+FOLDER = Path(__file__).parent / "templates"
+Messages = Sequence[Mapping[str, Any]]
+PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+
+class ChatTemplate:
+    """Renders conversations. The tokenizer takes the template up, so that checkpoints have it.
+
+    Args:
+        tokenizer: supplied.
+        name: "chat" for the tokenizer's own, the name of one that is built in, or the path of a file in jinja.
+
+    Attributes:
+        name: as given, for messages.
+        takes_tools: False where the template ignores the tools that it is given.
+
+    Raises:
+        ValueError: there is no such template, it does not render, or its tokens are not the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        if name != "chat":
+            tokenizer.chat_template = _read(name)
+        elif tokenizer.chat_template is None:
+            raise ValueError(
+                f"data.template=chat: the tokenizer has no chat template; set data.template=none, the path of a file "
+                f"or one of {', '.join(_built_in())}"
+            )
+        asked = [{"role": "user", "content": "question"}]
+        prompt = self.render(asked, None, True)
+        self.takes_tools = self.render(asked, [PROBE], True) != prompt
+        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)))
+        if name in _built_in() and not self._special.match(self._tail):
+            raise ValueError(
+                f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
+                "tokenizer; choose the template that the model was trained with, such as its own: data.template=chat"
+            )
+
+    def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> str:
+        """The text of a conversation.
+
+        Args:
+            tools: schemas of functions, or None.
+            answering: with the beginning of an answer behind it.
+
+        Raises:
+            ValueError: the template cannot render it.
+        """
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False
+                )
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"data.template={self.name} cannot render a conversation of {roles}: {error}; correct the row or "
+                "choose another data.template"
+            ) from error
+
+    def length(self, turn: str) -> int:
+        """Characters of an assistant's turn, up to the end of the token that ends it.
+
+        That is the first special token behind a plain answer. A turn that ends in another way, such as one that calls a
+        tool, goes to its last special token.
+
+        Args:
+            turn: the last one of a conversation, from where the prompt ends.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        plain = turn.endswith(self._tail)
+        found = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
+        if not found:
+            raise ValueError(
+                f"data.template={self.name} does not end answers with a special token of the tokenizer, so that no "
+                "model that learned from it would stop; let it end them with {{ eos_token }}"
+            )
+        return found[0 if plain else -1].end()
+
+    @cached_property
+    def _tail(self) -> str:
+        """What the template puts behind the last answer."""
+        exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        return self.render(exchange, None, False).rpartition("answer")[2]
+
+
+def _built_in() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+
+def _read(name: str) -> str:
+    known = _built_in()
+    path = FOLDER / f"{name}.jinja" if name in known else Path(name).expanduser()
+    if not path.is_file():
+        known = ["none", "chat", *known]
+        raise ValueError(
+            f"data.template={name}: there is no such file, and no template of that name{did_you_mean(name, known)} "
+            f"(known: {', '.join(known)})"
+        )
+    return path.read_text(encoding="utf-8")

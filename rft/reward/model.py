@@ -1,0 +1,111 @@
+"""The score of a reward model: a sequence classifier of transformers, as `algorithm=reward_model` exports it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from rft.actor.load import read_config
+from rft.data.encode import Encoder
+from rft.reward.term import Term
+
+
+class RewardModel(Term):
+    """Scores a prompt with its response and the end token, as they stood in training. Every rank has the whole model.
+
+    Args:
+        key: supplied; its place in the yaml.
+        path: a folder or hub name of a sequence classifier with one label, and of its tokenizer.
+        template, system, tools: how a prompt is rendered, as in `Encoder`.
+        micro_batch_tokens: cap on the tokens of one forward, padding included.
+        dtype: what it is held and computed in.
+    """
+
+    reads = ("prompt",)
+
+    def __init__(
+        self,
+        key: str,
+        path: str,
+        template: str,
+        system: str | None,
+        tools: str | None,
+        micro_batch_tokens: int,
+        dtype: Literal["float32", "bfloat16", "float16"],
+    ) -> None:
+        self._key = key
+        self._path = path
+        self._rendering = (template, system, tools)
+        self._cap = micro_batch_tokens
+        self._dtype = dtype
+        self._device = torch.device("cpu")
+
+    def check(self) -> None:
+        """Looks at the config and the tokenizer of the path."""
+        config = read_config(self._path, None, 0, self._key)
+        kinds = config.architectures or []
+        if config.num_labels != 1 or not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+            raise ValueError(
+                f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model'} with {config.num_labels} labels is no "
+                "sequence classifier with one; a run with actor.head=score trains one and leaves it in its checkpoints"
+            )
+        assert self._encoder is not None
+
+    def place(self, device: torch.device) -> None:
+        """See `Term.place`."""
+        self._device = device
+
+    @torch.no_grad()
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """See `Term.values`."""
+        texts = [
+            torch.tensor(self._encoder.example({**row, "response": response})[0])
+            for response, row in zip(responses, rows, strict=True)
+        ]
+        scores = torch.zeros(len(texts))
+        for chosen in self._forwards([len(text) for text in texts]):
+            ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)
+            mask = pad_sequence([torch.ones_like(texts[n]) for n in chosen], batch_first=True)
+            logits = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device)).logits
+            scores[chosen] = logits[:, 0].float().cpu()
+        return scores.tolist()
+
+    def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
+        """Numbers of texts that go into one forward, the longest first."""
+        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+        while order:
+            count = max(1, self._cap // lengths[order[0]])
+            yield order[:count]
+            order = order[count:]
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self._path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({error})") from error
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what a folder without one gives
+            raise ValueError(f"{self._key}.path={self._path}: no tokenizer lies beside the model; save it there")
+        return tokenizer
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self._tokenizer, *self._rendering)
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        transformers_logging.disable_progress_bar()
+        model = AutoModelForSequenceClassification.from_pretrained(self._path, dtype=self._dtype)
+        model.config.get_text_config().pad_token_id = self._pad
+        return model.to(self._device).eval()
+
+    @cached_property
+    def _pad(self) -> int:
+        """Where the model itself names none, its tokenizer does, or else the end token pads."""
+        own = read_config(self._path, None, 0, self._key).get_text_config().pad_token_id
+        known = [id for id in (own, self._tokenizer.pad_token_id) if id is not None]
+        return known[0] if known else self._tokenizer.eos_token_id

@@ -1,0 +1,104 @@
+"""An actor with a score head: one result however its rows lie, and an export that gives the same scores."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rft.algorithm.method import Method
+from rft.batch import lengths
+from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
+from tests.defaults import make_actor, make_strategy
+
+BRADLEY_TERRY = {"name": "bradley_terry", "margin": False}
+CENTERING = {"centering": {"name": "score_centering", "coef": 0.1}}
+LAYOUTS = {
+    "packed": {"packing": True, "share_prefix": False},
+    "shared": {"packing": True, "share_prefix": True},
+    "padded": {"packing": False, "share_prefix": False},
+}
+
+
+def method():
+    options = replace(make_method().options, loss=BRADLEY_TERRY, terms=CENTERING, aggregation=None, critic_loss=None)
+    return Method(options, "algorithm")
+
+
+def pairs(seed=0):
+    """Eight rows: four pairs, whose rows begin alike."""
+    batch = make_batch(seed)
+    batch["unit"] = batch["group"].clone()
+    batch["chosen"] = torch.arange(len(batch)) % 2 == 0
+    batch["tokens", "input_ids"][1::2, :2] = batch["tokens", "input_ids"][::2, :2]
+    return batch
+
+
+def scores(actor, batch):
+    return actor.compute(batch, ("score",), 1.0)["score"].sum(1)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_scores_do_not_depend_on_how_rows_lie(world, name):
+    actor, batch = make(world, head="score", rows=LAYOUTS["padded"]), pairs()
+    expected = scores(actor, batch)
+    assert expected.std() > 0.01
+    other = make(world, head="score", rows=LAYOUTS[name], cap=26)
+    same(scores(other, batch), expected)
+    same(scores(other, wider(batch)), expected)
+    order = torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])
+    same(scores(other, batch[order]), expected[order])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_update_does_not_depend_on_micro_batches_order_or_padding(world, name):
+    whole = make(world, head="score", rows=LAYOUTS["padded"])
+    expected, batch = update(whole, pairs(), method()), pairs()
+    assert expected["loss/bradley_terry"] > 0 and expected["loss/centering"] > 0 and expected["grad_norm"] > 0
+    for rows in (batch, batch[torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])], wider(batch)):
+        actor = make(world, head="score", rows=LAYOUTS[name], cap=26)
+        found = update(actor, rows, method())
+        told = [key for key in expected if not key.startswith(("padding", "prefix"))]
+        same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
+        same(weights(actor), weights(whole), 1e-5)
+
+
+def test_training_prefers_the_chosen(world):
+    actor, batch = make(world, head="score"), pairs()
+    for _ in range(8):
+        found = update(actor, batch, method())
+    assert found["preference/accuracy"] == 1.0
+    gaps = scores(actor, batch).view(4, 2)
+    assert (gaps[:, 0] > gaps[:, 1]).all()
+
+
+def exported(actor, folder):
+    actor.save_model(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):
+    actor, batch = make(world, head="score"), pairs()
+    update(actor, batch, method())
+    model, tokenizer = exported(actor, tmp_path)
+    assert type(model).__name__ == "Qwen3ForSequenceClassification"
+    assert (model.config.num_labels, model.config.pad_token_id) == (1, tokenizer.pad_token_id)
+    rows = [
+        {"input_ids": ids[:length]} for ids, length in zip(batch["tokens", "input_ids"], lengths(batch), strict=True)
+    ]
+    expected = scores(actor, batch)
+    for side in ("right", "left"):
+        tokenizer.padding_side = side
+        padded = tokenizer.pad(rows, return_tensors="pt")
+        positions = (padded.attention_mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            same(model(**padded, position_ids=positions).logits[:, 0], expected, 1e-5)
+
+
+def test_an_actor_goes_on_from_an_export_with_its_head(world, tmp_path):
+    actor, batch = make(world, head="score"), pairs()
+    update(actor, batch, method())
+    actor.save_model(tmp_path)
+    options = {"head": "score", "path": str(tmp_path), "model_config": None, "seed": 7}
+    same(scores(make_actor(world, make_strategy(world), **options), batch), scores(actor, batch))
