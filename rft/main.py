@@ -41,35 +41,35 @@ def run(config: DictConfig) -> float:
         recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
             check_recipe(recipe)
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    plain: dict[str, Any] = {str(key): value for key, value in resolved.items()}
+    quiet = os.environ.get("RANK", "0") != "0"
 
     if plain["mode"] == "plan":
-        return print_plan({str(key): value for key, value in plain.items()}, job)
+        return print_plan(plain, job)
 
     if plain["mode"] == "doctor":
         from rft.doctor.visit import visit
 
-        return visit({str(key): value for key, value in plain.items()})
+        return visit(plain)
 
     if plain["mode"] == "inspect":
         from rft.inspection import inspect
 
-        quiet = os.environ.get("RANK", "0") != "0"
-        inspect({str(key): value for key, value in plain.items()}, Console(quiet=quiet, soft_wrap=True))
+        inspect(plain, Console(quiet=quiet, soft_wrap=True))
         return 0.0
 
     if plain["mode"] == "serve":
         from rft.serve import serve
 
-        serve({str(key): value for key, value in plain.items()}, Console())
+        serve(plain, Console())
         return 0.0
 
     if plain["mode"] in ("evaluate", "generate", "chat"):
         from rft.inference import MODES
 
-        console = Console(quiet=os.environ.get("RANK", "0") != "0")
-        return MODES[plain["mode"]]({str(key): value for key, value in plain.items()}, console)
+        return MODES[plain["mode"]](plain, Console(quiet=quiet))
 
     from rft.build import Job
 
@@ -78,7 +78,7 @@ def run(config: DictConfig) -> float:
         suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", job.job.override_dirname)
         if len(suffix) > LONGEST_SUFFIX:
             suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
-    checked = Job({str(key): value for key, value in plain.items()})
+    checked = Job(plain)
     return checked.verify() if checked.run.mode == "verify" else checked.fit(suffix)
 
 
@@ -133,8 +133,9 @@ def explain(error: Exception) -> str:
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
-    if found := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{found[1]} is missing: set {found[1]}=<value>"
+    if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
+        key = found[1] if "." in found[1] or not found[2] else found[2]  # an interpolation's is whole, and its own
+        return f"{key} is missing: set {key}=<value>"
     return text
 
 

@@ -84,6 +84,8 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             f"(known: {', '.join(stems('algorithm/loss'))})",
         ),
         (["actor=hf"], "actor.path is missing: set actor.path=<value>"),
+        (["data=questions"], "data.eval.questions.path is missing: set data.eval.questions.path=<value>"),
+        (["data=trl"], "data.train.path is missing: set data.train.path=<value>"),
         (
             ["warmup=none", "warmup.steps=3"],
             "warmup.steps: what is selected has no such key; it belongs to an option of warmup that is not",

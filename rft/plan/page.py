@@ -86,10 +86,10 @@ def _numbers(job: Rehearsal, forecast: Forecast) -> Table:
         "forwards": f"of at most {forecast.fullest:,} tokens; {forecast.micro_batches:,} of them in an optimizer step "
         "of a rank, where all rows are that long",
         "optimizer steps": f"{updates * steps:,}: {updates:,} in each of {steps:,} steps{before}",
-        "staleness": "none: rows train the weights that sampled them"
-        if updates == 1
-        else f"rows train up to {updates - 1:,} optimizer steps after they were sampled",
     }
+    if "rollout_logprobs" in job.source.factory.writes:
+        after = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
+        facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else after
     if not job.engine.factory.rehearses:
         facts["engine"] = "its own memory is not counted here; rollout.engine_args says what it takes"
     table = _table("what is to be done")

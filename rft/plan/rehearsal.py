@@ -148,7 +148,7 @@ class Rehearsal(Job):
                 trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
                 prompt_tokens=texts.prompt_tokens,
                 answer_tokens=run.rollout.max_new_tokens,
-                rows=groups * size,
+                rows=groups * walk.rows // taken,
                 micro_batches=walk.micro_batches,
                 fullest=walk.fullest,
             )

@@ -32,12 +32,13 @@ class Walk:
         hollow, ledger: active.
 
     Attributes:
+        rows: of the last stage's batches.
         micro_batches: of the last stage's optimizer steps, where all rows are the longest.
         fullest: tokens of the last stage's largest forward.
     """
 
     def __init__(self, trainer: Trainer, texts: Texts, hollow: Hollow, ledger: Ledger) -> None:
-        self.micro_batches = self.fullest = 0
+        self.rows = self.micro_batches = self.fullest = 0
         self._trainer = trainer
         self._texts = texts
         self._hollow = hollow
@@ -112,6 +113,7 @@ class Walk:
             tokens[answer] = max(cuts)
             if answer == self._longest:
                 self.micro_batches = len(cuts)
+                self.rows = len(batch)
         self._texts.answer_tokens = max(tokens, key=lambda answer: (tokens[answer], answer))
         self.fullest = max(tokens.values())
 

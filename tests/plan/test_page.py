@@ -41,6 +41,14 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is written"
 
 
+def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(tmp_path):
+    code, out, _ = say(tmp_path, *TINY, "algorithm=dpo", "plan.ranks=2")
+    assert code == 0
+    lines = {" ".join(line.split()) for line in out.splitlines()}
+    assert "rows 8 a step, 4 of them on each rank" in lines  # four pairs
+    assert not any(line.startswith("staleness") for line in lines)
+
+
 def test_all_mistakes_are_said_at_once(tmp_path):
     wrong = ("steps=0", "metric=eval/x", "algorithm.loss.clip_low=-1", "actor.micro_batch_tokens=0", "plan.ranks=0")
     code, _, error = say(tmp_path, *wrong)
