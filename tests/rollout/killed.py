@@ -44,8 +44,8 @@ class KilledServers(VLLMServers):
             busiest = max(self._servers, key=lambda server: server.running)
             if self.victim is None and done >= 8 and busiest.running >= 4:
                 self.victim, self.note["done"] = busiest.peer, done
-                for number in own[busiest.peer]:
-                    os.kill(number, signal.SIGKILL)
+                signal_all(own[busiest.peer], signal.SIGSTOP)  # so that it owes samples, however fast it is
+                asyncio.get_running_loop().call_later(0.3, signal_all, own[busiest.peer], signal.SIGKILL)
 
         found = super().generate(requests, sampling, kill)
         until(self.back, 300)
@@ -64,6 +64,12 @@ class KilledServers(VLLMServers):
             return asyncio.run(self._dialect.version(self.victim)) == self.version
         except OSError:
             return False
+
+
+def signal_all(processes, number):
+    """Sends a signal to each of some processes."""
+    for process in processes:
+        os.kill(process, number)
 
 
 def answered(port):
