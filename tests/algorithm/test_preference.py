@@ -224,6 +224,23 @@ def test_kto_by_hand():
     assert means == pytest.approx(expected | {"logprob_chosen": -2.0, "logprob_rejected": 0.0})
 
 
+def test_means_of_one_label_are_over_the_rows_that_have_it():
+    logprobs, batch = prepared(*judged(label=(True, False, False, True), mismatched=(False, False, False, True)))
+    assert batch["kl_baseline"].tolist() == [1.0] * 4 and batch["label_scale"][:3].tolist() == [3.0, 1.5, 1.5]
+    _, found = kto(logprobs, batch, **KTO)
+    means = {name.removeprefix("preference/"): float(values.sum() / 3) for name, values in found.items()}
+    assert means["reward_chosen"] == pytest.approx(0.5 * 2) and means["reward_rejected"] == pytest.approx(0.5 * 0.5)
+    assert means["accuracy"] == pytest.approx(2 / 3)  # gains of 2 and -1 are on the right side of 1, a bad one's 2 not
+
+
+def test_a_step_without_mismatched_rows_or_with_one_label_has_finite_numbers():
+    _, batch = prepared(*judged(label=(True,) * 4, mismatched=(False,) * 4))
+    assert batch["kl_baseline"].tolist() == [0.0] * 4 and batch["label_scale"].tolist() == [1.0] * 4
+    logprobs, batch = judged(mismatched=(False, False, True, True))
+    batch["keep"] = batch["keep"] & torch.tensor([True, True, True, False])[:, None]
+    assert prepared(logprobs, batch)[1]["kl_baseline"].tolist() == [0.0] * 4, "of the one that has a token: -1"
+
+
 def test_the_baseline_of_kto_is_of_all_ranks_not_below_zero_and_of_what_trains_nothing(over_ranks):
     logprobs, batch = judged()
     batch["ref_logprobs"] = batch["ref_logprobs"] - 1.0  # gains of the mismatched: -1 + 1 and 1 + 3
