@@ -275,14 +275,7 @@ class Job(Parts):
 
     def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
         """What samples, with no weights yet."""
-        return self.engine.build(
-            world=world,
-            model=policy.plain_model(),
-            tokenizer=loaded.tokenizer,
-            folder=folder,
-            engine_args=self.run.rollout.engine_args,
-            lora=self.actor.options["lora"],
-        )
+        return self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder)
 
     def _starts_as_policy(self, key: str) -> bool:
         """True where an actor names the same model as the policy."""

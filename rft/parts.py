@@ -2,7 +2,10 @@
 
 import importlib
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
@@ -170,6 +173,14 @@ class Parts:
         with self.check():
             self.reward.check()
         return sets
+
+    def make_engine(
+        self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+    ) -> Engine:
+        """What samples, with no weights yet; see `FROM_ENGINE`."""
+        supplied = {"world": world, "model": model, "tokenizer": tokenizer, "folder": folder}
+        supplied |= {"engine_args": self.run.rollout.engine_args, "lora": self.actor.options["lora"]}
+        return self.engine.build(**supplied)
 
     def evaluator(self, world: World, engine: Engine, encoder: Encoder, sets: dict[str, Rows]) -> Evaluator:
         """What measures how well the engine answers held-out sets."""

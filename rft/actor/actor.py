@@ -101,15 +101,13 @@ class Actor:
         self.network: LanguageNetwork | ValueNetwork | ScoreNetwork
         if head == "lm":
             check_head(model, f"{key}.path")
-            self._plain = without_weights(model, world.device)
             self.network = LanguageNetwork(model)
         elif head == "score":
             check_scorer(model, f"{key}.path")
-            self._plain = without_weights(model, world.device)
             self.network = ScoreNetwork(model)
         else:
-            self._plain = without_weights(model.base_model, world.device)
             self.network = ValueNetwork(model.base_model)
+        self._plain = without_weights(self.network.model, world.device)
         if packing:
             use_packed_attention(model, key)
         self.network.requires_grad_(optimizer is not None)

@@ -13,6 +13,19 @@ from rft.distributed import World
 from rft.metrics import Metrics
 
 
+def supervised_row(encoder: Encoder, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
+    """What `collate` takes of a row with a response; `position` is its group and its unit."""
+    ids, trains = encoder.example({**row, "response": response})
+    return {
+        "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
+        "response_mask": torch.tensor(trains),
+        "group": position,
+        "unit": position,
+        "truncated": False,
+        "fields": row,
+    }
+
+
 class DatasetSource:
     """Draws supervised rows: a prompt, and a response that trains.
 
@@ -45,15 +58,7 @@ class DatasetSource:
         return collate([self._example(position, row, row[self._response]) for position, row in drawn])
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
-        ids, trains = self._encoder.example({**row, "response": response})
-        return {
-            "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
-            "response_mask": torch.tensor(trains),
-            "group": position,
-            "unit": position,
-            "truncated": False,
-            "fields": row,
-        }
+        return supervised_row(self._encoder, position, row, response)
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data this source is."""

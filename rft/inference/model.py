@@ -77,14 +77,7 @@ class Answering(Parts):
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.shape, run.seed)
-            engine: Engine = self.engine.build(
-                world=self.world,
-                model=without_weights(model, self.world.device),
-                tokenizer=self._words,
-                folder=folder,
-                engine_args=run.rollout.engine_args,
-                lora=self.actor.options["lora"],
-            )
+            engine = self.make_engine(self.world, without_weights(model, self.world.device), self._words, folder)
             try:
                 engine.wake("weights")
                 engine.update_weights(0, model.state_dict().items())

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch import collate
 from rft.data.encode import Encoder
 from rft.data.lazy import Rows
+from rft.data.source import supervised_row
 from rft.distributed import World
 from rft.rollout.estimate import with_error
 from rft.rollout.evaluate import Progress
@@ -76,13 +76,4 @@ class PairEvaluator:
         return [everything[number] for number in range(len(rows))]
 
     def _pair(self, number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-        examples = [self._encoder.example({**row, "response": row[field]}) for field in ("chosen", "rejected")]
-        return [
-            {
-                "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
-                "response_mask": torch.tensor(trains),
-                "group": number,
-                "unit": number,
-            }
-            for ids, trains in examples
-        ]
+        return [supervised_row(self._encoder, number, row, row[field]) for field in ("chosen", "rejected")]

@@ -38,9 +38,7 @@ def main(rollout: str, folder: Path, options: dict[str, Any]) -> None:
     lines = (folder / "prompts.jsonl").read_text().splitlines()
     prompts = [tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
     before, started = forget_peak(), time.perf_counter()
-    supplied = {"world": world, "model": model, "tokenizer": tokenizer, "folder": folder / rollout}
-    supplied |= {"engine_args": job.run.rollout.engine_args, "lora": job.actor.options["lora"]}
-    engine = job.engine.build(**supplied)
+    engine = job.make_engine(world, model, tokenizer, folder / rollout)
     try:
         sync(engine, policy)  # servers start meanwhile
         found: dict[str, Any] = {"start_s": time.perf_counter() - started, "threads": torch.get_num_threads()}

@@ -6,18 +6,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rft.data.tokenizer import characters
 from rft.reward.compose import WeightedSum
+from tests.actor.samples import MODEL
 
-SIZES = {
-    "model_type": "qwen3",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+SIZES = MODEL | {"initializer_range": 0.3}
 ROWS = [{"prompt": prompt, "answer": "12"} for prompt in ("1+1", "2", "1+2+3+4", "9+9")]
 RESPONSES = ["2", "12", "10", ""]
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
