@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def explain(error: Exception) -> str:
     return text
 
 
+@cache
 def known_keys() -> list[str]:
     """Every key and every group that the command line may name."""
     keys = [str(path.parent.relative_to(CONFIG_FOLDER)) for path in CONFIG_FOLDER.rglob("*/*.yaml")]

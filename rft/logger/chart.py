@@ -14,6 +14,7 @@ MOST_POINTS = 500  # a curve with more is thinned to bucket means
 MOST_DOTS = 80
 SMOOTH_FROM = 40  # curves of fewer points are drawn as they are
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 22
+DIGIT = 6.5  # pixels that a character of a tick takes at most
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
     finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
     assert finite, f"nothing to draw in {title!r}"
     edges = [edge for stage in stages for edge in (stage.start, stage.end)]
-    x = Scale(*_span([step for step, _ in finite] + edges), LEFT, width - RIGHT)
     y_ticks = ticks(*_span([end for curve in curves for end in _reach(curve)]), 5)
+    left = max(LEFT, math.ceil(10 + DIGIT * max(len(short(tick)) for tick in y_ticks)))
+    x = Scale(*_span([step for step, _ in finite] + edges), left, width - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, TOP)
     parts = _bands(stages, x, height)
     for tick in y_ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5}" text-anchor="end">{short(tick)}</text>')
+        parts.append(f'<line class="grid" x1="{left}" x2="{width - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
+        parts.append(f'<text class="tick" x="{left - 6}" y="{y(tick) + 3.5}" text-anchor="end">{short(tick)}</text>')
     for tick in (t for t in ticks(x.low, x.high, 6) if x.low <= t <= x.high and t == int(t)):
         parts.append(f'<text class="tick" x="{x(tick)}" y="{height - 6}" text-anchor="middle">{short(tick)}</text>')
     drawn = [(index, curve) for index, curve in enumerate(curves) if _reach(curve)]
@@ -69,7 +71,7 @@ def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), widt
         parts += _line(curve, index, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
     shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve) if v is not None] for _, curve in drawn]
-    data = json.dumps({"x": [x.low, x.high, LEFT, width - RIGHT], "curves": shown}, separators=(",", ":"))
+    data = json.dumps({"x": [x.low, x.high, left, width - RIGHT], "curves": shown}, separators=(",", ":"))
     legend = "".join(_legend(curve, index) for index, curve in drawn)
     name = html.escape(title)
     return (

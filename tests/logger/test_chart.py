@@ -41,6 +41,13 @@ def test_a_curve_goes_through_its_points_and_breaks_at_a_nan() -> None:
     assert re.search(r'<path class="line k0" d="([^"]*)"', svg)[1] == "M46.0 116.0L96.0 16.0M146.0 66.0"  # type: ignore[index]
 
 
+def test_long_ticks_have_room_at_the_left() -> None:
+    svg = draw("t", [Curve("a", [(0, -0.00125), (10, -0.00121)])])
+    labels = re.findall(r'<text class="tick" x="([^"]*)" y="[^"]*" text-anchor="end">([^<]*)<', svg)
+    assert {len(text) for _, text in labels} == {8}, "the case wants long ones"
+    assert all(float(right) >= 6 * len(text) + 2 for right, text in labels)
+
+
 def test_a_line_breaks_between_stages() -> None:
     stages = [Stage("warmup", 0, 2), Stage("train", 2, 4)]
     svg = draw("t", [Curve("a", [(1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)])], stages)

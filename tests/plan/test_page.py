@@ -15,8 +15,8 @@ def say(folder, *arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "rft.main", *arguments, "mode=plan"]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in found.stderr
-    return found.returncode, found.stdout, found.stderr
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_path):
@@ -24,8 +24,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
     recipe.mkdir()
     (recipe / "run.yaml").write_text("defaults: [main, override strategy: bf16, _self_]\nbatch: {minibatches: 2}\n")
     sizes = ("algorithm.group_size=4", "plan.ranks=2", "plan.memory_gib=1e-6", "strategy.device=cuda")
-    code, out, _ = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
-    assert code == 0
+    out = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
     said = [line.strip(" │├└─") for line in out.splitlines()]
     origins = said[said.index("what is not as in the default run") : said.index("what is to be done")]
     assert "batch.minibatches: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
@@ -42,16 +41,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
 
 
 def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(tmp_path):
-    code, out, _ = say(tmp_path, *TINY, "algorithm=dpo", "plan.ranks=2")
-    assert code == 0
+    out = say(tmp_path, *TINY, "algorithm=dpo", "plan.ranks=2")
     lines = {" ".join(line.split()) for line in out.splitlines()}
     assert "rows 8 a step, 4 of them on each rank" in lines  # four pairs
     assert not any(line.startswith("staleness") for line in lines)
-
-
-def test_all_mistakes_are_said_at_once(tmp_path):
-    wrong = ("steps=0", "metric=eval/x", "algorithm.loss.clip_low=-1", "actor.micro_batch_tokens=0", "plan.ranks=0")
-    code, _, error = say(tmp_path, *wrong)
-    assert code == 1
-    for key in ("steps=0", "metric=eval/x", "algorithm.loss.clip_low=-1", "actor.micro_batch_tokens=0"):
-        assert sum(key in line for line in error.splitlines() if line[:1].isdigit()) == 1, key
