@@ -154,7 +154,7 @@ class Balance:
         return moved[moved["unit"].argsort(stable=True)]
 
     def columns(self, batch: TensorDict, compute: Callable[[TensorDict], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `compute` says of this rank's rows, (B, T) each, asked wherever there is least to do. A collective."""
+        """What `compute` says of this rank's rows, (B, T) or (B, T, K), asked where least is to do. A collective."""
         ranks, _, _ = self._plan(batch)
         if ranks is None:
             return compute(batch)
@@ -167,7 +167,8 @@ class Balance:
             answers[name] = column
         back = send(self._world, answers, moved["home"])
         back = back[back["place"].argsort()]
-        columns = {name: torch.zeros(batch["keep"].shape, dtype=column.dtype) for name, column in found.items()}
+        width = batch["keep"].shape[1]
+        columns = {name: column.new_zeros(len(batch), width, *column.shape[2:]) for name, column in found.items()}
         for name, column in columns.items():
             column[:, : back[name].shape[1]] = back[name]
         return columns

@@ -13,6 +13,7 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
 | `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
 | `mismatched`       | (B,) bool       | a source of labels    | KTO: it answers another prompt, and trains nothing  |
+| `step_labels`      | (B, T) float32  | a source of steps     | process reward: how right it is up to the token     |
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
 | `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
 | `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
@@ -24,6 +25,9 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `old_logprobs`     | (B, T) float32  | actor                 | clipped losses                                      |
 | `ref_logprobs`     | (B, T) float32  | reference             | KL                                                  |
 | `prm_logprobs`     | (B, T) float32  | process reward model  | PRIME                                               |
+| `teacher_logprobs` | (B, T) float32  | teacher               | on-policy distillation                              |
+| `teacher_top_ids`  | (B, T, K) int32 | teacher               | actor: the tokens that the teacher finds likeliest  |
+| `teacher_top_logprobs` | (B, T, K) float32 | teacher         | divergences from the teacher: of those tokens       |
 | `sum_p_squared`    | (B, T) float32  | actor, if it is read  | optimal token baseline                              |
 | `values`           | (B, T) float32  | critic                | GAE, value loss                                     |
 | `advantages`       | (B, T) float32  | advantage             | losses                                              |
@@ -74,6 +78,16 @@ def _pad(column: Sequence[Any]) -> Tensor:
     if tensors[0].dim() == 0:
         return torch.stack(tensors)
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+
+
+def over(mask: Tensor, column: Tensor) -> Tensor:
+    """A mask (B, T) in the shape in which it lies over a column (B, T) or (B, T, K)."""
+    return mask.view(*mask.shape, *[1] * (column.dim() - mask.dim()))
+
+
+def candidates(batch: TensorDict) -> Tensor | None:
+    """The tokens of which a forward is asked beside those of the rows themselves, (B, T, K), if there are any."""
+    return batch["teacher_top_ids"] if "teacher_top_ids" in batch.keys() else None
 
 
 def lengths(batch: TensorDict) -> Tensor:

@@ -1,51 +1,40 @@
 """From the resolved config to objects: cheap checks first, models last."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.frozen import check_frozen
 from rft.actor.load import read_config
 from rft.actor.reference import AdapterReference
+from rft.actor.remembered import RememberedReference
 from rft.actor.router import check_routers
+from rft.actor.teacher import check_teacher
 from rft.algorithm.method import Method
-from rft.algorithm.roles import ROLES
+from rft.algorithm.roles import REFERENCE, ROLES, TEACHER
 from rft.balance import Balance
 from rft.checkpoint import Checkpoints
-from rft.checks import check_interruption, check_lengths, check_tokenizer
-from rft.data.encode import Encoder
+from rft.checks import check_interruption, check_tokenizer
 from rft.data.lazy import Rows
-from rft.data.lengths import drop_long
-from rft.data.survey import check_examples, epoch, only_reads
+from rft.data.stream import first_rows
+from rft.data.survey import ALONE, only_reads
 from rft.distributed import World, start
+from rft.loaded import Loaded
 from rft.logger.log import RunLog, SilentLog
 from rft.parts import Parts
 from rft.profiler import Profiler
 from rft.registry import Target
 from rft.rollout.engine import Engine
-from rft.rollout.evaluate_pairs import PairEvaluator
 from rft.rollout.source import Score
 from rft.run_folder import choose_folder, finish_folder
-from rft.trainer import Source, Stage, Trainer
+from rft.stage import Source, Stage
+from rft.trainer import Trainer
 from rft.verify import certify
-
-
-@dataclass
-class Loaded:
-    """What a run reads before there is a model: rows to train on, and held-out sets by their names."""
-
-    tokenizer: PreTrainedTokenizerBase
-    encoder: Encoder
-    train: Rows
-    held_out: dict[str, Rows]
-    said: list[str] = field(default_factory=list)  # while reading, for people
 
 
 class Job(Parts):
@@ -106,7 +95,7 @@ class Job(Parts):
         world = start(self.run.strategy["device"])
         with self.check():
             self.engine.factory.check_here(self.engine.options)
-        loaded = self.load(world.size)
+        loaded = self.load(world.size, world)
         self.check.end()
         return world, loaded
 
@@ -116,49 +105,38 @@ class Job(Parts):
             if self.run.batch.prompts % ranks:
                 raise ValueError(f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes")
 
-    def load(self, ranks: int) -> Loaded:
+    def load(self, ranks: int, world: World = ALONE) -> Loaded:
         """Loads tokenizer and rows; what is wrong with them, or between them and the rest, is added to `check`.
 
         Args:
             ranks: processes of the run.
+            world: those that read.
         """
         run, check = self.run, self.check
+        self.check_after()
         self.check_ranks(ranks)
         tokenizer = check.attempt(lambda: self.tokenizer.build())
-        encoder = check.attempt(
-            lambda: Encoder(tokenizer, run.data.template, run.data.system, run.data.tools, run.data.trains)
+        encoder = check.attempt(lambda: run.data.encoder(tokenizer))
+        rows = check.attempt(lambda: self.train.build(key="data.train"))
+        parts = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
+        train: Rows = check.attempt(
+            lambda: rows.load(sorted(self.needs)) if parts is None else first_rows(parts, "data.train")
         )
-        train: Rows = check.attempt(lambda: self.train.build(key="data.train").load(sorted(self.needs)))
         held_out = self.load_held_out()
         with check():
             run.data.check_apart()
-        said: list[str] = []
-        most = run.data.max_prompt_tokens
+        shape = check.attempt(
+            lambda: read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+        )
         with check():
-            if most is not None and "prompt" not in self.needs:
-                raise ValueError(
-                    f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
-                    "data.max_prompt_tokens=null"
-                )
-            train = drop_long(train, encoder, most, "data.train", said.append)
-        for name, rows in held_out.items():
-            with check():
-                held_out[name] = drop_long(rows, encoder, most, f"data.eval.{name}", said.append)
+            check_tokenizer(tokenizer, shape)
         with check():
-            shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
-            with check():
-                check_tokenizer(tokenizer, shape)
-            with check():
-                if "router_balance" in self.method.policy.outputs:
-                    strategy = self.strategy.options
-                    check_routers(shape, strategy["compile"], strategy["context_parallel"])
-            with check():
-                if only_reads(self.source):
-                    check_examples(self.examples(encoder, train), shape.get_text_config().max_position_embeddings)
-            sets = {} if only_reads(self.source) else {"data.train": train}
-            for key, rows in (sets | {f"data.eval.{name}": rows for name, rows in held_out.items()}).items():
-                with check():
-                    check_lengths(encoder, {key: rows}, shape, run.rollout.max_new_tokens)
+            if "router_balance" in self.method.policy.outputs:
+                strategy = self.strategy.options
+                check_routers(shape, strategy["compile"], strategy["context_parallel"])
+        with check():
+            if TEACHER.writes(self.method.reads()):
+                check_teacher(self.helpers[TEACHER.key].options, tokenizer)
         for actor in (self.actor, *self.helpers.values()):
             with check():
                 if frozen := actor.options["frozen"]:
@@ -166,12 +144,17 @@ class Job(Parts):
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
-        return Loaded(tokenizer, encoder, train, held_out, said)
+        loaded = Loaded(tokenizer, encoder, train, held_out, self.lengths(world, encoder), parts)
+        with check():
+            examples = (lambda: self.examples(loaded)) if only_reads(self.source) else None
+            loaded.fit(run, check, shape, "prompt" in self.needs, examples)
+        return loaded
 
-    def examples(self, encoder: Encoder, rows: Rows) -> Iterator[TensorDict]:
-        """What a run without samples trains on, step by step, until as many rows are drawn as there are."""
+    def examples(self, loaded: Loaded) -> list[int]:
+        """Tokens of each row that a run without samples trains on, until as many are drawn as there are."""
         run, columns = self.run, tuple(sorted(self.method.reads()))
-        return epoch(self.source, encoder, rows, run.batch.prompts, seed=run.seed, columns=columns)
+        supplied = {"seed": run.seed, "columns": columns}
+        return loaded.lengths.examples(self.source, loaded.train, run.batch.prompts, **supplied)
 
     def assemble(
         self,
@@ -199,16 +182,16 @@ class Job(Parts):
         policy = actor(self.actor)
         helpers: dict[str, Actor] = {}
         for role in ROLES:
-            if role.column in reads:
-                shares = role.loss is None and policy.adapters is not None and self._starts_as_policy(role.key)
-                helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
+            if role.writes(reads):
+                shares = role.loss is None and policy.adapters is not None and self.starts_as_policy(role)
+                if role is REFERENCE and self.precompute:
+                    helpers[role.key] = RememberedReference(world, policy, folder / "ref_logprobs.pt")
+                else:
+                    helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
         engine = self.start_engine(world, policy, loaded, folder)
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
-
-        def scores(batch: TensorDict) -> Tensor:
-            return policy.compute(batch, ("score",), 1.0)["score"].sum(1)
 
         def source(target: Target, prompts: int, method: Method) -> Source:
             return target.build(
@@ -216,7 +199,7 @@ class Job(Parts):
                 engine=answering(engine),
                 encoder=loaded.encoder,
                 score=score or self.reward.score,
-                rows=loaded.train,
+                rows=loaded.rows(run, log.message),
                 prompts=prompts,
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
@@ -238,9 +221,11 @@ class Job(Parts):
                     optimizer=run.warmup.optimizer,
                     eval_every=run.warmup.eval_every,
                     stop_at=run.warmup.stop_at,
+                    sampler=None if only_reads(self.warmup_source) else policy,
                 )
             )
         assert policy.optimizer_options is not None
+        sampler = None if only_reads(self.source) else {"actor": policy, **helpers}[run.algorithm.sampler]
         stages.append(
             Stage(
                 name="train",
@@ -252,6 +237,7 @@ class Job(Parts):
                 optimizer=policy.optimizer_options,
                 eval_every=run.eval.every,
                 stop_at=None,
+                sampler=sampler,
             )
         )
         trainer = Trainer(
@@ -259,11 +245,9 @@ class Job(Parts):
             policy=policy,
             helpers=helpers,
             balance=Balance(world, policy.work, "group" if policy.cutting.share_prefix else "unit", run.batch.balance),
-            copies=[helper for key, helper in helpers.items() if self._starts_as_policy(key)],
+            copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             engine=engine,
-            evaluator=PairEvaluator(world, loaded.encoder, scores, loaded.held_out)
-            if self.gives_scores
-            else self.evaluator(world, engine, loaded.encoder, loaded.held_out),
+            evaluator=self.evaluator(world, policy, engine, loaded.encoder, loaded.held_out),
             watched=run.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world),
@@ -276,7 +260,3 @@ class Job(Parts):
     def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
         """What samples, with no weights yet."""
         return self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder)
-
-    def _starts_as_policy(self, key: str) -> bool:
-        """True where an actor names the same model as the policy."""
-        return all(self.config[key][name] == self.config["actor"][name] for name in ("path", "model_config"))

@@ -6,12 +6,12 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from rft.actor.load import CLASSIFIERS
 from rft.actor.lora import Lora
 from rft.algorithm.method import Method
 from rft.algorithm.roles import ROLES
 from rft.batch import check_columns
 from rft.data.encode import Encoder
-from rft.data.lazy import Rows
 from rft.data.mixture import Mixture
 from rft.options import Rollout, Run, Warmup
 from rft.problems import Checks
@@ -166,23 +166,25 @@ def check_head(options: dict[str, Any], methods: dict[str, Method], engine: Any,
                     f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
                     "another loss, or another actor/head"
                 )
-    samples = not issubclass(engine, NoEngine)
+    samples, scores = not issubclass(engine, NoEngine), head in CLASSIFIERS
     with check():
-        if samples and head == "score":
-            raise ValueError("actor.head=score: such a model writes no text; choose rollout=none")
+        if samples and scores:
+            raise ValueError(f"actor.head={head}: such a model writes no text; choose rollout=none")
     with check():
-        if not samples and head != "score":
+        if not samples and not scores:
             raise ValueError("rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf")
-    if head == "score":
+    if scores:
         with check():
             if options["lora"] is not None:
-                raise ValueError("actor.lora: adapters do not train the head of actor.head=score; set actor.lora=null")
+                raise ValueError(
+                    f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
+                )
         for name in ("context_parallel", "tensor_parallel"):
             with check():
                 if strategy.get(name, 1) > 1:
                     raise ValueError(
-                        f"strategy.{name}={strategy[name]}: with actor.head=score every rank reads the last tokens of "
-                        "its own rows; set it to 1"
+                        f"strategy.{name}={strategy[name]}: with actor.head={head} every rank reads the tokens of its "
+                        "own rows; set it to 1"
                     )
     check.end()
 
@@ -233,18 +235,18 @@ def check_flow(run: Run, method: Method, source: Target) -> None:
     if "sum_p_squared" in reads:
         stages.append(("actor", ("tokens",), ("sum_p_squared",)))
     for role in ROLES:
-        if role.key in method.learners and role.column not in reads:
+        if role.key in method.learners and not role.writes(reads):
             raise ValueError(
-                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {role.column}; choose an "
-                f"algorithm/advantage that does or algorithm/{role.loss}=none"
+                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {', '.join(role.columns)}; choose "
+                f"an algorithm/advantage that does or algorithm/{role.loss}=none"
             )
-        if role.column in reads:
+        if columns := role.writes(reads):
             if role.loss is not None and role.key not in method.learners:
                 raise ValueError(
-                    f"something reads {role.column}, but algorithm.{role.loss} is null, so nothing would train the "
-                    f"{role.key}; choose an option of algorithm/{role.loss}"
+                    f"something reads {', '.join(columns)}, but algorithm.{role.loss} is null, so nothing would train "
+                    f"the {role.key}; choose an option of algorithm/{role.loss}"
                 )
-            stages.append((role.key, ("tokens",), (role.column,)))
+            stages.append((role.key, ("tokens",), tuple(columns)))
     check_columns([*stages, *method.stages()])
 
 
@@ -254,7 +256,7 @@ def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
     Args:
         actors: the options of every actor, by its key.
     """
-    policy, frozen = actors["actor"], [role.key for role in ROLES if role.loss is None]
+    policy, frozen = actors["actor"], [role.key for role in ROLES if role.loss is None and role.follows]
     for key, options in actors.items():
         if options["lora"] is not None:
             options["lora"].check(key, options["path"], options["optimizer"] is not None)
@@ -343,18 +345,20 @@ def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:
             raise ValueError(f"{key}.{name}: a {kind} has no such option{did_you_mean(name, known)}")
 
 
-def check_lengths(encoder: Encoder, sets: dict[str, Rows], shape: PretrainedConfig, new_tokens: int) -> None:
-    """No prompt leaves less room in the model's context than a response may take."""
+def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_tokens: int) -> None:
+    """No prompt leaves less room in the model's context than a response may take.
+
+    Args:
+        counts: tokens of each prompt of the set of that key.
+    """
     context = shape.get_text_config().max_position_embeddings
-    for key, rows in sets.items():
-        prompts = encoder.prompts(rows)
-        longest = max(range(len(rows)), key=lambda number: len(prompts[number]))
-        if len(prompts[longest]) + new_tokens > context:
-            raise ValueError(
-                f"{key}: the prompt of row {longest} has {len(prompts[longest])} tokens; with rollout.max_new_tokens="
-                f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the "
-                "row out or choose a model with a longer context"
-            )
+    longest = max(range(len(counts)), key=lambda number: counts[number])
+    if counts[longest] + new_tokens > context:
+        raise ValueError(
+            f"{key}: the prompt of row {longest} has {counts[longest]} tokens; with rollout.max_new_tokens="
+            f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
+            "out or choose a model with a longer context"
+        )
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig) -> None:

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.actor.load import read_config
 from rft.batch import lengths
-from rft.build import Job, Loaded
-from rft.data.survey import epoch, only_reads
+from rft.build import Job
+from rft.data.survey import ALONE, epoch, only_reads
+from rft.loaded import Loaded
 from rft.registry import Target
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
@@ -64,7 +65,7 @@ def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, con
     context = shape.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens))
     ends = {example.ids[place] for example in examples for place in _last(example.trains)}
-    for end in sorted(ends - {tokenizer.eos_token_id}):
+    for end in sorted(ends - {tokenizer.eos_token_id}) if job.grader is None else ():
         console.print(
             Text(
                 f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "
@@ -76,7 +77,7 @@ def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, con
 
 def _examples(loaded: Loaded, source: Target, prompts: int, seed: int) -> Iterable[Example]:
     """The rows of an epoch in the order of the run."""
-    for batch in epoch(source, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
+    for batch in epoch(source, ALONE, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
         rows = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
         yield from (Example(ids[:length].tolist(), trains[:length].tolist()) for ids, trains, length in rows)
 

@@ -121,6 +121,8 @@ def main() -> None:
 def explain(error: Exception) -> str:
     """One message for the user: our own as it is, Hydra's with the key that was probably meant."""
     text = str(error).strip()
+    if not text and isinstance(error.__cause__, Exception):  # as Hydra's, where a yaml cannot be read
+        return explain(error.__cause__)
     if isinstance(error, Problems) and len(error.messages) > 1:
         return "".join([f"{len(error.messages)} mistakes", *(f"\n{n}. {m}" for n, m in enumerate(error.messages, 1))])
     if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
@@ -137,6 +139,8 @@ def explain(error: Exception) -> str:
     if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
         key = found[1] if "." in found[1] or not found[2] else found[2]  # an interpolation's is whole, and its own
         return f"{key} is missing: set {key}=<value>"
+    if found := re.search(r"^(.*?)\s+full_key: (\S+)", text, re.DOTALL):
+        return f"{found[2]}: {found[1]}"
     return text
 
 

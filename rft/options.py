@@ -1,13 +1,17 @@
 """The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import MethodOptions
 from rft.checkpoint import CheckpointOptions
-from rft.data.encode import Trains
+from rft.data.encode import Encoder, Trains
 from rft.rollout.engine import Sampling
+from rft.run_folder import RESULT
 from rft.trainer import Trajectories
 
 
@@ -19,6 +23,21 @@ class Batch:
     minibatches: int
     epochs: int
     balance: bool
+
+
+@dataclass
+class Before:
+    """A run that this one reads, and the command that makes it."""
+
+    folder: str
+    command: str
+
+    def check(self, key: str) -> None:
+        """Raises a ValueError where the run has not ended well, or is not there; names the key and the command."""
+        if not (Path(self.folder) / RESULT).is_file():
+            raise ValueError(
+                f"{key}.folder={self.folder} holds no finished run; make it with `{self.command}`, or name another"
+            )
 
 
 @dataclass
@@ -46,12 +65,18 @@ class Data:
 
     name: str
     template: str
+    template_arguments: dict[str, Any]
     system: str | None
     tools: str | None
     trains: Trains
     max_prompt_tokens: int | None
+    streaming: int | None
     train: Any
     eval: dict[str, Any]
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
+        """What makes token ids of rows."""
+        return Encoder(tokenizer, self.template, self.system, self.tools, self.trains, self.template_arguments)
 
     def check_apart(self) -> None:
         """Raises a ValueError where a held-out set is what trains."""
@@ -175,6 +200,8 @@ class Warmup:
             mask_truncated=False,
             mask_tied=False,
             pick="all",
+            iteration=0,
+            sampler="actor",
             resample_power=None,
         )
 
@@ -189,6 +216,8 @@ class Run:
     mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]
+    cache: str | None
+    after: dict[str, Before]
     resume: bool
     metric: str
     batch: Batch
@@ -208,6 +237,7 @@ class Run:
     reference: dict[str, Any]
     critic: dict[str, Any]
     prm: dict[str, Any]
+    teacher: dict[str, Any]
     rollout: Rollout
     reward: Any
     strategy: dict[str, Any]

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rft.actor.actor import Actor
 from rft.algorithm.method import Method
-from rft.algorithm.roles import ROLES
+from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.checks import (
     check_adapters,
     check_architecture,
@@ -26,15 +27,22 @@ from rft.checks import (
 )
 from rft.data.encode import Encoder
 from rft.data.lazy import Rows
+from rft.data.lengths import Lengths
+from rft.data.stream import check_stream
+from rft.data.survey import ALONE
 from rft.distributed import World
 from rft.options import Run
 from rft.problems import Checks, Partial
-from rft.registry import Target, sift
+from rft.reference import check_reference
+from rft.registry import Target, convert, sift
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine import Engine
 from rft.rollout.evaluate import Evaluator, measured
-from rft.rollout.evaluate_pairs import FIELDS, MEASURED
+from rft.rollout.evaluate_pairs import Grader, PairEvaluator
+from rft.rollout.evaluate_steps import StepEvaluator
+from rft.rollout.held_out import HeldOut
 
+GRADERS: dict[str, type[Grader]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
 FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args", "lora")
 FROM_ROLLOUT = (
@@ -97,6 +105,7 @@ class Parts:
     def _check_actors(self) -> None:
         check, run = self.check, self.run
         self.tokenizer = check.attempt(lambda: Target(run.actor.pop("tokenizer", None), "actor.tokenizer"))
+        precompute = run.reference.pop("precompute", None)
         actors, said = {}, set[str]()
         for key in ("actor", *(role.key for role in ROLES)):
             own = Checks()  # what is wrong with the actor is so with those that take over its options; it is said once
@@ -112,6 +121,7 @@ class Parts:
             actors[key] = target
         self.actor = actors.pop("actor")
         self.helpers = actors
+        self.precompute = check.attempt(lambda: convert(precompute, bool, "reference.precompute"))
         with check():
             check_adapters({target.key: target.options for target in (self.actor, *self.helpers.values())})
 
@@ -127,7 +137,7 @@ class Parts:
         with check():
             wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
             answers = measured(self.reward.names, self.reward.accuracy, *wanted)
-            check_metric(run, list(MEASURED) if self.gives_scores else answers)
+            check_metric(run, answers if self.grader is None else list(self.grader.always))
         with check():
             if run.eval.maj_k and not self.reward.extracts:
                 raise ValueError(
@@ -139,7 +149,12 @@ class Parts:
         with check():
             check_mixtures(self.train, self.held_out, self.source)
         with check():
+            check_stream(run.data.streaming, self.train, self.source)
+        with check():
             check_flow(run, self.method, self.source)
+        with check():
+            copied = self.starts_as_policy(REFERENCE)
+            check_reference(run.algorithm, self.method, self.source, self.precompute, copied)
         self.needs: set[str] = set()
         with check():
             self.needs |= set(self.source.factory.needs(self.source.options))
@@ -158,15 +173,30 @@ class Parts:
             methods = {"algorithm": self.method} | ({"warmup": self.warmup_method} if run.warmup is not None else {})
             check_head(self.actor.options, methods, self.engine.factory, self.strategy.options)
 
+    def starts_as_policy(self, role: Role) -> bool:
+        """True where an actor names the same model as the policy, and follows it."""
+        mine, policy = self.helpers[role.key].options, self.actor.options
+        return role.follows and all(mine[name] == policy[name] for name in ("path", "model_config"))
+
+    def check_after(self) -> None:
+        """Raises a ValueError where a run that this one reads is not there: what else is wrong comes from that."""
+        for name, before in self.run.after.items():
+            before.check(f"after.{name}")
+
     @property
-    def gives_scores(self) -> bool:
-        """Whether the policy gives scores and writes no text."""
-        return bool(self.actor.options["head"] == "score")
+    def grader(self) -> type[Grader] | None:
+        """What measures a policy that gives scores and writes no text; None for one that writes."""
+        return GRADERS.get(self.actor.options["head"])
+
+    def lengths(self, world: World, encoder: Encoder) -> Lengths:
+        """What counts tokens: all ranks together, or each alone where one has found a mistake. A collective."""
+        mistaken = any(world.gather(bool(self.check.messages)))
+        return Lengths(ALONE if mistaken else world, encoder, self.run.cache)
 
     def load_held_out(self) -> dict[str, Rows]:
         """The held-out sets by their names; what is wrong with them is added to `check`."""
         sets: dict[str, Rows] = {}
-        fields = FIELDS if self.gives_scores else ("prompt", *self.reward.fields)
+        fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         for name, target in self.held_out.items():
             with self.check():
                 sets[name] = target.build(key=target.key).load(sorted(set(fields)))
@@ -182,9 +212,21 @@ class Parts:
         supplied |= {"engine_args": self.run.rollout.engine_args, "lora": self.actor.options["lora"]}
         return self.engine.build(**supplied)
 
-    def evaluator(self, world: World, engine: Engine, encoder: Encoder, sets: dict[str, Rows]) -> Evaluator:
-        """What measures how well the engine answers held-out sets."""
+    def evaluator(
+        self, world: World, policy: Actor | None, engine: Engine | None, encoder: Encoder, sets: dict[str, Rows]
+    ) -> HeldOut:
+        """What measures held-out sets: of a policy that gives scores its own, or else how well the engine answers."""
         run = self.run
+        if self.grader is not None:
+            assert policy is not None
+            return self.grader(
+                world,
+                encoder,
+                lambda batch: policy.compute(batch, ("score",), 1.0)["score"],
+                sets,
+                **{name: self.source.options[name] for name in self.grader.options},
+            )
+        assert engine is not None
         self.reward.place(world.device)
         return Evaluator(
             world=world,

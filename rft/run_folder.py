@@ -80,4 +80,4 @@ def _unfinished(folder: Path, config: dict[str, Any]) -> bool:
         return False
     theirs = OmegaConf.load(folder / CONFIG)
     ours = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
-    return all(theirs.get(key) == ours.get(key) for key in {*theirs, *ours} - {"resume"})
+    return all(theirs.get(key) == ours.get(key) for key in {*theirs, *ours} - {"resume", "cache"})

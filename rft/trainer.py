@@ -5,14 +5,13 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.actor import Actor, Diverged
-from rft.actor.optimizer import Optimizer
 from rft.algorithm.method import Method, idle_row
 from rft.algorithm.mismatch import WORST, record_mismatch
 from rft.algorithm.resample import redrawn
@@ -24,58 +23,11 @@ from rft.distributed import World
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.profiler import Profiler
+from rft.reference import remember
 from rft.rollout.engine import Engine
-from rft.rollout.evaluate import SOURCE, Evaluator
-from rft.rollout.evaluate_pairs import PairEvaluator
+from rft.rollout.held_out import SOURCE, HeldOut
 from rft.rollout.texts import told
-
-
-class Source(Protocol):
-    """Where batches come from."""
-
-    temperature: float
-    writes: tuple[str, ...]
-    can_write: tuple[str, ...]
-
-    def next(self, metrics: Metrics) -> TensorDict:
-        """This rank's rows of the next step."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this rank."""
-        ...
-
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes up the states of all ranks that wrote the checkpoint."""
-        ...
-
-
-@dataclass
-class Stage:
-    """A part of the run: a source, a method, and for how long.
-
-    Attributes:
-        name: "warmup" or "train".
-        steps: at most this many.
-        minibatches, epochs: optimizer steps per batch are their product.
-        optimizer: the policy's, for this stage.
-        eval_every: steps between evaluations; 0 for the ends of the stage alone.
-        stop_at: ends the stage when the watched metric has reached this, or null.
-    """
-
-    name: str
-    source: Source
-    method: Method
-    steps: int
-    minibatches: int
-    epochs: int
-    optimizer: Optimizer
-    eval_every: int
-    stop_at: float | None
-
-    def samples(self) -> bool:
-        """Whether its batches are sampled from the policy."""
-        return "rollout_logprobs" in self.source.writes
+from rft.stage import Stage
 
 
 @dataclass
@@ -114,7 +66,7 @@ class Trainer:
         balance: Balance,
         copies: list[Actor],
         engine: Engine,
-        evaluator: Evaluator | PairEvaluator,
+        evaluator: HeldOut,
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,
@@ -135,8 +87,8 @@ class Trainer:
         self.trajectories = trajectories
         self.profiler = profiler
         self.seed = seed
-        self.step = 0
-        self.awake = False  # the engine, with the weights of the policy
+        self.step = self.begun = 0  # done, and those before the iteration that goes on
+        self.held: Actor | None = None  # whose weights the engine has; None: it sleeps
         self.numbers: dict[str, float] = {}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
@@ -154,10 +106,12 @@ class Trainer:
             if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
                 continue
             done = self.begin(number, stage, saved)
+            remember(self.helpers.get("reference"), stage, done, self.compute, self.log.message)
             saved = None
-            self.wake()
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
+                    if stage.sampler is not None:
+                        self.wake(stage.sampler)
                     self.step += 1
                     with self.profiler.step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
@@ -165,8 +119,9 @@ class Trainer:
                         self.rest()
                         self.annotate(stage, batch, metrics)
                         self.update(stage, stage_step, batch, metrics)
-                        if stage.samples():
-                            self.refresh(metrics)
+                        self.iterate(stage, stage_step)
+                        if stage.sampler is not None:
+                            self.refresh(stage.sampler, metrics)
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
                         break
@@ -183,14 +138,17 @@ class Trainer:
         if saved is not None:
             for key, state in saved["actors"].items():
                 self.actors()[key].load_state_dict(state, with_optimizer=within)
+        done = 0
         if not within:
             for actor in self.copies:
                 actor.start_like(self.policy)
-            return 0
-        assert saved is not None
-        stage.source.load_state_dict(saved["sources"])
-        stage.method.load_state_dict(saved["method"])
-        return int(saved["stage_step"])
+        else:
+            assert saved is not None
+            stage.source.load_state_dict(saved["sources"])
+            stage.method.load_state_dict(saved["method"])
+            done = int(saved["stage_step"])
+        self.begun = self.step - stage.iteration(done)
+        return done
 
     def actors(self) -> dict[str, Actor]:
         """The actors that exist, by their key."""
@@ -210,10 +168,11 @@ class Trainer:
             if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
                 record_mismatch(metrics, batch["old_logprobs"], batch)
             for role in ROLES:
-                if role.column in reads:
-                    helper, wants = self.helpers[role.key], (role.output,)
-                    columns = self.compute(helper, batch, batch, wants, stage.source.temperature)
-                    batch[role.column] = columns[role.output]
+                if columns := role.writes(reads):
+                    helper, wants = self.helpers[role.key], tuple(columns.values())
+                    outputs = self.compute(helper, batch, batch, wants, stage.source.temperature)
+                    for name, output in columns.items():
+                        batch[name] = outputs[output]
             method.advantages(batch, self.world.all_sum, metrics)
 
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
@@ -280,26 +239,34 @@ class Trainer:
         idle = idle_row(batch, rows)
         return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, idle))
 
-    def refresh(self, metrics: Metrics) -> None:
-        """Gives the engine the new weights."""
+    def iterate(self, stage: Stage, done: int) -> None:
+        """Begins the next iteration where one is over: the reference becomes a copy of the policy."""
+        if stage.iteration(done) == 0:
+            self.helpers["reference"].start_like(self.policy)
+            self.begun = self.step
+
+    def refresh(self, sampler: Actor, metrics: Metrics) -> None:
+        """Gives the engine the weights that the next step samples with."""
         with metrics.timer("refresh"):
-            self.wake()
+            self.wake(sampler)
         for name, number in self.engine.health().items():
             metrics.largest(f"engine/{name}", number)
 
     def rest(self) -> None:
         """Lets the engine sleep while the policy trains."""
-        if self.awake:
+        if self.held is not None:
             self.engine.sleep()
-        self.awake = False
+        self.held = None
 
-    def wake(self, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """Wakes the engine with the weights of the policy, or with these, if it rests. A collective."""
-        if not self.awake:
+    def wake(self, actor: Actor, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """Wakes the engine with the weights of an actor, or with these, if it has not got them. A collective."""
+        if self.held is not actor:
+            self.rest()
+            version = self.step if actor is self.policy else self.begun
             self.engine.wake("weights")
-            self.engine.update_weights(self.step, self.policy.weights() if tensors is None else tensors)
+            self.engine.update_weights(version, actor.weights() if tensors is None else tensors)
             self.engine.wake("kv_cache")
-        self.awake = True
+        self.held = actor
 
     def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
         """Adds what is known of the batch as a whole."""
@@ -335,7 +302,7 @@ class Trainer:
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
         started = time.perf_counter()
-        self.wake()
+        self.wake(self.policy)
         numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
@@ -361,7 +328,7 @@ class Trainer:
             "actors": {
                 key: actor.state_dict()
                 for key, actor in self.actors().items()
-                if actor.optimizer_options is not None or number > 0  # before, a frozen actor is as it was loaded
+                if actor.optimizer_options is not None or number > 0 or self.begun > 0  # before, it is as it was loaded
             },
         }
         self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))

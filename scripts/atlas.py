@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from atlas_pages import RESULTS, algorithms, write_pages
+from atlas_pages import RESULTS, Algorithm, algorithms, models_beside, write_pages
 from atlas_tables import resolved
 from rich.console import Console
 from rich.progress import Progress
@@ -26,6 +26,7 @@ from rich.text import Text
 SEEDS = (0, 1, 2)
 # The model of what is measured and printed in docs/algorithms, which the default has become another than.
 WARM_UP = ["actor.model_config.head_dim=24"]
+TEACHER = [*WARM_UP, "algorithm=sft", "batch.prompts=128"]  # accuracy 1.00, for those that learn from one
 SETTINGS = ["steps=24", "batch.prompts=16", "batch.minibatches=2", "eval.every=4"]
 ACCURACY, REWARD = "eval/heldout/accuracy", "reward/mean"
 DIGITS = 4
@@ -78,9 +79,12 @@ def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS) -> No
         needed = sorted({seed for _, seed in runs_to_do})
         warm = [[f"seed={seed}", *WARM_UP, f"output_dir={folder}/start-{seed}"] for seed in needed]
         starts = dict(zip(needed, pool.map(warm_up, warm), strict=True))
+        taught = {name for name, _ in runs_to_do if "teacher" in models_beside(Algorithm.read(name).job)}
+        teacher = pool.submit(train_teacher, f"{folder}/teacher").result() if taught else ""
         runs: dict[Future, tuple[str, int]] = {}
         for name, seed in runs_to_do:
             overrides = [f"algorithm={name}", f"seed={seed}", *SETTINGS, *starts[seed], *arguments.overrides]
+            overrides += [teacher] if name in taught else []
             runs[pool.submit(train, f"{folder}/{name}-{seed}", overrides)] = name, seed
         for future in as_completed(runs):
             name, seed = runs[future]
@@ -126,6 +130,12 @@ def warm_up(overrides: list[str]) -> list[str]:
     fit(config)
     model = f"{config['output_dir']}/checkpoints/step_{config['warmup']['steps']:08d}/actor"
     return ["warmup=none", f"actor.path={model}", "actor.model_config=null"]
+
+
+def train_teacher(folder: str) -> str:
+    """Trains a teacher in a folder; returns what names it."""
+    fit(resolved(*TEACHER, f"output_dir={folder}"))
+    return f"teacher.path={folder}/checkpoints/latest/actor"
 
 
 def train(folder: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -143,6 +143,11 @@ def parts(job: Job) -> list[tuple[str, Plugin]]:
     return [(key, plugin) for key, plugin in found if plugin is not None]
 
 
+def models_beside(job: Job) -> list[str]:
+    """The models that an algorithm needs beside the policy."""
+    return [role.key for role in ROLES if role.writes(job.method.reads())]
+
+
 def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
     """The options and keys by which an algorithm differs from the default one, beside those with a column."""
     config, default = (one.job.config["algorithm"] for one in (algorithm, usual))
@@ -193,7 +198,7 @@ def facts(algorithm: Algorithm, usual: Algorithm) -> str:
         )
     source = {key: value for key, value in config["source"].items() if key != "_target_"}
     rows.append(["`source`", f"`{job.source.factory.__name__}`", numbers(source), ""])
-    models = [role.key for role in ROLES if role.column in job.method.reads()]
+    models = models_beside(job)
     lines = [
         f"- **Unlike the default:** {' '.join(beside(algorithm, usual)) or 'nothing but these functions'}.",
         f"- **Columns read:** {codes(reads(job)) or 'none beside those of every batch'}.",
@@ -220,8 +225,9 @@ def metrics_table(name: str, measured: dict[str, Any]) -> str:
 
 
 def meanings() -> list[tuple[str, str]]:
-    """(pattern of a name, meaning) of every row of the page on metrics."""
-    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    """(pattern of a name, meaning) of every row of the page on metrics, as the page of an algorithm says it."""
+    text = (DOCS / "metrics.md").read_text().replace("](", "](../").replace("](../http", "](http")
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
     return [(re.sub(r"<\w+>", r"[^/]+", re.escape(name).replace(r"\<", "<")), text) for name, text in rows]
 
 
@@ -251,11 +257,12 @@ def curve(name: str, entry: dict[str, Any]) -> str:
     """The picture, and its numbers in words."""
     before, after = (", ".join(f"{value:.2f}" for value in ends(entry["runs"], place)) for place in (0, -1))
     own = f", with `{' '.join(entry['overrides'])}`" if entry["overrides"] else ""
+    rewarded = any(run["reward"] for run in entry["runs"].values())
+    reward = "; orange: the mean reward of the training samples over the seeds" if rewarded else ""
     return (
-        f"![accuracy and reward by step]({name}.svg)\n\n"
-        f"Held-out greedy accuracy of seeds {', '.join(sorted(entry['runs']))} (dots): {before} before, {after} after "
-        f"the last step; orange: the mean reward of the training samples over the seeds. On the built-in task{own}; "
-        "[how it was measured](../algorithms.md#measured)."
+        f"![accuracy{' and reward' if rewarded else ''} by step]({name}.svg)\n\n"
+        f"Held-out accuracy of seeds {', '.join(sorted(entry['runs']))} (dots): {before} before, {after} after the last "
+        f"step{reward}. On the built-in task{own}; [how it was measured](../algorithms.md#measured)."
     )
 
 

@@ -156,7 +156,7 @@ def numbers(node: Mapping[str, Any]) -> str:
 
 def spell(value: Any) -> str:
     """A value as yaml has it."""
-    return value if isinstance(value, str) else json.dumps(value).replace("Infinity", ".inf")
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value).replace("Infinity", ".inf")
 
 
 def remark(path: Path) -> str:

@@ -237,7 +237,8 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
     def say(rows):
         real = rows["tokens", "attention_mask"].bool()
         sums = torch.where(real, rows["old_logprobs"] + rows["scores"][:, None], 0.0)
-        return {"sum": sums, "kept": rows["keep"] & real}
+        several = rows["tokens", "input_ids"][..., None].int() * torch.tensor([1, 2, 3]) * real[..., None]
+        return {"sum": sums, "kept": rows["keep"] & real, "several": several.int()}
 
     def work_of(world):
         seen = []

@@ -26,7 +26,9 @@ COMPANIONS = {
     "algorithm/critic_loss/value": ["algorithm=ppo"],
     "algorithm/loss/gmpo": ["algorithm=gmpo"],
     "algorithm/loss/bradley_terry": ["algorithm=reward_model"],
+    "algorithm/loss/step_cross_entropy": ["algorithm=process_reward_model"],
     "algorithm/loss/gvpo": ["algorithm=gvpo"],
+    "algorithm/loss/sppo": ["algorithm=sppo"],
     **{
         f"algorithm/loss/{name}": [f"algorithm={name}"]
         for name in ("dpo", "cdpo", "robust_dpo", "ipo", "hinge", "simpo", "orpo", "cpo", "kto")
@@ -37,6 +39,8 @@ COMPANIONS = {
     "algorithm/source/text": ["algorithm=sft"],
     "algorithm/source/labelled": ["algorithm=kto"],
     "algorithm/source/pairs": ["algorithm=dpo"],
+    "algorithm/source/self_play": ["algorithm=spin"],
+    "algorithm/source/steps": ["algorithm=process_reward_model"],
     "algorithm/terms/chosen_nll": ["algorithm=dpo"],
     "algorithm/terms/score_centering": ["algorithm=reward_model"],
     "data/gsm8k": ["metric=eval/test/accuracy"],
@@ -45,13 +49,27 @@ COMPANIONS = {
         f"data/{format}": ["data.train.path=rows.jsonl", "data.eval.heldout.path=rows.jsonl"]
         for format in ("openrlhf", "sharegpt", "trl", "verl")
     },
+    "data/judge": ["data.train.rows.path=rows.jsonl", "data.eval.heldout.rows.path=rows.jsonl"],
+    **{
+        f"data/question/{question}": ["data=judge_add"]
+        for question in ("good", "better", "reasoned", "short_good", "short_better")
+    },
     "reward/terms/choice": ["reward.accuracy=choice"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
+    "reward/terms/judge": ["reward.accuracy=judge", "reward.terms.judge.path=some/model"],
+    "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],
+    "reward/terms/judge_server": [
+        "reward.accuracy=judge_server",
+        *("reward.terms.judge_server.address=http://here:8000/v1", "reward.terms.judge_server.model=some"),
+    ],
+    "reward/terms/verdict": ["reward.accuracy=verdict"],
     "reward/terms/model": ["reward.accuracy=model", "reward.terms.model.path=some/model"],
+    "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],
     "reward/terms/format": ["reward.accuracy=format"],
     "rollout/none": ["algorithm=reward_model"],
 }
-ROLES = ("actor/reference", "actor/critic", "actor/prm")  # the same group under another key: the default selects them
+# The same group under another key: the default selects them.
+ROLES = ("actor/reference", "actor/critic", "actor/prm", "actor/teacher")
 
 
 def option(path: Path) -> str:
@@ -69,7 +87,7 @@ def selection(name: str) -> list[str]:
     if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
         return [f"{group}={chosen}", "algorithm/loss=reinforce"]
     if group == "actor/head":  # of the algorithms that train another one than a language head
-        return ["algorithm=reward_model"]
+        return ["algorithm=reward_model" if chosen == "score" else "algorithm=process_reward_model"]
     if group == "rollout/engine/servers":  # of the rollouts that have servers
         return ["rollout=sglang", f"{group}={chosen}"]
     return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
@@ -89,7 +107,7 @@ def test_every_option_composes_and_is_accepted(name, resolved, wandb_installed):
 def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
     config = resolved(f"algorithm={algorithm}")
     assert config["algorithm"]["name"] == algorithm
-    assert config["output_dir"] == f"outputs/reverse-{algorithm}-seed0"
+    assert config["output_dir"] == f"outputs/{config['data']['name']}-{algorithm}-seed0"
     assert (config["warmup"] is None) == (algorithm in WITHOUT_WARMUP)
 
 

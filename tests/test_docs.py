@@ -175,14 +175,17 @@ RUNS = (
     ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis", "strategy.dtype=float16"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
-    ("algorithm=m2po", "actor.share_prefix=true"),
+    ("algorithm=m2po", "actor.share_prefix=true", "algorithm/advantage=teacher"),
     ("algorithm=scale_rl", "eval.samples=4", "eval.maj_k=[1,4]", "reward.accuracy=exact_match"),
     ("algorithm=kto",),
     ("algorithm=reward_model",),
+    ("algorithm=process_reward_model",),
 )
 SUMS = (
-    {"prompt": "1=", "answer": "1", "chosen": "1", "rejected": "2", "data_source": "odd"},
-    {"prompt": "2=", "answer": "2", "chosen": "2", "rejected": "1", "data_source": "even"},
+    {"prompt": "1=", "answer": "1", "chosen": "1", "rejected": "2", "data_source": "odd"}
+    | {"completions": ["1", "2"], "labels": [True, False]},
+    {"prompt": "2=", "answer": "2", "chosen": "2", "rejected": "1", "data_source": "even"}
+    | {"completions": ["2", "1"], "labels": [True, False]},
 )
 
 
@@ -190,7 +193,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
     logged: set[str] = set()
     stand_for: dict[str, set[str]] = {
         "loss": {"nll"},
-        "number": {"accuracy", "length", "margin", "mean@4"},
+        "number": {"accuracy", "length", "margin", "mean@4", "first_error", "probability_good", "probability_bad"},
         "rule": set(),
     }
     stand_for |= {"set": {"heldout", "sums", "sums/odd", "sums/even"}, "source": {"odd", "even"}}

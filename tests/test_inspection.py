@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from rft.build import Job
+from rft.data.survey import ALONE, epoch
 from rft.data.tokenizer import characters
 from rft.inspection import READ, SPECIAL, TRAINED, Example, inspect, spelled
 
@@ -56,7 +57,8 @@ def test_it_is_what_the_first_step_trains_on(shown, tiny, monkeypatch):
     said = shown("algorithm=sft", "inspect.rows=4")
     job = Job(tiny("algorithm=sft"))
     loaded = job.load(1)
-    batch = next(job.examples(loaded.encoder, loaded.train))
+    run = job.run
+    batch = next(epoch(job.source, ALONE, loaded.encoder, loaded.train, run.batch.prompts, seed=run.seed))
     for ids, trains in zip(batch["tokens", "input_ids"], batch["response_mask"], strict=True):
         answer = loaded.tokenizer.decode(ids[trains])
         assert f"{loaded.tokenizer.decode(ids[~trains])}⟦{answer}⟧\n" in said

@@ -143,6 +143,11 @@ def recipe(folder, body, name="run"):
     return folder
 
 
+def test_a_value_that_cannot_be_read_is_named(say, tmp_path):
+    code, _, error = say("-cd", recipe(tmp_path / "mine", "steps: ${oc.env:A,~b}\n"), "-cn", "run")
+    assert (code, error) == (1, "error: steps: token recognition error at: '~'\n")
+
+
 @pytest.mark.parametrize("part", ["loss", "advantage"])
 @pytest.mark.parametrize("name", ["run", "run.yaml"])
 def test_a_recipe_whose_body_sets_numbers_of_a_loss_is_refused(part, name, say, tmp_path):

@@ -92,10 +92,10 @@ def test_a_run_says_which_steps_did_not_come(tiny, tmp_path, capsys):
 def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch):
     config, whole = tiny("profile.steps=[2,4,5]", "checkpoint.every=1"), Trainer.refresh
 
-    def failing(trainer, metrics):
+    def failing(trainer, *arguments):
         if trainer.step == 4:
             raise KeyboardInterrupt
-        whole(trainer, metrics)
+        whole(trainer, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "refresh", failing)

@@ -8,13 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import rft
 from rft.build import Job
+from rft.inference import evaluate
+from rft.reward.gsm8k import gold_number, marked_number
 
 ROOT = Path(rft.__file__).parent.parent
 RECIPES = ROOT / "recipes"
 GSM8K = os.environ.get("RFT_GSM8K_DIR")
+STAGES = ("sft", "reward_model", "dpo", "grpo", "evaluate")
+needs_data = pytest.mark.skipif(GSM8K is None, reason="RFT_GSM8K_DIR is not set")
 
 
 def run(recipe, name, *overrides, cwd):
@@ -61,16 +66,94 @@ def test_gsm8k_for_a_cpu_composes(overrides, resolved, monkeypatch):
     config = resolved(*overrides, folder=RECIPES / "gsm8k", name="cpu")
     assert config["actor"]["tokenizer"]["files"] == ["some/folder/train.jsonl"]
     assert config["reference"]["model_config"] == config["actor"]["model_config"]
+    assert config["data"]["eval"]["test"]["path"] == "some/folder/test.jsonl"
     Job(config)
 
 
 def test_every_recipe_is_covered_here():
     assert {str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/*.yaml")} == {
-        "own_loss/run.yaml", "gsm8k/run.yaml", "gsm8k/cpu.yaml"
+        "own_loss/run.yaml", "gsm8k/run.yaml", "gsm8k/cpu.yaml", *(f"gsm8k/{stage}.yaml" for stage in STAGES)
     }  # fmt: skip
 
 
-@pytest.mark.skipif(GSM8K is None, reason="RFT_GSM8K_DIR is not set")
+@pytest.fixture
+def stage(resolved, monkeypatch, tmp_path):
+    """Composes a stage of gsm8k as its command does, in an empty folder."""
+    monkeypatch.syspath_prepend(RECIPES / "gsm8k")
+    monkeypatch.chdir(tmp_path)
+    return lambda name, *overrides: resolved(*overrides, folder=RECIPES / "gsm8k", name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("reward_model", "after.sft.folder=outputs/mine/sft holds no finished run; make it with `{} sft name=mine`"),
+        ("grpo", "after.reward_model.folder=outputs/mine/reward_model holds no finished run; make it with `{} reward"),
+        ("evaluate", "after.run.folder=outputs/mine/grpo holds no finished run; make it with `{} grpo name=mine`"),
+    ],
+)
+def test_a_stage_asks_for_the_one_before_it(name, said, stage, monkeypatch, tmp_path):
+    monkeypatch.setenv("RFT_GSM8K_DIR", "some/folder")
+    config = stage(name, "name=mine")
+    if name == "grpo":
+        (tmp_path / "outputs/mine/sft").mkdir(parents=True)
+        (tmp_path / "outputs/mine/sft/result.json").write_text("{}")
+    with pytest.raises(ValueError) as caught:
+        evaluate(config, Console(quiet=True)) if name == "evaluate" else Job(config).fit("")
+    assert str(caught.value).startswith(said.format("python -m rft.main -cd recipes/gsm8k -cn"))
+
+
+@needs_data
+def test_nothing_is_evaluated_that_a_stage_has_learned_from(stage):
+    asked, solved = (
+        {row["question"]: row for row in map(json.loads, Path(GSM8K, f"{name}.jsonl").read_text().splitlines())}
+        for name in ("test", "model_solutions")
+    )
+    assert len(solved) == 660 and solved.keys() < asked.keys()
+    learned = set()
+    for name in ("sft", "reward_model", "dpo", "grpo"):
+        job = Job(stage(name))
+        rows = job.train.build(key="data.train").load(["prompt"])
+        learned |= {row["prompt"] for row in rows}
+        if name == "reward_model":
+            held_out = job.held_out["heldout"].build(key="data.eval.heldout").load(["chosen", "rejected"])
+            apart = [{row["prompt"] for row in part} for part in (rows, held_out)]
+            assert not apart[0] & apart[1] and apart[0] | apart[1] < solved.keys()
+            assert [len(rows), len(held_out), *map(len, apart)] == [867, 299, 261, 92]
+            for row in [*rows, *held_out]:
+                gold = gold_number(solved[row["prompt"]]["ground_truth"].replace("\nA: ", "\n#### "))
+                assert marked_number(row["chosen"], ["####"]) == gold != marked_number(row["rejected"], ["####"])
+        else:
+            test = {row["prompt"] for row in job.held_out["test"].build(key="data.eval.test").load(["answer"])}
+            assert test == asked.keys() - solved.keys() and len(test) == 659
+    assert stage("evaluate")["data"]["eval"] == stage("sft")["data"]["eval"] and not learned & test
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_stages_of_gsm8k_on_the_real_problems(stage, tmp_path):
+    small = ["steps=1", "batch.prompts=2", "data.train.limit=8"]
+    answers = ["data.eval.test.limit=2", "rollout.max_new_tokens=8"]
+    Job(stage("sft", *small, *answers)).fit("")
+    Job(stage("reward_model", *small, "data.eval.heldout.limit=2")).fit("")
+    Job(stage("dpo", *small, *answers)).fit("")
+    Job(stage("grpo", *small, *answers, "algorithm.group_size=2")).fit("")
+    assert evaluate(stage("evaluate", *answers), Console(quiet=True)) in (0.0, 0.5, 1.0)
+
+    def last(name):
+        return json.loads((tmp_path / "outputs/gsm8k" / name / "metrics.jsonl").read_text().splitlines()[-1])
+
+    assert last("dpo")["loss/dpo"] == pytest.approx(math.log(2)), "the reference is the policy at the first step"
+    assert 0 < last("reward_model")["loss/bradley_terry"] < 2
+    assert last("reward_model")["eval/heldout/accuracy"] in (0.0, 0.5, 1.0)
+    terms = {name: last("grpo")[f"reward/{name}"] for name in ("gsm8k", "format", "model")}
+    total = terms["gsm8k"] + 0.1 * terms["format"] + 0.2 * terms["model"]
+    assert last("grpo")["reward/mean"] == pytest.approx(total, abs=1e-5) and terms["model"] != 0
+    told = json.loads((tmp_path / "outputs/gsm8k/grpo/evaluation.json").read_text())
+    assert "outputs/gsm8k/grpo/checkpoints" in told["model"]
+
+
+@needs_data
 def test_gsm8k_on_the_real_problems(resolved, tmp_path):
     overrides = ["warmup.steps=2", "warmup.rows=4", "steps=1", "batch.prompts=2", "algorithm.group_size=2",
                  "data.train.limit=64", "data.eval.test.limit=4", "rollout.max_new_tokens=8"]  # fmt: skip

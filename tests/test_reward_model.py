@@ -11,7 +11,10 @@ from rft.build import Job
 from rft.distributed import stop
 from rft.plan.rehearsal import Rehearsal
 
-ON_RANKS = ("algorithm=reward_model", "algorithm/terms=[score_centering]", "batch.minibatches=2", "actor.packing=false")
+ON_RANKS = {
+    "pairs": ("algorithm=reward_model", "algorithm/terms=[score_centering]"),
+    "steps": ("algorithm=process_reward_model",),
+}
 
 
 def lines(folder):
@@ -129,15 +132,23 @@ def test_it_is_a_term_of_the_reward_of_another_run(trained, tiny, tmp_path):
 def test_two_processes_train_what_one_trains(resolved, sized, torchrun, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ways = {name: resolved(*sized(*ON_RANKS, f"output_dir={tmp_path / name}")) for name in ("one", "two")}
-    Job(ways["one"]).fit("")
+    both = ("batch.minibatches=2", "actor.packing=false")
+
+    def config(name, ranks):
+        return resolved(*sized(*ON_RANKS[name], *both, f"output_dir={tmp_path / name / ranks}"))
+
+    for name in ON_RANKS:
+        Job(config(name, "one")).fit("")
     file = tmp_path / "configs.json"
-    file.write_text(json.dumps([ways["two"]]))
+    file.write_text(json.dumps([config(name, "two") for name in ON_RANKS]))
     torchrun(Path(__file__).parent / "runs_on_ranks.py", file)
     torch.set_num_threads(threads)
-    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
-    shared = [name for name in one[-1] if name.startswith(("loss/", "preference/", "eval/", "grad_norm"))]
-    assert {"loss/bradley_terry", "loss/score_centering", "preference/accuracy", "eval/heldout/margin"} <= set(shared)
-    for alone, together in zip(one, two, strict=True):
-        for name in alone.keys() & set(shared):
-            assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
+    compared = set()
+    for name in ON_RANKS:
+        for alone, together in zip(*(lines(tmp_path / name / ranks) for ranks in ("one", "two")), strict=True):
+            shared = {key for key in alone if key.startswith(("loss/", "preference/", "steps/", "eval/", "grad_norm"))}
+            for key in shared & together.keys():
+                assert together[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-5), key
+            compared |= shared & together.keys()
+    assert {"loss/bradley_terry", "loss/score_centering", "preference/accuracy", "eval/heldout/margin"} <= compared
+    assert {"loss/step_cross_entropy", "steps/accuracy", "eval/heldout/first_error"} <= compared

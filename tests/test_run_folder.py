@@ -47,7 +47,7 @@ def test_a_folder_with_an_evaluation_alone_is_free(wanted):
 def test_an_unfinished_run_of_the_same_config_is_continued(wanted):
     choose_folder(wanted, CONFIG, resume=True)
     (wanted / "metrics.jsonl").write_text("{}")
-    folder, said = choose_folder(wanted, json.loads(json.dumps(CONFIG)), resume=True)
+    folder, said = choose_folder(wanted, json.loads(json.dumps(CONFIG)) | {"cache": "another"}, resume=True)
     assert folder == wanted
     assert said == f"{wanted} holds an unfinished run of this config: continuing it"
     assert (wanted / "metrics.jsonl").read_text() == "{}"

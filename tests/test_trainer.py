@@ -84,11 +84,13 @@ RUNS = {
     "ppo without a warm-up": (("algorithm=ppo", "algorithm/terms=[kl]", "warmup=none"), 3),
     "reinforce_pp at the boundary": (("algorithm=reinforce_pp",), 4),
     "sft": (("algorithm=sft",), 3),
-    "adapters with their reference": ((*LORA, "algorithm/terms=[kl]"), 6),
+    "adapters with their reference": ((*LORA, "algorithm/terms=[kl]", "algorithm.iteration=2"), 6),
     "adapters in 4 bits at the boundary": ((*LORA, "actor.lora.quantize=nf4", "algorithm/terms=[kl]"), 4),
     "adapters without a warm-up": ((*LORA, "algorithm/terms=[kl]", "warmup=none"), 3),
     "adapters of every model": (("algorithm=prime", *LORA, "actor/lora@prm.lora=lora", "prm.lora.rank=2"), 6),
     "adapters of the critic": (("algorithm=ppo", "actor/lora@critic.lora=lora", "critic.lora.rank=2"), 6),
+    "sppo in its second iteration": (("algorithm=sppo", "algorithm.iteration=2", "warmup=none"), 4),
+    "dpo with what its reference said": (("algorithm=dpo", "reference.precompute=true", "warmup=none"), 3),
 }
 
 
@@ -311,9 +313,9 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
     calls = watch(monkeypatch, "refresh")
     before, whole = {}, Trainer.refresh
 
-    def refreshing(trainer, metrics):
+    def refreshing(trainer, *arguments):
         before[trainer.step] = (weights(trainer.policy), weights(trainer.helpers["critic"]))
-        whole(trainer, metrics)
+        whole(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, "refresh", refreshing)
     Job(tiny("algorithm=ppo", "algorithm.critic_warmup=2", "warmup=none")).fit("")

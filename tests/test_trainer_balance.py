@@ -22,7 +22,13 @@ RUNS = {
     "units of groups": ("algorithm=gvpo", "batch.prompts=12"),
     "statistics of the mini-batch": ("algorithm=clip_cov", "algorithm.loss.share=0.2"),
     "a critic": ("algorithm=ppo", "batch.epochs=2"),
-    "pairs": ("algorithm=dpo", "algorithm/terms=[chosen_nll]", "batch.prompts=24"),
+    "pairs": (
+        "algorithm=dpo",
+        "algorithm/terms=[chosen_nll]",
+        "batch.prompts=24",
+        "reference.precompute=true",
+        "data.train.count=32",
+    ),
     "mismatched rows": ("algorithm=kto", "batch.prompts=24"),
     "shared prefixes": ("algorithm=grpo", "batch.prompts=12", "actor.share_prefix=true"),
 }

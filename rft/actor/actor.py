@@ -17,16 +17,17 @@ from rft.actor.attention import use_packed_attention
 from rft.actor.cost import model_cost, row_work
 from rft.actor.ema import WeightAverage
 from rft.actor.frozen import freeze
-from rft.actor.load import blocks, load_model, load_scorer, read_config
+from rft.actor.load import CLASSIFIERS, blocks, load_model, load_scorer, read_config
 from rft.actor.lora import AdaptedWeights, Lora
 from rft.actor.micro_batches import Cutting, MicroBatch
-from rft.actor.network import LanguageNetwork, ScoreNetwork, ValueNetwork, check_head, check_scorer
+from rft.actor.network import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.optimizer import Optimizer
 from rft.actor.slices import check_slices
 from rft.actor.split import check_parts, split
 from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.objective import Objective
 from rft.balance import Cost
+from rft.batch import candidates
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
@@ -42,8 +43,8 @@ class Actor:
         world, strategy, tokenizer, seed: supplied by the run.
         path: a folder or hub name of a causal language model, or null.
         model_config: a transformers config with `model_type`, for a new model; null where a path is given.
-        head: `lm` computes log-probabilities and entropy, `value` computes values, `score` one score a row; what is
-            exported then is a sequence classifier.
+        head: `lm` computes log-probabilities and entropy, `value` computes values, `score` one score a row, `step` one
+            a token; what is exported then is a classifier of sequences or of tokens.
         micro_batch_tokens: cap on the tokens of one forward, padding included.
         packing: the rows of a forward lie behind one another; otherwise they are padded to the longest.
         share_prefix: rows of a group compute the tokens that they begin with once.
@@ -65,7 +66,7 @@ class Actor:
         seed: int,
         path: str | None,
         model_config: dict[str, Any] | None,
-        head: Literal["lm", "value", "score"],
+        head: Literal["lm", "value", "score", "step"],
         micro_batch_tokens: int,
         packing: bool,
         share_prefix: bool,
@@ -85,6 +86,7 @@ class Actor:
         self.scale = strategy.loss_scale()
         self.average: WeightAverage | None = None
         self._ema = ema
+        self._asks: dict[str, Any] = {}  # what a forward is told beside its outputs
         shape = read_config(path, model_config, len(tokenizer), key)
         if strategy.context is not None:
             check_slices(shape, packing, strategy.context, key)
@@ -93,18 +95,18 @@ class Actor:
         if lora is not None:
             lora.find(shape, key)
         model = (
-            load_scorer(path, shape, seed, tokenizer.pad_token_id, key)
-            if head == "score"
+            load_scorer(path, shape, seed, tokenizer.pad_token_id, head, key)
+            if head in CLASSIFIERS
             else load_model(path, shape, seed)
         )
         self._blocks = blocks(model)
-        self.network: LanguageNetwork | ValueNetwork | ScoreNetwork
+        self.network: LanguageNetwork | ValueNetwork | ScoreNetwork | StepNetwork
         if head == "lm":
             check_head(model, f"{key}.path")
             self.network = LanguageNetwork(model)
-        elif head == "score":
+        elif head in CLASSIFIERS:
             check_scorer(model, f"{key}.path")
-            self.network = ScoreNetwork(model)
+            self.network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
         else:
             self.network = ValueNetwork(model.base_model)
         self._plain = without_weights(self.network.model, world.device)
@@ -186,11 +188,11 @@ class Actor:
     def compute(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
     ) -> dict[str, Tensor]:
-        """Columns of the batch, (B, T) each, without gradients. Every rank must take part.
+        """Columns of the batch, (B, T) or (B, T, K) each, without gradients. Every rank must take part.
 
         Args:
             batch: this rank's rows.
-            outputs: of `logprobs`, `entropy`, `sum_p_squared`, `router_balance`, `values`, `score`.
+            outputs: of those that the network of its head computes.
             temperature: what the logits are divided by.
             idle: a row for a rank that has fewer micro-batches than others; None where each has a row of its own.
         """
@@ -198,6 +200,8 @@ class Actor:
         columns = {output: zeros.clone() for output in outputs}
         for micro in self._micro_batches(batch, batch[:1] if idle is None else idle):
             for output, part in self._forward(micro, outputs, temperature).items():
+                if part.dim() > columns[output].dim():  # several numbers a token
+                    columns[output] = part.new_zeros(*zeros.shape, *part.shape[2:], device=zeros.device)
                 columns[output][micro.rows, : part.shape[1]] = part[: len(micro.rows)].to(zeros.device)
         self.strategy.reshard(self.network)
         return columns
@@ -281,7 +285,9 @@ class Actor:
         return self.cutting.micro_batches(batch, idle, self.world, self.strategy.context)
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
-        return self.network(micro.batch["tokens"], micro.batch["keep"], outputs, temperature, micro.layout)
+        batch, network = micro.batch, self.network
+        asked = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
+        return network(batch["tokens"], batch["keep"], outputs, temperature, micro.layout, **asked, **self._asks)
 
     @torch.no_grad()
     def _suspects(

@@ -32,16 +32,45 @@ def token_logprobs(
     Args:
         hidden: (N, D) the states that predict the targets.
         weight: (V, D) the head; bias: (V,) or None.
-        targets: (N,) token ids.
+        targets: (N,) token ids, or (N, K), several of each distribution.
         temperature: what the logits are divided by.
         with_entropy: computes the entropy too; zeros otherwise.
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
 
     Returns:
-        Three tensors (N,), float32 (float64 for float64 input): log-probability and entropy in nats, both
-        differentiable in hidden, weight and bias, and the sum of squares, which is not.
+        Tensors of float32 (float64 for float64 input): log-probabilities, of the shape of `targets`, and entropy (N,),
+        in nats and differentiable in hidden, weight and bias, and the sum of squares (N,), which is not.
     """
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, with_squares)
+    columns = targets if targets.dim() == 2 else targets[:, None]
+    logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, temperature, with_entropy, with_squares)
+    return logprobs.view(targets.shape), *rest
+
+
+@torch.no_grad()
+def top_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, count: int, among: int
+) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each distribution softmax(logits / temperature), without gradients.
+
+    Args:
+        hidden, weight, bias, temperature: as for `token_logprobs`.
+        count: tokens of each, K.
+        among: they are of the first so many tokens, at least K. The others count in the softmax alone.
+
+    Returns:
+        Ids (N, K) int32 and their log-probabilities (N, K), the likeliest first.
+    """
+    blocks = LogitBlocks(hidden, weight, bias, temperature)
+    normalizer = blocks.hidden.new_full((len(hidden),), -torch.inf)
+    best, ids = (hidden.new_empty(len(hidden), 0, dtype=kind) for kind in (blocks.dtype, torch.int64))
+    for part, _, logits in blocks:
+        normalizer = torch.logaddexp(normalizer, logits.logsumexp(-1))
+        known = logits[:, : max(0, among - part.start)]
+        values, columns = known.topk(min(count, known.shape[1]))
+        best = torch.cat([best, values], 1)
+        best, order = best.topk(min(count, best.shape[1]))
+        ids = torch.cat([ids, columns + part.start], 1).gather(1, order)
+    return ids.int(), best - normalizer[:, None]
 
 
 class LogitBlocks:
@@ -79,10 +108,10 @@ class LogitBlocks:
 
 
 def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """The column (N, 1) of each target in a block, 0 for those of other blocks; (N,) which are of this one."""
+    """The column (N, K) of each target in a block, 0 for those of other blocks; (N, K) which are of this one."""
     columns = targets - start
     here = (columns >= 0) & (columns < width)
-    return columns.where(here, 0)[:, None], here
+    return columns.where(here, 0), here
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -99,11 +128,12 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks = LogitBlocks(hidden, weight, bias, temperature)
         top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
-        chosen, total, weighted, squares = (torch.zeros_like(top) for _ in range(4))
+        chosen = top.new_zeros(targets.shape)
+        total, weighted, squares = (torch.zeros_like(top) for _ in range(3))
         powers = torch.empty_like(blocks.room) if with_entropy else blocks.room
         for part, head, logits in blocks:
             columns, here = _columns(targets, part.start, len(head))
-            chosen = logits.gather(-1, columns)[:, 0].where(here, chosen)
+            chosen = logits.gather(-1, columns).where(here, chosen)
             before, top = top, torch.maximum(top, logits.amax(-1))
             scale = (before - top).exp()
             shifted = logits.sub_(top[:, None])
@@ -120,7 +150,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
-        return chosen - normalizer, entropy, squares
+        return chosen - normalizer[:, None], entropy, squares
 
     @staticmethod
     @once_differentiable
@@ -133,8 +163,8 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         if logprobs_grad is None:
-            logprobs_grad = torch.zeros_like(normalizer)
-        offset = -logprobs_grad
+            logprobs_grad = normalizer.new_zeros(targets.shape)
+        offset = -logprobs_grad.sum(1)
         powers = blocks.room
         if entropy_grad is not None:
             offset = offset - entropy_grad * entropy
@@ -147,7 +177,7 @@ class _TokenLogprobs(torch.autograd.Function):
             else:  # dH/dlogits = -p (log p + H)
                 grad.mul_(logp.mul_(-entropy_grad[:, None]).add_(offset[:, None]))
             columns, here = _columns(targets, part.start, len(head))
-            grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0)[:, None])
+            grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0))
             if hidden_grad is not None:
                 torch.addmm(hidden_grad, grad, head, out=hidden_grad)
             if weight_grad is not None and weight_grad.dtype == blocks.dtype:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.layout import Layout
-from rft.actor.logprobs import token_logprobs
+from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.router import listening
-from rft.actor.slices import Slice
+from rft.actor.slices import Slice, asked_for
+from rft.batch import over
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Questions:
 
     Attributes:
         states: (Q, D) hidden states.
-        targets: (Q,) the tokens that follow them.
+        targets: (Q,) the tokens that follow them, or (Q, 1 + K), with candidates behind them.
         places: (Q,) where those states lie among the tokens of the forward.
         slice: where ranks compute a sequence together, who asks; None where this rank does.
     """
@@ -35,7 +36,10 @@ class Questions:
     slice: Slice | None
 
     def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere."""
+        """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
+
+        Answers (Q, K) become columns (B, T, K).
+        """
         if self.slice is not None:
             answers = {name: self.slice.hand_back(values) for name, values in answers.items()}
         return {name: aligned(values, where) for name, values in answers.items()}
@@ -63,31 +67,35 @@ def read(backbone: nn.Module, tokens: TensorDict, layout: Layout | None) -> tupl
     return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
 
 
-def ask(backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None) -> Questions:
+def ask(
+    backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None, candidates: Tensor | None = None
+) -> Questions:
     """The hidden states that predict the chosen tokens.
 
     Args:
         tokens: columns (B, T) that the model takes.
         where: (B, T - 1) bool: the tokens from the second one on that are chosen.
         layout: how the rows are packed; None leaves them padded.
+        candidates: (B, T, K) other tokens to ask for in each one's place.
     """
     states, place = read(backbone, tokens, layout)
     if layout is None or layout.slice is None:
         asked = place[:, :-1][where]
-        return Questions(states[asked], tokens["input_ids"][:, 1:][where], asked, None)
+        return Questions(states[asked], asked_for(tokens, where, candidates), asked, None)
     asked = layout.slice.asked
     return Questions(states[asked], layout.slice.targets, asked, layout.slice)
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
-    """Spreads values (N,) over the chosen positions (B, T - 1) of a zero column (B, T)."""
+    """Spreads values (N,) or (N, K) over the chosen positions (B, T - 1) of a zero column (B, T) or (B, T, K)."""
     chosen = nn.functional.pad(where, (1, 0))
-    return torch.zeros(chosen.shape, dtype=values.dtype, device=values.device).masked_scatter(chosen, values)
+    column = torch.zeros(*chosen.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
+    return column.masked_scatter(over(chosen, column), values)
 
 
 class LanguageNetwork(nn.Module):
-    """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`, and
-    `router_balance` of a mixture of experts."""
+    """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`,
+    `candidate_logprobs`, `top_ids` and `top_logprobs`, and `router_balance` of a mixture of experts."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -100,22 +108,37 @@ class LanguageNetwork(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: Layout | None = None,
+        candidates: Tensor | None = None,
+        top: tuple[int, int] = (0, 0),
     ) -> dict[str, Tensor]:
-        """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool."""
+        """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
+
+        Args:
+            candidates: (B, T, K) tokens that `candidate_logprobs` (B, T, K) are of.
+            top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
+        """
         where = select[:, 1:]
         with listening(self.model.base_model, "router_balance" in outputs) as heard:
-            asked = ask(self.model.base_model, tokens, where, layout)
+            asked = ask(self.model.base_model, tokens, where, layout, candidates)
         head = self.model.get_output_embeddings()
-        logprobs, entropy, squares = token_logprobs(
-            asked.states,
-            head.weight,
-            head.bias,
-            asked.targets,
-            temperature,
-            with_entropy="entropy" in outputs,
-            with_squares="sum_p_squared" in outputs,
-        )
-        columns = {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
+        columns: dict[str, Tensor] = {}
+        if {"top_ids", "top_logprobs"} & set(outputs):
+            columns["top_ids"], columns["top_logprobs"] = top_logprobs(
+                asked.states, head.weight, head.bias, temperature, *top
+            )
+        if set(outputs) - set(columns):
+            logprobs, entropy, squares = token_logprobs(
+                asked.states,
+                head.weight,
+                head.bias,
+                asked.targets,
+                temperature,
+                with_entropy="entropy" in outputs,
+                with_squares="sum_p_squared" in outputs,
+            )
+            columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
+            if candidates is not None:
+                columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
         if "router_balance" in outputs:
             columns["router_balance"] = heard.balance(asked.places, where)
         return asked.columns({name: columns[name] for name in outputs}, where)
@@ -178,25 +201,55 @@ class ScoreNetwork(nn.Module):
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
         last = (columns * real).argmax(1)  # (B,)
         asked = place.gather(1, last[:, None])[:, 0][rows]
-        weight = self.model.score.weight
-        dtype = torch.promote_types(states.dtype, torch.float32)
-        scores = nn.functional.linear(states[asked].to(dtype), weight.to(dtype))[:, 0]
+        scores = labelled(self.model, states[asked])[:, 0]
         where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
-        return {"score": torch.zeros(select.shape, dtype=dtype, device=scores.device).masked_scatter(where, scores)}
+        return {"score": scores.new_zeros(select.shape).masked_scatter(where, scores)}
+
+
+class StepNetwork(nn.Module):
+    """A token classifier of transformers with two labels, bad and good. Column: `score`, the logit of good.
+
+    That of a token is read from its own state, which has seen it: unlike a prediction it looks back.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+    ) -> dict[str, Tensor]:
+        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
+        assert layout is None or layout.slice is None, "each rank reads the tokens of its own rows"
+        states, place = read(self.model.base_model, tokens, layout)
+        where = select[:, 1:]
+        bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)
+        return {"score": aligned(good - bad, where)}
+
+
+def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """The logits (N, labels) of a classifier, at least in float32, of hidden states (N, D)."""
+    dtype, head = torch.promote_types(states.dtype, torch.float32), model.score
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return nn.functional.linear(states.to(dtype), head.weight.to(dtype), bias)
 
 
 def check_scorer(model: PreTrainedModel, key: str) -> None:
-    """Refuses a sequence classifier whose score is not a linear function of its last token's state.
+    """Refuses a classifier whose score is not a linear function of a token's state.
 
     Raises:
         ValueError: names the key and the architecture.
     """
-    children = dict(model.named_children())
-    head = children.get("score")
-    if set(children) != {model.base_model_prefix, "score"} or not isinstance(head, nn.Linear) or head.bias is not None:
+    children = {name: child for name, child in model.named_children() if name != "dropout"}  # which is off
+    if set(children) != {model.base_model_prefix, "score"} or not isinstance(children["score"], nn.Linear):
         raise ValueError(
-            f"{key}: {type(model).__name__} does not read its score from the last token by one linear layer; choose a "
-            "causal language model such as a qwen3 or a llama"
+            f"{key}: {type(model).__name__} does not read its score from a token by one linear layer; choose a causal "
+            "language model such as a qwen3 or a llama"
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rft.actor.layout import Layout, Segment
+from rft.batch import candidates
 from rft.strategy.context import Context
 
 
@@ -21,7 +22,7 @@ class Slice:
         counts: tokens of every rank's slice.
         tokens: columns (n,) of this rank's slice, `position_ids` among them.
         asked: (Q,) places in the slice whose next token somebody asks for.
-        targets: (Q,) those next tokens.
+        targets: (Q,) those next tokens, or (Q, 1 + K), with candidates behind them.
         askers: how many of them every rank asks for; they come in the order of the ranks.
         answers: how many of this rank's own questions every rank answers.
         order: (P,) where the answer to each of this rank's own questions comes in.
@@ -43,8 +44,9 @@ class Slice:
         return replace(self, tokens=tokens, **moved)
 
     def hand_back(self, values: Tensor) -> Tensor:
-        """From the answers of this rank (Q,) to those to its own questions (P,). Differentiable."""
-        arrived = self.context.exchange(values.split(self.askers), [(count,) for count in self.answers])
+        """From the answers of this rank (Q, ...) to those to its own questions (P, ...). Differentiable."""
+        shapes = [(count, *values.shape[1:]) for count in self.answers]
+        arrived = self.context.exchange(values.split(self.askers), shapes)
         return torch.cat(arrived)[self.order]
 
 
@@ -63,6 +65,20 @@ def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: 
         )
 
 
+def asked_for(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:
+    """The chosen tokens (Q,), or (Q, 1 + K) with their candidates behind them.
+
+    Args:
+        tokens: columns (B, T).
+        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        candidates: (B, T, K) token ids, or None.
+    """
+    targets = tokens["input_ids"][:, 1:][where]
+    if candidates is None:
+        return targets
+    return torch.cat([targets[:, None], candidates[:, 1:][where].to(targets.dtype)], 1)
+
+
 def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     """Joins the packed rows of the ranks of a group. A collective.
 
@@ -73,7 +89,7 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     """
     where = batch["keep"][:, 1:]
     asked = layout.place[:, :-1][where]  # (P,)
-    targets = batch["tokens", "input_ids"][:, 1:][where]
+    targets = asked_for(batch["tokens"], where, candidates(batch))
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}
     columns = {**columns, "position_ids": layout.positions}
     del columns["attention_mask"]

@@ -1,14 +1,17 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
 from rft.algorithm import aggregation, control, gradient_mask, kl, shaping
-from rft.algorithm.advantage import group, process, returns, solved, tracker
+from rft.algorithm.advantage import group, process, returns, solved, teacher, tracker, win_rate
 from rft.algorithm.loss import (
     clip,
+    distill,
     implicit_reward,
     nll,
     preference,
+    process_reward,
     reward_model,
     selected,
+    self_play,
     sequence,
     soft,
     terms,
@@ -27,6 +30,7 @@ __all__ = [
     "aggregation",
     "clip",
     "control",
+    "distill",
     "gradient_mask",
     "group",
     "implicit_reward",
@@ -34,15 +38,19 @@ __all__ = [
     "nll",
     "preference",
     "process",
+    "process_reward",
     "returns",
     "reward_model",
     "selected",
+    "self_play",
     "sequence",
     "shaping",
     "soft",
     "solved",
+    "teacher",
     "terms",
     "tracker",
     "trust",
     "value",
+    "win_rate",
 ]

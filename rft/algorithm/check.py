@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rft.algorithm.method import Method
 
 UNITS = ("token", "sequence", "pair", "group")
-POLICY_HEADS = ("lm", "score")
+POLICY_HEADS = ("lm", "score", "step")
 
 
 def check_method(method: "Method", key: str) -> None:
@@ -20,7 +20,18 @@ def check_method(method: "Method", key: str) -> None:
         Problems: each names the key and the cure.
     """
     check = Checks()
-    for look in (_heads, _units, _scores, _ties, _pick, _reward_terms, _resampling, _correction, _critic_warmup):
+    for look in (
+        _heads,
+        _units,
+        _scores,
+        _ties,
+        _pick,
+        _iteration,
+        _reward_terms,
+        _resampling,
+        _correction,
+        _critic_warmup,
+    ):
         with check():
             look(method, key)
     check.end()
@@ -118,13 +129,26 @@ def _pick(method: "Method", key: str) -> None:
         return
     if method.options.group_size < 2:
         raise ValueError(f"{key}.pick={pick}: set {key}.group_size to 2 or more, so that there is a choice")
-    if pick == "best_and_worst" and loss.facts.unit != "pair":
+    if pick == "best_and_worst" and loss.facts.unit not in ("pair", "sequence"):
         raise ValueError(
             f"{key}.pick={pick} makes pairs, but {loss.name!r} has a value per {loss.facts.unit}; choose a loss of "
             f"pairs, such as algorithm/loss=dpo, or {key}.pick=best"
         )
     if method.options.resample_power is not None:
         raise ValueError(f"{key}.pick={pick}: the rows that it leaves cannot be redrawn; set {key}.resample_power=null")
+
+
+def _iteration(method: "Method", key: str) -> None:
+    iteration, sampler = method.options.iteration, method.options.sampler
+    if iteration < 0:
+        raise ValueError(f"{key}.iteration={iteration}: set it to 0, or to the steps after which the reference moves")
+    asked = {"iteration": iteration} if iteration else {"sampler": sampler} if sampler == "reference" else {}
+    if asked and "ref_logprobs" not in method.reads():
+        [(name, value)] = asked.items()
+        raise ValueError(
+            f"{key}.{name}={value}: nothing reads ref_logprobs, so there is no reference; set {key}.iteration=0 and "
+            f"{key}.sampler=actor, or choose a loss or a term that reads it, such as algorithm/terms=[kl]"
+        )
 
 
 def _reward_terms(method: "Method", key: str) -> None:

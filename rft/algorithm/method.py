@@ -63,6 +63,9 @@ class MethodOptions:
         mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
         pick: which rows of a group train, by their scores before any shaping: the best one, or the best and the worst
             one as a pair, where they differ.
+        iteration: steps after which the reference becomes a copy of the policy; 0: it stays.
+        sampler: whose weights the engine samples with: the policy's, or those of the reference, as they were when the
+            iteration began.
     """
 
     name: str
@@ -84,6 +87,8 @@ class MethodOptions:
     mask_truncated: bool
     mask_tied: bool
     pick: Literal["all", "best", "best_and_worst"]
+    iteration: int
+    sampler: Literal["actor", "reference"]
 
 
 class Method:
@@ -234,6 +239,8 @@ class Method:
         if self.reward_kl is not None:
             penalty = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], estimator=self.reward_kl.estimator)
             metrics.mean("kl/reward", penalty, batch["keep"])
+        if {"teacher_logprobs", "old_logprobs"} <= set(batch.keys()):
+            metrics.mean("kl/teacher", batch["old_logprobs"] - batch["teacher_logprobs"], batch["keep"])
         scores, rewards = token_rewards(scores, batch["keep"], penalty, self.reward_control.coef)
         used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
         if self.options.mask_tied:

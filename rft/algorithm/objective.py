@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
+from rft.batch import over
 from rft.registry import Plugin
 
 
@@ -70,7 +71,7 @@ class Objective:
         given = [outputs[name] for name in term.plugin.facts.outputs]
         main = term is self.terms[0]
         if main and self.mask is not None:
-            given = [torch.where(batch["gradient_mask"], column, column.detach()) for column in given]
+            given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
         loss, statistics = term.plugin(*given, batch)
         weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
         if main and self.corrected:

@@ -1,5 +1,6 @@
 """The models beside the policy. One exists where a column of it is read; one that trains has a loss of its own."""
 
+from collections.abc import Container
 from typing import NamedTuple
 
 
@@ -8,21 +9,34 @@ class Role(NamedTuple):
 
     Attributes:
         key: its node in the yaml.
-        column: what it writes.
-        output: what its forward computes for that.
+        columns: what it writes, and the outputs of its forward that these are. It writes those that are read.
         head: of the network, and of its loss.
         loss: the option of the algorithm that holds its loss; None for a frozen model.
+        follows: where it names the same model as the policy, it starts as the policy does.
     """
 
     key: str
-    column: str
-    output: str
+    columns: dict[str, str]
     head: str
     loss: str | None
+    follows: bool = True
+
+    def writes(self, reads: Container[str]) -> dict[str, str]:
+        """Those of its columns that something reads, and their outputs."""
+        return {column: output for column, output in self.columns.items() if column in reads}
 
 
+TEACHER = Role(
+    "teacher",
+    {"teacher_logprobs": "logprobs", "teacher_top_ids": "top_ids", "teacher_top_logprobs": "top_logprobs"},
+    "lm",
+    None,
+    follows=False,
+)
+REFERENCE = Role("reference", {"ref_logprobs": "logprobs"}, "lm", None)
 ROLES = (
-    Role("reference", "ref_logprobs", "logprobs", "lm", None),
-    Role("critic", "values", "values", "value", "critic_loss"),
-    Role("prm", "prm_logprobs", "logprobs", "lm", "prm_loss"),
+    REFERENCE,
+    Role("critic", {"values": "values"}, "value", "critic_loss"),
+    Role("prm", {"prm_logprobs": "logprobs"}, "lm", "prm_loss"),
+    TEACHER,
 )

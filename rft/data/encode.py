@@ -1,11 +1,12 @@
 """From rows to token ids: what the model reads before it answers, and supervised examples that begin with exactly that.
 
-Text only; the context length is not checked here, because what an answer may add to it is not known here.
+Text only; the lengths of prompts are not checked here, because what an answer may add is not known here.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -26,11 +27,16 @@ class Encoder:
             the tokenizer itself would put there; any other: see `ChatTemplate`, up to where the answer begins.
         system: system message in front of chats that have none, or null.
         tools: a json file with a list of tool schemas for rows that have no `tools` of their own, or null.
+        arguments: variables of the template, see `ChatTemplate`.
         trains: the response of a row; every turn of the assistant's, those in the prompt, too; the last one of them; or
             every token.
 
+    Attributes:
+        context: tokens that an example may have, or None where the examples have been counted.
+        made_of: all that decides what it makes of a row.
+
     Raises:
-        ValueError: the tokenizer has no end token, or template, system message or tools have no place.
+        ValueError: the tokenizer has no end token, or template, its arguments, system message or tools have no place.
     """
 
     def __init__(
@@ -40,22 +46,25 @@ class Encoder:
         system: str | None,
         tools: str | None = None,
         trains: Trains = "response",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end token (eos_token): without one no answer can end; add it")
-        for key, value in (("system", system), ("tools", tools)):
+        for key, value in (("system", system), ("tools", tools), ("template_arguments", arguments or None)):
             if template == "none" and value is not None:
                 raise ValueError(
-                    f"data.{key} has no place in data.template=none; set data.template=chat or data.{key}=null"
+                    f"data.{key} has no place in data.template=none; set data.template=chat or take it out"
                 )
         self._tokenizer = tokenizer
-        self._chat = None if template == "none" else ChatTemplate(tokenizer, template)
+        self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self._system = system
         self._trains = trains
         self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("").input_ids[:1] == [begin]
         self._prefix: list[int] = [begin] if begins else []
+        self.context: int | None = None
+        self.made_of = (tokenizer, template, system, self._tools, trains, dict(arguments))
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """What the model reads before it answers each row's `prompt`: a text, or chat messages `{role, content}`.
@@ -88,8 +97,18 @@ class Encoder:
             T ids, and T flags that are True where the token trains.
 
         Raises:
-            ValueError: response or prompt are not of such a kind, or the template does not let an answer train.
+            ValueError: response or prompt are not of such a kind, the template does not let an answer train, or the
+                tokens are more than `context`.
         """
+        ids, trains = self._example(row)
+        if self.context is not None and len(ids) > self.context:
+            raise ValueError(
+                f"a row has {len(ids)} tokens, over the model's context of {self.context}; take it out of the data, or "
+                f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
+            )
+        return ids, trains
+
+    def _example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         response, prompt = row["response"], row.get("prompt")
         if self._trains == "assistant" and self._chat is not None and isinstance(prompt, list):
             response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
@@ -116,6 +135,30 @@ class Encoder:
         if prompt is None or self._trains == "all":
             return ids, _but_first(ids)
         return ids, [False] * len(head) + [True] * len(tail)
+
+    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+        """An answer in steps, each tokenised by itself, and so is the separator behind each: as TRL does it.
+
+        Args:
+            row: with a `prompt`.
+            steps: texts.
+
+        Returns:
+            T ids, and the place of the last token of every step, which is the separator's.
+
+        Raises:
+            ValueError: steps are no texts, or there are none, or a step and the separator have no token.
+        """
+        if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
+            raise ValueError(f"steps: expected a list of texts, got {steps!r:.{SHOWN}}")
+        ids, ends = self.prompt(row), []
+        end = self.encode([separator])[0]
+        for step in self.encode(list(steps)):
+            if not step + end:
+                raise ValueError("a step is empty, and the tokenizer has no token for the separator; choose another")
+            ids = ids + step + end
+            ends.append(len(ids) - 1)
+        return ids, ends
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The tokens of texts as they stand: no template, no begin token."""

@@ -12,6 +12,7 @@ import torch
 
 from rft.data.lazy import Joined, Row, Rows, chosen
 from rft.data.order import Cursor, generator
+from rft.data.stream import Stream, StreamCursor
 from rft.registry import Target
 
 APART = 1_000_000_007  # epochs between the streams of random numbers of two parts
@@ -153,5 +154,7 @@ class MixedCursor(Cursor):
 
 
 def cursor(rows: Rows, seed: int) -> Cursor:
-    """The order in which rows are drawn: by epochs of all, or by the shares of a mixture."""
+    """The order in which rows are drawn: by epochs of all, by the shares of a mixture, or as they come."""
+    if isinstance(rows, Stream):
+        return StreamCursor(rows, seed)
     return MixedCursor(rows, seed) if isinstance(rows, Mixed) else Cursor(len(rows), seed)

@@ -1,5 +1,7 @@
 """The order in which rows are drawn, the same whatever the number of ranks: by epochs, or by weight."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,14 @@ class Cursor:
         self._seed = seed
         self._epoch = -1
         self._order: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.position = state["position"]
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
         """The next (position, row) pairs; positions count all draws of the run and never repeat.

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.data.files import READERS, find_files, open_parquet
+from rft.data.files import READERS, STREAMED, find_files, open_parquet, without_nulls
 from rft.data.lazy import Joined, Lazy, Row, Rows
 from rft.data.schemas import SCHEMAS
+from rft.data.stream import Part, Streams
 from rft.registry import did_you_mean
 
 Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
 
 
-class FileRows:
+class FileRows(Streams):
     """Rows of files; the ending says the format: .jsonl, .json, .csv (every cell is text) or .parquet.
 
     Args:
@@ -70,8 +71,23 @@ class FileRows:
                 break
         return parts[0] if len(parts) == 1 else Joined(parts)
 
+    def stream(self, required: Sequence[str]) -> list[Part]:
+        """See `Streams.stream`: the files."""
+        key, shape = f"{self._key}.path", self._shaped(required)
+        files = find_files(self._path, key)
+        if whole := [file for file in files if Path(file).suffix not in STREAMED]:
+            raise ValueError(
+                f"{key}: {whole[0]} can only be read whole; write {', '.join(STREAMED)}, or set data.streaming=null"
+            )
 
-class HubRows:
+        def part(file: str) -> Part:
+            read = STREAMED[Path(file).suffix]
+            return lambda start: (shape(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
+
+        return limited([part(file) for file in files], self._limit)
+
+
+class HubRows(Streams):
     """Rows of a data set: one of the hub, a local folder of parquet, json or csv files, or one of `save_to_disk`.
 
     Args:
@@ -108,6 +124,30 @@ class HubRows:
         Raises:
             ValueError: the package is not installed, the data set cannot be had, or a row lacks a field; names the key.
         """
+        table, title = self._open(streaming=False), self._title
+        rows = table_rows(table, self._shaped(required), title, self._limit)
+        if not rows:
+            raise ValueError(f"{self._key}.path: {title} holds no rows")
+        return rows
+
+    def stream(self, required: Sequence[str]) -> list[Part]:
+        """See `Streams.stream`: the shards of the data set; of the hub's, as they are needed."""
+        table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
+
+        def part(shard: int) -> Part:
+            rows = table.shard(table.num_shards, shard)
+            where = f"{title} shard {shard + 1} row"
+            return lambda start: (
+                shape(f"{where} {number}", without_nulls(raw)) for number, raw in enumerate(rows.skip(start), start + 1)
+            )
+
+        return limited([part(shard) for shard in range(table.num_shards)], self._limit)
+
+    @property
+    def _title(self) -> str:
+        return self._path if self._split is None else f"{self._path}[{self._split}]"
+
+    def _open(self, streaming: bool) -> Any:
         try:
             import datasets
         except ImportError as error:
@@ -120,19 +160,24 @@ class HubRows:
                 if self._split is not None and not isinstance(table, dict):
                     raise ValueError(f"the folder holds one table; set {self._key}.split=null")
                 table = table if self._split is None else table[self._split]
+                if streaming and not isinstance(table, dict):
+                    table = table.to_iterable_dataset()
             else:
-                table = datasets.load_dataset(self._path, self._name, split=self._split)
+                table = datasets.load_dataset(self._path, self._name, split=self._split, streaming=streaming)
         except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"{self._key}: cannot load path={self._path!r} name={self._name!r} split={self._split!r}: {error}"
             ) from error
         if isinstance(table, dict):
             raise ValueError(f"{self._key}.split: {self._path} has the splits {', '.join(table)}; name one of them")
-        title = self._path if self._split is None else f"{self._path}[{self._split}]"
-        rows = table_rows(table, self._shaped(required), title, self._limit)
-        if not rows:
-            raise ValueError(f"{self._key}.path: {title} holds no rows")
-        return rows
+        return table
+
+
+def limited(parts: list[Part], limit: int | None) -> list[Part]:
+    """The first so many rows of parts, which are then one, as only their own order says which are the first."""
+    if limit is None:
+        return parts
+    return [lambda start: itertools.islice(itertools.chain.from_iterable(part(0) for part in parts), start, limit)]
 
 
 def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
@@ -145,17 +190,6 @@ def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
     for number in range(count):
         shape(where(number), without_nulls(table[number]))
     return Lazy(count, lambda number: shape(where(number), without_nulls(table[number])))
-
-
-def without_nulls(row: Row) -> Row:
-    """The row without nulls inside of fields: a table gives every struct the keys of all others."""
-    return {name: _stripped(value) for name, value in row.items()}
-
-
-def _stripped(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _stripped(inner) for name, inner in value.items() if inner is not None}
-    return [_stripped(inner) for inner in value] if isinstance(value, list) else value
 
 
 def shaping(

@@ -15,7 +15,11 @@ from rft.metrics import Metrics
 
 def supervised_row(encoder: Encoder, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
     """What `collate` takes of a row with a response; `position` is its group and its unit."""
-    ids, trains = encoder.example({**row, "response": response})
+    return example_row(position, row, *encoder.example({**row, "response": response}))
+
+
+def example_row(position: int, row: dict[str, Any], ids: list[int], trains: list[bool]) -> dict[str, Any]:
+    """What `collate` takes of T ids, and of T flags that say which of them train."""
     return {
         "tokens": {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)},
         "response_mask": torch.tensor(trains),
@@ -62,11 +66,11 @@ class DatasetSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data this source is."""
-        return {"position": self._cursor.position}
+        return self._cursor.state_dict()
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them."""
-        self._cursor.position = states[0]["position"]
+        self._cursor.load_state_dict(states[0])
 
 
 class WholeSource(DatasetSource):

@@ -1,11 +1,10 @@
 """What a source of given texts will draw, before there is a run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tensordict import TensorDict
 
-from rft.batch import lengths
 from rft.data.encode import Encoder
 from rft.data.lazy import Rows
 from rft.distributed import World
@@ -22,13 +21,18 @@ class Alone(World):
         self.rank, self.size = 0, 1
 
 
+ALONE = Alone()
+
+
 def only_reads(source: Target) -> bool:
     """Whether a source's batches are given texts alone."""
     return not SAMPLES & source.takes
 
 
-def epoch(source: Target, encoder: Encoder, rows: Rows, prompts: int, **supplied: Any) -> Iterator[TensorDict]:
-    """The batches of a source that only reads, until as many rows are drawn as there are.
+def epoch(
+    source: Target, world: World, encoder: Encoder, rows: Rows, prompts: int, **supplied: Any
+) -> Iterator[TensorDict]:
+    """This rank's batches of a source that only reads, until as many rows are drawn as there are.
 
     Args:
         rows: of the data set.
@@ -38,16 +42,19 @@ def epoch(source: Target, encoder: Encoder, rows: Rows, prompts: int, **supplied
     Raises:
         ValueError: a row cannot be encoded.
     """
-    drawing = source.build(world=Alone(), encoder=encoder, rows=rows, prompts=prompts, **supplied)
+    drawing = source.build(world=world, encoder=encoder, rows=rows, prompts=prompts, **supplied)
     for _ in range(-(-len(rows) // prompts)):
         yield drawing.next(Metrics())
 
 
-def check_examples(batches: Iterable[TensorDict], context: int) -> None:
-    """Raises a ValueError where a row is longer than the model's context."""
-    longest = max(int(lengths(batch).max()) for batch in batches)
-    if longest > context:
+def check_examples(counts: list[int], context: int) -> None:
+    """Raises a ValueError where a row is longer than the model's context.
+
+    Args:
+        counts: tokens of each row.
+    """
+    if max(counts) > context:
         raise ValueError(
-            f"data.train: the longest row has {longest} tokens, over the model's context of {context}; take out what "
-            "is too long (mode=inspect counts it) or choose a model with a longer context"
+            f"data.train: the longest row has {max(counts)} tokens, over the model's context of {context}; take out "
+            "what is too long (mode=inspect counts it) or choose a model with a longer context"
         )

@@ -15,7 +15,10 @@ TASKS: dict[str, Callable[[str], str]] = {
     "sort": lambda digits: "".join(sorted(digits)),
     "add": lambda digits: str(sum(int(digit) for digit in digits)),
 }
-FIELDS = ("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text")
+FIELDS = (
+    *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text"),
+    *("completions", "labels"),
+)
 HELD_OUT = 10  # one prompt in so many, by its checksum
 
 
@@ -24,7 +27,9 @@ class Symbolic:
 
     For learning from preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a judgement of one of the
     two, `{completion: "4130", label: False}`. What is rejected is the slip, or where that is right another number. The
-    field `text` is prompt and answer in one.
+    field `text` is prompt and answer in one. For learning from steps it has an answer digit by digit, in every
+    other row with a letter in place of one, from which on no step is right: `{completions: ["0", "1", "r", "4"],
+    labels: [True, True, False, False]}`.
 
     Args:
         key: supplied; its place in the yaml.
@@ -74,7 +79,7 @@ class Symbolic:
                 good = zlib.crc32(prompt.encode()) % 2 == 0
                 judged = answer if good else wrong
                 values = (prompt, answer, answer, shown, answer, wrong, judged, good, prompt + answer)
-                rows[prompt] = dict(zip(FIELDS, values, strict=True))
+                rows[prompt] = dict(zip(FIELDS, (*values, *_steps(prompt, answer, good)), strict=True))
         if len(rows) < self._count:
             raise ValueError(
                 f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or widen "
@@ -84,3 +89,10 @@ class Symbolic:
             if field not in FIELDS:
                 raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; choose another reward")
         return list(rows.values())
+
+
+def _steps(prompt: str, answer: str, good: bool) -> tuple[list[str], list[bool]]:
+    """The digits of an answer, one of them a letter of the prompt unless it is to be good, and what is right so far."""
+    place = len(answer) if good else zlib.adler32(prompt.encode()) % len(answer)
+    steps = [prompt[place] if number == place else digit for number, digit in enumerate(answer)]
+    return steps, [number < place for number in range(len(answer))]

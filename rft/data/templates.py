@@ -4,15 +4,20 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from rft.registry import did_you_mean
 
 FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
+# What transformers hands to every template, beside the special tokens of the tokenizer.
+GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -22,17 +27,22 @@ class ChatTemplate:
     Args:
         tokenizer: supplied.
         name: "chat" for the tokenizer's own, the name of one that is built in, or the path of a file in jinja.
+        arguments: variables of the template beside the messages, such as `{enable_thinking: False}`.
 
     Attributes:
         name: as given, for messages.
         takes_tools: False where the template ignores the tools that it is given.
 
     Raises:
-        ValueError: there is no such template, it does not render, or its tokens are not the tokenizer's.
+        ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
+            the tokenizer's.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, name: str, arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.name = name
+        self._arguments: dict[str, Any] = {}
         self._tokenizer = tokenizer
         if name != "chat":
             tokenizer.chat_template = _read(name)
@@ -42,6 +52,8 @@ class ChatTemplate:
                 f"or one of {', '.join(_built_in())}"
             )
         asked = [{"role": "user", "content": "question"}]
+        self.render(asked, None, True)
+        self._arguments = self._read_by_it(arguments)
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -66,7 +78,7 @@ class ChatTemplate:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False
+                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False, **self._arguments
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
@@ -97,11 +109,32 @@ class ChatTemplate:
             )
         return found[0 if plain else -1].end()
 
+    def _read_by_it(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        known = sorted(_variables(self._tokenizer)) if arguments else []
+        for argument in arguments:
+            if argument not in known:
+                raise ValueError(
+                    f"data.template_arguments.{argument}: data.template={self.name} does not read it"
+                    f"{did_you_mean(argument, known)} (it reads: {', '.join(known) or 'none'})"
+                )
+        return dict(arguments)
+
     @cached_property
     def _tail(self) -> str:
         """What the template puts behind the last answer."""
         exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         return self.render(exchange, None, False).rpartition("answer")[2]
+
+
+def _variables(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The names that a tokenizer's template takes from outside, beside those that every template is given."""
+    own = tokenizer.chat_template
+    jinja = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
+    names = set()
+    for text in own.values() if isinstance(own, dict) else [own]:
+        plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # a tag that only transformers knows
+        names |= meta.find_undeclared_variables(jinja.parse(plain))
+    return names - GIVEN - {*jinja.globals, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
 
 
 def _built_in() -> list[str]:

@@ -19,7 +19,8 @@ from rft.doctor.chart import Chart, Gap
 from rft.doctor.suspicions import TOLERANCE, Suspect
 from rft.metrics import Metrics
 from rft.rollout.engine import Completion, Engine, Request, Sampling
-from rft.trainer import Stage, Trainer
+from rft.stage import Stage
+from rft.trainer import Trainer
 
 SCALE = 1.1  # of the weights that are made wrong on purpose
 ALONE = 8  # rows that are scored one by one
@@ -123,10 +124,11 @@ class Examination:
 
     def hand_over(self, factor: float = 1.0) -> None:
         """Gives the engine the policy's weights, as they are or scaled on their way."""
-        tensors = self.trainer.policy.weights()
+        policy = self.trainer.policy
+        tensors = policy.weights()
         self.trainer.rest()
         self.trainer.step += 1  # of the versions
-        self.trainer.wake(tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors))
+        self.trainer.wake(policy, tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors))
 
     def draw(self) -> TensorDict:
         """The first batch of the training source, sampled now."""

@@ -1,6 +1,7 @@
 """`mode=evaluate`: the numbers of an evaluation in training, of any checkpoint or model, with confidence intervals."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from rft.inference.model import Answering, display
 from rft.logger.history import short, write_atomically
 from rft.reward.compose import WeightedSum
 from rft.rollout.estimate import interval
-from rft.rollout.evaluate import Answered, summary
+from rft.rollout.evaluate import Answered
+from rft.rollout.held_out import Measured, summary
 from rft.run_folder import ANSWERS, EVALUATION
 
 
@@ -35,33 +37,39 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     run, check = job.run, job.check
     job.find(run.evaluate.checkpoint, "evaluate.checkpoint")
     sets = job.load_held_out()
+    lengths = job.lengths(job.world, job.encoder)
     for name, rows in sets.items():
         with check():
             key = f"data.eval.{name}"
-            sets[name] = drop_long(rows, job.encoder, run.data.max_prompt_tokens, key, console.print)
-            check_lengths(job.encoder, {key: sets[name]}, job.shape, run.rollout.max_new_tokens)
+            counts = lengths.prompts(rows)
+            sets[name], counts = drop_long(rows, counts, run.data.max_prompt_tokens, key, console.print)
+            check_lengths(key, counts, job.shape, run.rollout.max_new_tokens)
     check.end()
-    with job.started() as engine, display(job.world, console) as shown:
-        found = job.evaluator(job.world, engine, job.encoder, sets).measure(shown.progress)
+    with job.measuring(sets) as held_out, display(job.world, console) as shown:
+        found = held_out.measure(shown.progress)
     numbers = summary(found)
     if job.world.rank == 0:
         folder = Path(run.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        told = [{"set": name, **line} for name, answered in found.items() for line in answers(answered, job.reward)]
+        told = [{"set": name, **line} for name, measured in found.items() for line in lines(measured, job.reward)]
         write_atomically(folder / ANSWERS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in told))
-        report = {
-            "model": job.title,
+        sampled = {
             "seed": run.seed,
             "samples": run.eval.samples,
             "temperature": run.eval.temperature,
             "max_new_tokens": run.rollout.max_new_tokens,
-            "numbers": numbers,
-            "intervals": {name: intervals(answered) for name, answered in found.items()},
         }
+        report = {"model": job.title, **(sampled if job.grader is None else {}), "numbers": numbers}
+        report |= {"intervals": {name: intervals(measured) for name, measured in found.items()}}
         write_atomically(folder / EVALUATION, json.dumps(report, indent=1, ensure_ascii=False))
         console.print(table(job.title, found))
         console.print(f"written to {folder / EVALUATION} and {folder / ANSWERS}", highlight=False, soft_wrap=True)
     return numbers[run.metric]
+
+
+def lines(measured: Measured, reward: WeightedSum) -> list[dict[str, Any]]:
+    """What was looked at in a set; of answers, how the reward took them."""
+    return answers(measured, reward) if isinstance(measured, Answered) else measured.texts()
 
 
 def answers(answered: Answered, reward: WeightedSum) -> list[dict[str, Any]]:
@@ -79,23 +87,23 @@ def answers(answered: Answered, reward: WeightedSum) -> list[dict[str, Any]]:
     return lines
 
 
-def intervals(answered: Answered) -> dict[str, dict[str, list[float]]]:
+def intervals(measured: Measured) -> dict[str, dict[str, list[float]]]:
     """[low, high] of 95 % of every number, of the whole set ("all") and of each of its sources."""
     return {
         source or "all": {name: list(interval(theirs)) for name, theirs in values.items()}
-        for source, values in answered.parts().items()
+        for source, values in measured.parts().items()
     }
 
 
-def table(title: str, sets: dict[str, Answered]) -> Table:
+def table(title: str, sets: Mapping[str, Measured]) -> Table:
     """The numbers as a person reads them."""
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in ("set", "number"):
         drawn.add_column(column)
-    for column in ("prompts", "value", "95 % interval"):
+    for column in ("count", "value", "95 % interval"):
         drawn.add_column(column, justify="right")
-    for name, answered in sets.items():
-        for source, values in answered.parts().items():
+    for name, measured in sets.items():
+        for source, values in measured.parts().items():
             for number, theirs in values.items():
                 low, high = interval(theirs)
                 where = f"{name}/{source}" if source else name

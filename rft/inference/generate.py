@@ -42,8 +42,9 @@ def generate(config: dict[str, Any], console: Console) -> float:
     job.find(options.checkpoint, "generate.checkpoint")
     rows = check.attempt(lambda: read(options.input, options.prompt))
     asked = check.attempt(lambda: [{"prompt": row[options.prompt]} for row in rows])
+    prompts = check.attempt(lambda: job.encoder.prompts(asked))
     with check():
-        check_lengths(job.encoder, {"generate.input": asked}, job.shape, run.rollout.max_new_tokens)
+        check_lengths("generate.input", [len(prompt) for prompt in prompts], job.shape, run.rollout.max_new_tokens)
     check.end()
     world, output, total = job.world, Path(options.output), len(rows)
     done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
@@ -52,7 +53,7 @@ def generate(config: dict[str, Any], console: Console) -> float:
             shown.message(f"{output} holds {done} of {total} rows: going on behind them")
         if done < total:
             with job.started() as engine, shown.progress("generate", total) as show:
-                complete(job, engine, rows, job.encoder.prompts(asked), done, show)
+                complete(job, engine, rows, prompts, done, show)
         shown.message(f"{total} rows, completed by {job.title}, are in {output}")
     return float(total)
 
@@ -119,6 +120,7 @@ def origin(job: Answering) -> dict[str, Any]:
         "generate.greedy": options.greedy,
         "seed": run.seed,
         "data.template": run.data.template,
+        "data.template_arguments": run.data.template_arguments,
         "data.system": run.data.system,
         "rollout.engine": run.rollout.engine["_target_"],
         **{f"rollout.{field.name}": drawn[field.name] for field in fields(Sampling)},

@@ -10,15 +10,16 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.actor import without_weights
-from rft.actor.load import load_model, read_config
+from rft.actor.load import check_classifier, load_model, read_config
 from rft.checks import check_tokenizer
-from rft.data.encode import Encoder
+from rft.data.lazy import Rows
 from rft.data.tokenizer import pretrained
 from rft.distributed import World, start
 from rft.logger.console import RunConsole
 from rft.logger.log import SilentLog
 from rft.parts import Parts
 from rft.rollout.engine import Engine
+from rft.rollout.held_out import HeldOut
 from rft.rollout.none import NoEngine
 from rft.run_folder import CONFIG, scratch
 
@@ -54,8 +55,10 @@ class Answering(Parts):
         Raises:
             ValueError: there is no such checkpoint, or the engine cannot run here.
         """
-        run, data, check = self.run, self.run.data, self.check
-        if issubclass(self.engine.factory, NoEngine):
+        run, check = self.run, self.check
+        self.check_after()
+        scores = run.mode == "evaluate" and self.grader is not None
+        if issubclass(self.engine.factory, NoEngine) and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")
         self.world = start(run.strategy["device"])
         self.engine.factory.check_here(self.engine.options)
@@ -64,11 +67,30 @@ class Answering(Parts):
         self._path = path
         self.title = path or f"a new {run.actor['model_config']['model_type']}, which has not learned anything"
         words = check.attempt(lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
-        self.encoder = check.attempt(lambda: Encoder(words, data.template, data.system, data.tools, data.trains))
+        self.encoder = check.attempt(lambda: run.data.encoder(words))
         self.shape = check.attempt(lambda: read_config(path, model_config, len(words), "actor"))
         with check():
             check_tokenizer(words, self.shape)
+        if scores and found is not None:
+            with check():
+                check_classifier(self.shape, self.actor.options["head"], f"{key}={which}: {found}")
+        self._model = {"path": path, "model_config": model_config}
         self._words = words
+
+    @contextmanager
+    def measuring(self, sets: dict[str, Rows]) -> Iterator[HeldOut]:
+        """What measures held-out sets with the weights of the model. A collective."""
+        if self.grader is None:
+            with self.started() as engine:
+                yield self.evaluator(self.world, None, engine, self.encoder, sets)
+        else:
+            transformers_logging.disable_progress_bar()
+            strategy = self.strategy.build(world=self.world)
+            still = self._model | {"optimizer": None, "frozen": [], "ema": None}
+            policy = self.actor.factory(
+                "actor", self.world, strategy, self._words, self.run.seed, **self.actor.options | still
+            )
+            yield self.evaluator(self.world, policy, None, self.encoder, sets)
 
     @contextmanager
     def started(self) -> Iterator[Engine]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rft.algorithm.roles import ROLES
+from rft.data.survey import only_reads
 from rft.plan.provenance import Origin
 from rft.plan.rehearsal import Forecast, Rehearsal
 
@@ -50,7 +51,7 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     """
     job = Rehearsal(config, launched)
     forecast = job.forecast()
-    used = {role.key for role in ROLES if role.column in job.method.reads()}
+    used = {role.key for role in ROLES if role.writes(job.method.reads())}
     apart = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in apart))
     console.print(_numbers(job, forecast))
@@ -87,7 +88,9 @@ def _numbers(job: Rehearsal, forecast: Forecast) -> Table:
         "of a rank, where all rows are that long",
         "optimizer steps": f"{updates * steps:,}: {updates:,} in each of {steps:,} steps{before}",
     }
-    if "rollout_logprobs" in job.source.factory.writes:
+    if not only_reads(job.source):
+        if run.algorithm.sampler == "reference":
+            updates *= run.algorithm.iteration or run.steps
         after = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
         facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else after
     if not job.engine.factory.rehearses:

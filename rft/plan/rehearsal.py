@@ -9,9 +9,11 @@ import torch
 
 from rft.actor.actor import Actor
 from rft.actor.load import read_config, without_reading
-from rft.batch import lengths
-from rft.build import Job, Loaded
+from rft.build import Job
+from rft.data.lengths import Lengths
+from rft.data.survey import ALONE, only_reads
 from rft.distributed import World, pretend
+from rft.loaded import Loaded
 from rft.logger.log import SilentLog
 from rft.parts import Parts
 from rft.plan.hollow import Hollow
@@ -74,6 +76,8 @@ class Rehearsal(Job):
             with check(), pretend(self.ranks) as world:
                 self.strategy.build(world=world)
             if run.plan.prompt_tokens is None:
+                if run.data.streaming is not None:
+                    raise ValueError("plan.prompt_tokens=null: a stream is not read to find out; set it")
                 loaded = self.load(self.ranks)
                 self._prompt_tokens = self._longest(loaded)
                 self._vocabulary = len(loaded.tokenizer)
@@ -85,9 +89,8 @@ class Rehearsal(Job):
     def _longest(self, loaded: Loaded) -> int:
         """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
         if "prompt" in self.needs:
-            return max(map(len, loaded.encoder.prompts(loaded.train)))
-        longest = max(int(lengths(batch).max()) for batch in self.examples(loaded.encoder, loaded.train))
-        return max(1, longest - self.run.rollout.max_new_tokens)
+            return max(loaded.lengths.prompts(loaded.train))
+        return max(1, max(self.examples(loaded)) - self.run.rollout.max_new_tokens)
 
     def _suppose(self, prompt_tokens: int) -> None:
         run, check = self.run, self.check
@@ -126,7 +129,7 @@ class Rehearsal(Job):
         run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
         texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
         rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
-        loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {})
+        loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(ALONE, texts, None))
         hollow, ledger = Hollow(), Ledger()
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
             with ledger.stage("begin"), hollow.creating(), without_reading():
@@ -137,9 +140,9 @@ class Rehearsal(Job):
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)
             rehearses = self.engine.factory.rehearses
-            if rehearses and "rollout_logprobs" in self.source.factory.writes:
+            if rehearses and not only_reads(self.source):
                 walk.sample("rollout", groups, run.rollout, size)
-            if rehearses and self._held_out and not self.gives_scores:
+            if rehearses and self._held_out and self.grader is None:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
             parameters = list(trainer.policy.network.parameters())
             return Forecast(

@@ -51,6 +51,11 @@ class Texts(Encoder):
         trains = [False] * self.prompt_tokens + [True] * self.answer_tokens
         return [0] * len(trains), trains
 
+    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+        """See `Encoder.steps`: one step."""
+        tokens = self.prompt_tokens + self.answer_tokens
+        return [0] * tokens, [tokens - 1]
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         """See `Encoder.encode`: one token each."""
         return [[0]] * len(texts)

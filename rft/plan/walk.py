@@ -18,7 +18,8 @@ from rft.plan.ledger import Ledger
 from rft.plan.stand_ins import FirstCuts, Texts
 from rft.rollout.cache import capacity
 from rft.rollout.engine import Request, Sampling
-from rft.trainer import Stage, Trainer
+from rft.stage import Stage
+from rft.trainer import Trainer
 
 LENGTHS_TRIED = 6  # of answers, to find those that fill a forward
 

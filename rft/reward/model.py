@@ -5,11 +5,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.load import read_config
+from rft.actor.load import CLASSIFIERS, check_classifier, read_config
 from rft.data.encode import Encoder
 from rft.reward.term import Term
 
@@ -20,18 +21,20 @@ class RewardModel(Term):
     Args:
         key: supplied; its place in the yaml.
         path: a folder or hub name of a sequence classifier with one label, and of its tokenizer.
-        template, system, tools: how a prompt is rendered, as in `Encoder`.
+        template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
         micro_batch_tokens: cap on the tokens of one forward, padding included.
         dtype: what it is held and computed in.
     """
 
-    reads = ("prompt",)
+    reads: tuple[str, ...] = ("prompt",)
+    head = "score"  # of the actor that it was
 
     def __init__(
         self,
         key: str,
         path: str,
         template: str,
+        template_arguments: dict[str, Any],
         system: str | None,
         tools: str | None,
         micro_batch_tokens: int,
@@ -39,20 +42,15 @@ class RewardModel(Term):
     ) -> None:
         self._key = key
         self._path = path
-        self._rendering = (template, system, tools)
+        self._rendering: dict[str, Any] = {"template": template, "system": system, "tools": tools}
+        self._rendering["arguments"] = template_arguments
         self._cap = micro_batch_tokens
         self._dtype = dtype
         self._device = torch.device("cpu")
 
     def check(self) -> None:
         """Looks at the config and the tokenizer of the path."""
-        config = read_config(self._path, None, 0, self._key)
-        kinds = config.architectures or []
-        if config.num_labels != 1 or not any(kind.endswith("ForSequenceClassification") for kind in kinds):
-            raise ValueError(
-                f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model'} with {config.num_labels} labels is no "
-                "sequence classifier with one; a run with actor.head=score trains one and leaves it in its checkpoints"
-            )
+        check_classifier(read_config(self._path, None, 0, self._key), self.head, f"{self._key}.path={self._path}")
         assert self._encoder is not None
 
     def place(self, device: torch.device) -> None:
@@ -66,13 +64,17 @@ class RewardModel(Term):
             torch.tensor(self._encoder.example({**row, "response": response})[0])
             for response, row in zip(responses, rows, strict=True)
         ]
-        scores = torch.zeros(len(texts))
+        return [float(logits[0]) for logits in self._logits(texts)]
+
+    def _logits(self, texts: list[Tensor]) -> list[Tensor]:
+        """What the model says of each text (T,): (labels,), or (T, labels) and more where it says it of tokens."""
+        found: dict[int, Tensor] = {}
         for chosen in self._forwards([len(text) for text in texts]):
             ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)
             mask = pad_sequence([torch.ones_like(texts[n]) for n in chosen], batch_first=True)
             logits = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device)).logits
-            scores[chosen] = logits[:, 0].float().cpu()
-        return scores.tolist()
+            found |= dict(zip(chosen, logits.float().cpu(), strict=True))
+        return [found[n] for n in range(len(texts))]
 
     def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
         """Numbers of texts that go into one forward, the longest first."""
@@ -94,12 +96,12 @@ class RewardModel(Term):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(self._tokenizer, *self._rendering)
+        return Encoder(self._tokenizer, **self._rendering)
 
     @cached_property
     def _model(self) -> PreTrainedModel:
         transformers_logging.disable_progress_bar()
-        model = AutoModelForSequenceClassification.from_pretrained(self._path, dtype=self._dtype)
+        model = CLASSIFIERS[self.head].kind.from_pretrained(self._path, dtype=self._dtype)
         model.config.get_text_config().pad_token_id = self._pad
         return model.to(self._device).eval()
 

@@ -21,15 +21,15 @@ def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     return float(_whole(response, strip) == _whole(str(row["answer"]), strip))
 
 
-def _bad_pattern(options: Mapping[str, Any]) -> str | None:
+def _bad_pattern(pattern: str) -> str | None:
     try:
-        re.compile(options["pattern"])
+        re.compile(pattern)
     except re.error as error:
-        return f"pattern: {options['pattern']!r} is not a regular expression ({error})"
+        return f"pattern: {pattern!r} is not a regular expression ({error})"
     return None
 
 
-@REWARDS.register("format", fault=_bad_pattern)
+@REWARDS.register("format", fault=lambda options: _bad_pattern(options["pattern"]))
 def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
     """1 where the response has the form that a regular expression describes, else 0.
 
@@ -39,3 +39,27 @@ def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: 
     """
     found = re.fullmatch(pattern, response) if match == "whole" else re.search(pattern, response)
     return float(found is not None)
+
+
+def bad_group(pattern: str) -> str | None:
+    """What is wrong with a pattern that has to have one group, or None."""
+    if (fault := _bad_pattern(pattern)) is not None:
+        return fault
+    return None if re.compile(pattern).groups == 1 else f"pattern: {pattern!r} needs one group, around the verdict"
+
+
+def last_group(text: str, pattern: str) -> str | None:
+    """What the group of a pattern finds at the last place where it fits, without case; None where it fits nowhere."""
+    found = [match[1] or "" for match in re.finditer(pattern, text)]
+    return found[-1].strip().casefold() if found else None
+
+
+@REWARDS.register("verdict", reads=("answer",), fault=lambda options: bad_group(options["pattern"]), extract=last_group)
+def verdict(response: str, row: Mapping[str, Any], *, pattern: str) -> float:
+    """1 where the verdict that the response comes to is the row's `answer`, in any case, else 0.
+
+    Args:
+        pattern: in the syntax of Python's `re`, with one group, which is the verdict; the last place where it fits
+            counts.
+    """
+    return float(last_group(response, pattern) == str(row["answer"]).strip().casefold())

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
+
+from rft.rollout.channel import Channel, Make
 from rft.rollout.engine import Sampling
 from rft.rollout.peer import Peer
+from rft.rollout.staging import Weights
 
 LOCAL = "127.0.0.1"  # where the servers of a run listen that it has started
 
@@ -98,10 +102,22 @@ class Dialect(Protocol):
         """Of the weights that it serves; None: they are none of ours."""
         ...
 
-    async def load(self, peer: Peer, folder: Path, version: int) -> None:
-        """Takes the weights of all safetensors files in a folder, in place of all it had, and serves them under the
-        version: ends what runs, loads, drops cached prefixes, stamps, goes on. May be called again after a failure at
-        any point. `version` must not answer with the new one before the new weights are in.
+    async def join(self, peer: Peer, make: Make) -> Channel:
+        """Brings its workers and rank zero together.
+
+        Args:
+            make: from the kinds of the workers' devices, cpu or cuda.
+        """
+        ...
+
+    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+        """Takes weights in place of all it had, and serves them under their version: ends what runs, loads, drops
+        cached prefixes, stamps, goes on. May be called again after a failure at any point. `version` must not answer
+        with the new one before the new weights are in.
+
+        Args:
+            before: what it serves, None where that is not known.
+            channel: that tensors come through; None: they are read from their folder.
         """
         ...
 
@@ -127,3 +143,13 @@ def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:
 def stamped(label: str) -> int | None:
     """The version that weights are labelled with; None for a label that is none of ours."""
     return int(label) if label.isdecimal() else None
+
+
+def check_type(peer: Peer, dtype: torch.dtype, computes: str) -> None:
+    """Raises Garbage where a server computes in another type than the one that its weights were rounded to."""
+    rounded, theirs = (str(name).removeprefix("torch.") for name in (dtype, computes))
+    if theirs != rounded:
+        raise peer.garbage(
+            f"it computes in {theirs}, and the weights are rounded to {rounded}: start it with --dtype {rounded}, or "
+            "set rollout.engine.servers.dtype=null"
+        )

@@ -1,7 +1,6 @@
 """Held-out evaluation: greedy accuracy, mean of n samples, unbiased pass@k and maj@k, each with its standard error."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +8,9 @@ from rft.data.encode import Encoder
 from rft.data.lazy import Rows
 from rft.distributed import World
 from rft.rollout.engine import Engine, Request, Sampling, row_seed
-from rft.rollout.estimate import maj_at_k, pass_at_k, with_error
+from rft.rollout.estimate import maj_at_k, pass_at_k
+from rft.rollout.held_out import HeldOut, Measured, Progress
 from rft.rollout.source import Score
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-SOURCE = "data_source"  # the field of a row that says which of the collected data sets it is of
 
 
 @dataclass
@@ -27,32 +24,32 @@ class Answers:
 
 
 @dataclass
-class Answered:
+class Answered(Measured):
     """A held-out set with what was answered, prompt by prompt.
 
     Attributes:
-        rows: of the data set.
         greedy: one answer each.
         drawn: the samples; empty where none are wanted.
         values: {number: its value for every prompt}.
     """
 
-    rows: Rows
     greedy: list[Answers]
     drawn: list[Answers]
     values: dict[str, list[float]]
 
-    def parts(self) -> dict[str, dict[str, list[float]]]:
-        """The values of the whole set, under the name "", and of each data source where there are several."""
-        sources = [str(row.get(SOURCE, "other")) for row in self.rows]
-        parts = {"": self.values}
-        for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
-            mine = [number for number, theirs in enumerate(sources) if theirs == source]
-            parts[source] = {name: [values[number] for number in mine] for name, values in self.values.items()}
-        return parts
+    def numbers(self, chosen: Sequence[int]) -> dict[str, list[float]]:
+        """See `Measured.numbers`."""
+        return {name: [values[place] for place in chosen] for name, values in self.values.items()}
+
+    def texts(self) -> list[dict[str, Any]]:
+        """The greedy answers."""
+        return [
+            {"prompt": row["prompt"], "response": answers.texts[0], "score": right}
+            for row, answers, right in zip(self.rows, self.greedy, self.values["accuracy"], strict=True)
+        ]
 
 
-class Evaluator:
+class Evaluator(HeldOut):
     """Answers held-out sets with the engine and scores the answers.
 
     Args:
@@ -97,27 +94,8 @@ class Evaluator:
         self._maj_k = maj_k
         self._seed = seed
 
-    def run(self, progress: Progress) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-        """Evaluates every set.
-
-        Args:
-            progress: opens a progress bar (name, total) that is called with the number of rows that are done.
-
-        Returns:
-            The numbers of `summary`; and the greedy answers of every set, for people to read.
-        """
-        sets = self.measure(progress)
-        texts = {
-            name: [
-                {"prompt": row["prompt"], "response": answers.texts[0], "score": right}
-                for row, answers, right in zip(found.rows, found.greedy, found.values["accuracy"], strict=True)
-            ]
-            for name, found in sets.items()
-        }
-        return summary(sets), texts
-
     def measure(self, progress: Progress) -> dict[str, Answered]:
-        """Answers every set; the same on every rank."""
+        """Answers every set. See `HeldOut.measure`."""
         sets = {}
         for name, rows in self._sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
@@ -174,18 +152,3 @@ def measured(terms: Iterable[str], accuracy: str, samples: int, pass_k: list[int
     passed, voted = [f"pass@{k}" for k in pass_k], [f"maj@{k}" for k in maj_k]
     sampled = [f"mean@{samples}", *passed, *voted] if samples else []
     return ["accuracy", *(term for term in terms if term != accuracy), "length", *sampled]
-
-
-def summary(sets: dict[str, Answered]) -> dict[str, float]:
-    """`eval/<set>/<number>` and, where a set has rows of several sources, `eval/<set>/<source>/<number>`.
-
-    The numbers are accuracy, the other terms, length, mean@n, pass@k, maj@k; each but the length has a `_stderr`.
-    """
-    numbers: dict[str, float] = {}
-    for name, found in sets.items():
-        for source, values in found.parts().items():
-            prefix = f"eval/{name}/{source}/" if source else f"eval/{name}/"
-            for number, theirs in values.items():
-                both = with_error(f"{prefix}{number}", theirs)
-                numbers |= both if number != "length" else {f"{prefix}length": both[f"{prefix}length"]}
-    return numbers

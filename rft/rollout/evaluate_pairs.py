@@ -1,6 +1,8 @@
 """Held-out pairs of responses: how often a model that gives scores prefers the chosen one. Nothing is sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
@@ -11,69 +13,87 @@ from rft.data.encode import Encoder
 from rft.data.lazy import Rows
 from rft.data.source import supervised_row
 from rft.distributed import World
-from rft.rollout.estimate import with_error
-from rft.rollout.evaluate import Progress
-
-FIELDS = ("prompt", "chosen", "rejected")
-MEASURED = ("accuracy", "margin")
+from rft.rollout.held_out import HeldOut, Measured, Progress
 
 
-class PairEvaluator:
-    """Scores held-out pairs.
+class Grader(HeldOut):
+    """Measures a model that gives scores.
 
     Args:
         world, encoder: as in training.
-        scores: from rows to the score of each (B,); a collective.
-        sets: rows with `FIELDS`, by the name of the set.
+        scores: from rows to the column `score` (B, T); a collective.
+        sets: rows with `fields`, by the name of the set.
+
+    Attributes:
+        fields: what a row has.
+        always: the numbers that every set has.
+        options: of the source of batches, which it takes, too.
     """
 
+    fields: tuple[str, ...]
+    always: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
     def __init__(
-        self,
-        world: World,
-        encoder: Encoder,
-        scores: Callable[[TensorDict], Tensor],
-        sets: dict[str, Rows],
+        self, world: World, encoder: Encoder, scores: Callable[[TensorDict], Tensor], sets: dict[str, Rows]
     ) -> None:
         self._world = world
         self._encoder = encoder
         self._scores = scores
         self._sets = sets
 
-    def run(self, progress: Progress) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-        """Evaluates every set.
-
-        Args:
-            progress: opens a progress bar (name, total) that is called with the number of rows that are done.
-
-        Returns:
-            `eval/<set>/accuracy`, the share of the pairs whose chosen response has the higher score, and
-            `eval/<set>/margin`, the mean difference, each with `_stderr`; and the scored responses, for people to read.
-        """
-        numbers: dict[str, float] = {}
-        texts: dict[str, list[dict[str, Any]]] = {}
-        for name, rows in self._sets.items():
-            with progress(f"evaluate {name}", len(rows)) as show:
-                scored = self._score(rows)
-                show(len(rows))
-            gaps = [chosen - rejected for chosen, rejected in scored]
-            numbers |= with_error(f"eval/{name}/accuracy", [float(gap > 0) for gap in gaps])
-            numbers |= with_error(f"eval/{name}/margin", gaps)
-            texts[name] = [
-                {"prompt": row["prompt"], "response": row[field], "score": score}
-                for row, pair in zip(rows, scored, strict=True)
-                for field, score in zip(("chosen", "rejected"), pair, strict=True)
-            ]
-        return numbers, texts
-
-    def _score(self, rows: Rows) -> list[tuple[float, float]]:
-        """The two scores of all rows in order, on every rank; each rank does its share, or the first row again."""
+    def _shared(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
+        """What `work` finds of all rows in order, on every rank; each does its share, or the first row again."""
         mine = list(range(self._world.rank, len(rows), self._world.size)) or [0]
-        batch = collate([row for number in mine for row in self._pair(number, rows[number])])
-        batch["keep"] = batch["response_mask"]
-        scores = self._scores(batch).view(-1, 2).tolist()
-        found = {number: (chosen, rejected) for number, (chosen, rejected) in zip(mine, scores, strict=True)}
-        everything = {number: pair for part in self._world.gather(found) for number, pair in part.items()}
+        found = dict(zip(mine, work(mine), strict=True))
+        everything = {number: theirs for part in self._world.gather(found) for number, theirs in part.items()}
         return [everything[number] for number in range(len(rows))]
 
-    def _pair(self, number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-        return [supervised_row(self._encoder, number, row, row[field]) for field in ("chosen", "rejected")]
+    def _column(self, examples: Sequence[dict[str, Any]]) -> Tensor:
+        batch = collate(examples)
+        batch["keep"] = batch["response_mask"]
+        return self._scores(batch)
+
+
+@dataclass
+class ScoredPairs(Measured):
+    """Held-out pairs with the scores of the chosen and of the rejected response."""
+
+    scores: list[tuple[float, float]]
+
+    def numbers(self, chosen: Sequence[int]) -> dict[str, list[float]]:
+        """`accuracy`, 1 where the chosen response has the higher score, and `margin`, the difference."""
+        gaps = [self.scores[place][0] - self.scores[place][1] for place in chosen]
+        return {"accuracy": [float(gap > 0) for gap in gaps], "margin": gaps}
+
+    def texts(self) -> list[dict[str, Any]]:
+        """Both responses, the chosen one first."""
+        return [
+            {"prompt": row["prompt"], "response": row[field], "score": score}
+            for row, pair in zip(self.rows, self.scores, strict=True)
+            for field, score in zip(("chosen", "rejected"), pair, strict=True)
+        ]
+
+
+class PairEvaluator(Grader):
+    """Scores held-out pairs. See `Grader`."""
+
+    fields = ("prompt", "chosen", "rejected")
+    always = ("accuracy", "margin")
+
+    def measure(self, progress: Progress) -> dict[str, ScoredPairs]:
+        """See `HeldOut.measure`."""
+        sets = {}
+        for name, rows in self._sets.items():
+            with progress(f"evaluate {name}", len(rows)) as show:
+                sets[name] = ScoredPairs(rows, self._shared(rows, partial(self._pairs, rows)))
+                show(len(rows))
+        return sets
+
+    def _pairs(self, rows: Rows, mine: Sequence[int]) -> list[tuple[float, float]]:
+        examples = [
+            supervised_row(self._encoder, number, row, row[field])
+            for number, row in ((number, rows[number]) for number in mine)
+            for field in ("chosen", "rejected")
+        ]
+        return [(chosen, rejected) for chosen, rejected in self._column(examples).sum(1).view(-1, 2).tolist()]

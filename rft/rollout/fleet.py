@@ -14,7 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from rft.rollout import warden
+from rft.rollout.channel import Line
 from rft.rollout.dialect import LOCAL, Dialect
 from rft.rollout.peer import LOOK_S, Failed, Garbage, Peer, Refused, waiting
 from rft.rollout.server_options import Servers
@@ -94,10 +97,12 @@ class Keeper:
         failures: looks that failed since the last new version.
         refuses: it is up, and says that it does not take the weights.
         well: when it was well for the last time, or was started.
+        line: to it, for weights that go through a process group.
     """
 
-    def __init__(self, peer: Peer, process: Process | None) -> None:
+    def __init__(self, peer: Peer, process: Process | None, line: Line) -> None:
         self.peer = peer
+        self.line = line
         self.process = process
         self.serves: int | None = None
         self.given: Weights | None = None
@@ -108,6 +113,10 @@ class Keeper:
         self.well = time.monotonic()
         self.wake = asyncio.Event()
 
+    def holds(self) -> Weights | None:
+        """What it has in memory, None where that is not known."""
+        return self.given if self.given is not None and self.given.version == self.serves else None
+
 
 class Fleet:
     """All servers of a run.
@@ -115,13 +124,17 @@ class Fleet:
     Args:
         dialect, peers, options: of the servers.
         processes: of those that are our own, one per peer; else empty.
+        device: of this process.
     """
 
-    def __init__(self, dialect: Dialect, peers: list[Peer], processes: list[Process], options: Servers) -> None:
+    def __init__(
+        self, dialect: Dialect, peers: list[Peer], processes: list[Process], options: Servers, device: torch.device
+    ) -> None:
         self._dialect = dialect
         self._options = options
         mine: list[Process | None] = [*processes] or [None] * len(peers)
-        self._keepers = [Keeper(*pair) for pair in zip(peers, mine, strict=True)]
+        lines = [Line(peer, dialect.join, device, options) for peer in peers]
+        self._keepers = [Keeper(*theirs) for theirs in zip(peers, mine, lines, strict=True)]
         self._current: Weights | None = None
         self._committed: Weights | None = None
         self._news = asyncio.Event()
@@ -136,6 +149,12 @@ class Fleet:
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
+        for keeper in self._keepers:
+            keeper.line.part()
+
+    def sent(self) -> int:
+        """Bytes of weights that have gone to servers through process groups."""
+        return sum(keeper.line.sent() for keeper in self._keepers)
 
     def well(self) -> int:
         """How many servers serve the current version."""
@@ -205,6 +224,7 @@ class Fleet:
             except OSError as error:
                 if keeper.serves is not None:
                     logging.getLogger(__name__).warning("%s is down: %s", keeper.peer.name, error)
+                keeper.line.part()
                 keeper.serves, keeper.problem = None, str(error)
                 keeper.failures += 1 + isinstance(error, TimeoutError) * self._options.retries
             finally:
@@ -231,7 +251,9 @@ class Fleet:
             try:
                 with peer.sense("what it says of new weights"):
                     async with waiting(what, self._options.sync_s):
-                        await self._dialect.load(peer, weights.folder, weights.version)
+                        before, group = keeper.holds(), self._options.transport == "group"
+                        channel = await keeper.line.channel(fresh=before is None) if group else None
+                        await self._dialect.load(peer, weights, before, channel)
             except (Garbage, Refused) as error:
                 keeper.refuses = not error.busy
                 raise

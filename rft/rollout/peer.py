@@ -53,7 +53,7 @@ class Peer:
 
     async def get(self, path: str) -> Any:
         """What a GET answers: JSON, or None for an empty body. Raises as `post`."""
-        return await self._call("GET", path, b"")
+        return self._json(f"GET {path}", await self._call("GET", path, b""))
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """What a POST of JSON answers: JSON, or None for an empty body. It waits for as long as it is let.
@@ -63,9 +63,19 @@ class Peer:
             Garbage: the answer is no HTTP or no JSON.
             Failed: the connection could not be made, or broke.
         """
+        return self._json(f"POST {path}", await self.tell(path, body))
+
+    async def tell(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """What a POST of JSON answers that may be no JSON. Raises as `post`."""
         return await self._call("POST", path, json.dumps(body or {}).encode())
 
-    async def _call(self, method: str, path: str, body: bytes) -> Any:
+    def _json(self, call: str, answer: bytes) -> Any:
+        try:
+            return json.loads(answer) if answer.strip() else None
+        except ValueError as error:
+            raise self.garbage(f"{call}: no JSON: {answer[:80]!r}") from error
+
+    async def _call(self, method: str, path: str, body: bytes) -> bytes:
         try:
             status, answer = await self._exchange(method, path, body)
         except Failed:
@@ -75,10 +85,7 @@ class Peer:
         if not 200 <= status < 300:
             said = answer[:500].decode(errors="replace")
             raise Refused(f"{self.name}: {method} {path}: status {status}: {said}", status)
-        try:
-            return json.loads(answer) if answer.strip() else None
-        except ValueError as error:
-            raise self.garbage(f"{method} {path}: no JSON: {answer[:80]!r}") from error
+        return answer
 
     def garbage(self, what: str) -> Garbage:
         """The error of an answer that makes no sense."""

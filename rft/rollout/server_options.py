@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 from dataclasses import dataclass
+from typing import Any, Literal
 
 KEY = "rollout.engine.servers"
 
@@ -14,6 +15,8 @@ class Servers:
     addresses: list[str]
     count: int
     python: str | None
+    dtype: Literal["bfloat16", "float16"] | None
+    transport: Literal["folder", "group"]
     concurrency: int
     retries: int
     start_s: float
@@ -40,6 +43,14 @@ class Servers:
         times = {name: vars(self)[name] for name in ("start_s", "sync_s", "answer_s", "poll_s")}
         if min(times.values()) <= 0:
             raise ValueError(f"{KEY}: {times}: these are seconds; set them above 0")
+
+    def check_type(self, engine_args: dict[str, Any]) -> None:
+        """Raises a ValueError where servers of our own would compute in another type than weights are rounded to."""
+        if self.count and self.dtype is not None and engine_args.get("dtype") != self.dtype:
+            raise ValueError(
+                f"{KEY}.dtype={self.dtype}: the servers compute in rollout.engine_args.dtype="
+                f"{engine_args.get('dtype')}; set both to the same, or {KEY}.dtype=null"
+            )
 
     def check_installed(self, package: str, script: str) -> None:
         """Raises a ValueError where servers are to be started without the package that they are made of.

@@ -1,7 +1,7 @@
 """Sampling with servers: several processes, of our own or on other machines, that all ranks share over HTTP.
 
-Every rank asks for its own samples. Rank zero writes new weights where the servers can read them, tells the servers to
-load them, and looks after the servers; the others learn from it what has come of that.
+Every rank asks for its own samples. Rank zero writes new weights where the servers can read them, or sends what it
+wrote, has the servers load them, and looks after the servers; the others learn from it what has come of that.
 """
 
 import asyncio
@@ -29,6 +29,9 @@ from rft.rollout.server_options import KEY, Servers
 from rft.rollout.skeleton import write_skeleton
 from rft.rollout.staging import Staging, Weights
 from rft.rollout.texts import completions, end_tokens
+from rft.strategy.fsdp2 import DTYPES
+
+Written = Weights | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
 
 
 class ServersEngine(Engine):
@@ -64,6 +67,7 @@ class ServersEngine(Engine):
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
+        self._sent = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
         self._thread.start()
@@ -76,12 +80,13 @@ class ServersEngine(Engine):
         self._fleet: Fleet | None = None
         world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
         if world.rank == 0:
-            self._staging = Staging(folder / "weights", skeleton)
+            dtype = None if servers.dtype is None else DTYPES[servers.dtype]
+            self._staging = Staging(folder / "weights", skeleton, dtype)
             self._processes = []
             for number, port in enumerate(ports):
                 command, environment = self._dialect.command(servers.python or sys.executable, skeleton, port)
                 self._processes.append(Process(command, environment, folder / "servers" / f"{number}.log"))
-            self._fleet = Fleet(self._dialect, peers, self._processes, servers)
+            self._fleet = Fleet(self._dialect, peers, self._processes, servers, world.device)
             self._do(self._fleet.watch())
         atexit.register(self.close)
 
@@ -89,6 +94,7 @@ class ServersEngine(Engine):
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         cls.dialect(options["engine_args"]).check(sampling)
+        options["servers"].check_type(options["engine_args"])
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -132,19 +138,24 @@ class ServersEngine(Engine):
             OSError: the disk, or no server acknowledges the version within its deadline; names it.
             ValueError: a tensor of a type that is not written; names it.
         """
+        weights = self._write(version, tensors)
+        self._world.decide(lambda: self._commit(weights))
+        self.version = version
+
+    def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
+        """Walks to the end of the tensors, each of which may be gathered by a collective; rank zero writes them."""
         tensors = iter(tensors)
-        weights: Weights | OSError | ValueError | None = None
+        weights: Written = None
         if self._world.rank == 0:
             try:
                 weights = self._staging.write(version, tensors)
             except (OSError, ValueError) as error:
                 weights = error
-        for _ in tensors:  # to gather one is a collective: every rank walks to the end
+        for _ in tensors:
             pass
-        self._world.decide(lambda: self._commit(weights))
-        self.version = version
+        return weights
 
-    def _commit(self, weights: Weights | OSError | ValueError | None) -> None:
+    def _commit(self, weights: Written) -> None:
         assert self._fleet is not None and weights is not None
         if isinstance(weights, OSError | ValueError):
             raise weights
@@ -166,8 +177,12 @@ class ServersEngine(Engine):
         self._thread.join()  # whoever closes again finds it gone
 
     def health(self) -> dict[str, float]:
-        """Since the last call: groups that were asked for again after a failure, and that two servers worked on."""
+        """Since the last call: groups that were asked for again after a failure, and that two servers worked on; and
+        MiB of weights that went to servers through process groups, where they go that way."""
         found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
+        if self._options.transport == "group":
+            sent = self._fleet.sent() if self._fleet is not None else 0
+            found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()
         return found
 

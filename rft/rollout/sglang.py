@@ -1,19 +1,23 @@
-"""SGLang's server: token ids in and out, and weights from a folder.
+"""SGLang's server: token ids in and out, and weights from a folder or through a process group.
 
 A sample follows its seed only where the server computes deterministically, which is for GPUs alone
 (`engine_args.enable_deterministic_inference`); elsewhere the server draws as it likes, and no two samples are tied.
-Left out: weights over NCCL, CUDA IPC and tensors in messages, images.
+Left out: weights over CUDA IPC and tensors in messages, images.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, flags, stamped
+from rft.rollout.channel import Channel, Make, lacking
+from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_type, flags, stamped
 from rft.rollout.engine import Sampling
-from rft.rollout.peer import Peer
+from rft.rollout.peer import Peer, Refused
+from rft.rollout.server_options import KEY
 from rft.rollout.servers import ServersEngine
+from rft.rollout.staging import Weights
 
 FIXED = {
     "load_format": "dummy",  # the weights of the run come in any case
@@ -26,6 +30,7 @@ ON_CPU = {
     "disable_overlap_schedule": True,
     "max_total_tokens": 16384,  # of keys and values; SGLang itself would take most of the machine's memory for them
 }
+LOADING = "loading"  # what a server is stamped with between two versions
 TAKEN = frozenset(("model_path", "model", "host", "port", "api_key", "weight_version", *FIXED))
 
 
@@ -59,6 +64,7 @@ class SGLangDialect:
         if taken := sorted(TAKEN & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
         self._engine_args = engine_args
+        self._groups: dict[Peer, str] = {}
 
     def check(self, sampling: Sampling) -> None:
         """SGLang truncates what it draws from, but tells log-probabilities of the whole distribution."""
@@ -110,12 +116,41 @@ class SGLangDialect:
         """What `load` stamped last."""
         return stamped((await peer.get("/model_info"))["weight_version"])
 
-    async def load(self, peer: Peer, folder: Path, version: int) -> None:
-        """In one message, which leaves nothing half done: ends what runs, loads, forgets cached prefixes and stamps.
+    async def join(self, peer: Peer, make: Make) -> Channel:
+        """Ends the group before, and has all its workers join the new one."""
+        about = await peer.get("/server_info")
+        if (about["dp_size"], about["pp_size"]) != (1, 1):
+            raise peer.garbage(f"it has dp_size or pp_size above 1; set {KEY}.transport=folder")
+        if before := self._groups.pop(peer, None):
+            with contextlib.suppress(Refused):  # it has been started anew, or left by itself
+                await peer.post("/destroy_weights_update_group", {"group_name": before})
+        channel = make([about["device"]] * about["tp_size"])
+        meeting = channel.meeting
+        told = {"master_address": meeting.address, "master_port": meeting.port, "group_name": meeting.name}
+        told |= {"world_size": meeting.size, "rank_offset": 1, "backend": meeting.backend}
+        self._groups[peer] = meeting.name
+        await channel.join(peer.post("/init_weights_update_group", told))
+        return channel
 
-        What comes meanwhile waits.
+    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+        """Ends what runs, loads, forgets cached prefixes and stamps; what comes meanwhile waits.
+
+        From a folder it is one message, which leaves nothing half done. What comes through a channel is loaded bucket
+        by bucket, and nothing that is sampled between two of them is stamped with a version.
         """
-        told = {"model_path": str(folder), "load_format": "auto", "abort_all_requests": True, "flush_cache": True}
-        answer = await peer.post("/update_weights_from_disk", told | {"weight_version": str(version)})
+        if weights.dtype is not None:
+            check_type(peer, weights.dtype, (await peer.get("/server_info"))["dtype"])
+        if channel is not None:
+            await peer.post("/update_weight_version", {"new_version": LOADING, "abort_all_requests": True})
+            for bucket in lacking(weights, before):
+                names, dtypes, shapes = zip(*bucket.about(), strict=True)
+                told = {"group_name": channel.meeting.name, "names": names, "dtypes": dtypes, "shapes": shapes}
+                call = peer.post("/update_weights_from_distributed", told | {"abort_all_requests": True})
+                await channel.send(bucket.tensors(), call)
+            stamp = {"new_version": str(weights.version), "abort_all_requests": False}
+            await peer.post("/update_weight_version", stamp)
+            return
+        told = {"model_path": str(weights.folder), "load_format": "auto", "weight_version": str(weights.version)}
+        answer = await peer.post("/update_weights_from_disk", told | {"abort_all_requests": True, "flush_cache": True})
         if answer["success"] is not True:
-            raise peer.garbage(f"it did not take the weights of {folder}: {answer['message']}")
+            raise peer.garbage(f"it did not take the weights of {weights.folder}: {answer['message']}")

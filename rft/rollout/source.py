@@ -202,11 +202,11 @@ class RolloutSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data this source is, and the groups that wait for the next step."""
-        return {"position": self._cursor.position, "surplus": self._surplus}
+        return self._cursor.state_dict() | {"surplus": self._surplus}
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
-        self._cursor.position = states[0]["position"]
+        self._cursor.load_state_dict(states[0])
         surplus = sorted((group for state in states for group in state["surplus"]), key=_position)
         self._surplus = surplus[self._mine]
 

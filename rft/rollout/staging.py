@@ -2,6 +2,7 @@
 
 Tensors that are as they were in the version before are not written again: their file is hard-linked, once they have one
 of their own. So parts of the model that do not train are written when they come first, and nothing has to say which.
+Adapters that servers apply by themselves are a folder of their own, beside that of the weights.
 """
 
 import hashlib
@@ -9,8 +10,8 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,30 @@ class Stored:
         return (self.entry["dtype"], self.entry["shape"], self.digest) == (dtype, shape, digest)
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """Adapters in a folder as peft reads it, whose name is theirs, and the SHA-256 of its files by their names."""
+
+    folder: Path
+    digests: dict[str, str]
+
+
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A version that has been written: its number, its folder and its tensors by name."""
+    """A version that has been written.
+
+    Attributes:
+        version: its number.
+        folder, tensors: where its tensors are, by name. Versions that differ by their adapters share both.
+        dtype: that servers must compute in, None where it is all the same.
+        adapter: that is applied to them.
+    """
 
     version: int
     folder: Path
     tensors: dict[str, Stored]
+    dtype: torch.dtype | None
+    adapter: Adapter | None = None
 
     def verify(self) -> None:
         """Reads everything back.
@@ -66,6 +84,14 @@ class Weights:
                     f"{self.folder / file} does not hold the weights of version {self.version} that were written to "
                     "it; look at the disk"
                 )
+        for name, digest in self.adapter.digests.items() if self.adapter is not None else ():
+            assert self.adapter is not None
+            if _digest((self.adapter.folder / name).read_bytes()) != digest:
+                raise OSError(f"{self.adapter.folder / name} is not what was written to it; look at the disk")
+
+    def holds(self, other: "Weights") -> bool:
+        """Whether whoever has these has the tensors of the other."""
+        return self.tensors is other.tensors
 
     def read(self, name: str) -> bytes:
         """The bytes of a tensor."""
@@ -88,12 +114,15 @@ class Staging:
     Args:
         folder: where all of this run's servers can read; what is in it is deleted.
         skeleton: a folder of files that every version holds beside its weights, or None.
+        dtype: that floating-point tensors of more bytes are rounded to, as a server that computes in it would; or None.
     """
 
-    def __init__(self, folder: Path, skeleton: Path | None) -> None:
+    def __init__(self, folder: Path, skeleton: Path | None, dtype: torch.dtype | None = None) -> None:
         self.folder = folder
         self.skeleton = skeleton
+        self.dtype = dtype
         self.kept: Weights | None = None
+        self._written = 0  # names files, for a version may come twice
         shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Weights:
@@ -111,10 +140,13 @@ class Staging:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         before = self.kept.tensors if self.kept is not None else {}
-        files = _Files(draft, f"v{version}")
+        self._written += 1
+        files = _Files(draft, str(self._written))
         found: dict[str, Stored] = {}
         still = defaultdict(list)
         for name, tensor in tensors:
+            if self.dtype is not None and tensor.is_floating_point() and tensor.itemsize > self.dtype.itemsize:
+                tensor = tensor.to(self.dtype)
             if tensor.dtype not in TYPES:
                 raise ValueError(
                     f"{name}: weights of {tensor.dtype} are not written for servers; choose another rollout"
@@ -127,7 +159,7 @@ class Staging:
                 found[name] = files.add(name, dtype, shape, digest, octets)
             del tensor, octets  # before the next one is gathered
         files.close()
-        files = _Files(draft, f"v{version}-still")
+        files = _Files(draft, f"{self._written}-still")
         for file, names in still.items():
             assert self.kept is not None
             if len(names) == len(self.kept.files()[file]):
@@ -145,16 +177,32 @@ class Staging:
             "weight_map": {name: stored.file for name, stored in found.items()},
         }
         (draft / "model.safetensors.index.json").write_text(json.dumps(index))
-        Weights(version, draft, found).verify()
+        Weights(version, draft, found, self.dtype).verify()
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-        return Weights(version, folder, found)
+        return Weights(version, folder, found, self.dtype)
+
+    def adapt(self, weights: Weights, version: int, name: str, save: Callable[[Path], None]) -> Weights:
+        """A version of the tensors of another one, none of which is written or read, and adapters.
+
+        Args:
+            name: of the adapters, which none have had.
+            save: writes them to a folder.
+
+        Raises:
+            OSError: the disk; names the file.
+        """
+        folder = self.folder / name
+        save(folder)
+        adapter = Adapter(folder, {path.name: _digest(path.read_bytes()) for path in folder.iterdir()})
+        return replace(weights, version=version, adapter=adapter)
 
     def keep(self, weights: Weights) -> None:
         """Deletes all other versions; the next one is written as what differs from this one."""
         self.kept = weights
+        kept = {weights.folder, weights.adapter and weights.adapter.folder}
         for path in self.folder.iterdir():
-            if path != weights.folder:
+            if path not in kept:
                 shutil.rmtree(path)
 
 

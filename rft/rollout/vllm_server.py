@@ -1,32 +1,86 @@
-"""vLLM's own server: token ids in and out, and weights from a folder.
+"""vLLM's own server: token ids in and out, and weights from a folder or through a process group.
 
 Its endpoints for reinforcement learning are used as they are (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`).
-Left out: weights over NCCL and CUDA IPC, images.
+Left out: weights over CUDA IPC, images.
 """
 
+import os
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, flags, stamped
-from rft.rollout.engine import Sampling
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.actor.lora import AdaptedWeights, Lora
+from rft.distributed import World
+from rft.rollout import remote
+from rft.rollout.channel import Channel, Make, lacking
+from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_type, flags, stamped
+from rft.rollout.engine import Request, Sampling
 from rft.rollout.peer import Peer
-from rft.rollout.servers import ServersEngine
+from rft.rollout.remote.rft_receiver import pack
+from rft.rollout.server_options import KEY, Servers
+from rft.rollout.servers import ServersEngine, Written
+from rft.rollout.staging import Weights
 from rft.rollout.vllm import check_sampling
+from rft.rollout.vllm_adapters import KEYS, MERGE, check_adapters, room
 
 # python -m, for the `vllm` command of the CPU build asks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
+REMOTE = str(Path(remote.__file__).parent)
+RECEIVER = "rft_receiver.Receiver"
 FIXED = {
     "load_format": "dummy",  # the weights of the run come in any case
     "generation_config": "vllm",  # no sampling options of the model's own
     "logprobs_mode": "processed_logprobs",
     "enable_scale_out": True,  # the endpoint that takes and gives token ids
     "disable_uvicorn_access_log": True,
+    "worker_extension_cls": RECEIVER,  # for weights that come through a process group
 }
+OURS = "rft-"  # begins the names of adapters
+BESIDE = "+"  # in what a server is stamped with, between the version and the name of the adapter
 TAKEN = frozenset(("model", "host", "port", "api_key", *FIXED))
 
 
 class VLLMServers(ServersEngine):
-    """Samples with vLLM servers; see `ServersEngine`."""
+    """Samples with vLLM servers; see `ServersEngine`.
+
+    Args:
+        merge_lora: false: the weights beside the policy's adapters are written once, and then adapters alone.
+        lora: supplied; of the policy.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        engine_args: dict[str, Any],
+        servers: Servers,
+        merge_lora: bool,
+        lora: Lora | None,
+    ) -> None:
+        self._apart = None if merge_lora else lora
+        self._base_version: int | None = None
+        self._adapter: str | None = None  # that requests name
+        engine_args = engine_args if self._apart is None else engine_args | room(self._apart)
+        super().__init__(world, model, tokenizer, folder, engine_args, servers)
+
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        super().check(options, sampling)
+        if not options["merge_lora"]:
+            check_adapters(options["lora"], None)
+            if (way := options["servers"].transport) != "folder":
+                raise ValueError(
+                    f"{KEY}.transport={way}: adapters are read from a folder; set it to folder, or {MERGE}"
+                )
+            if taken := sorted(KEYS & options["engine_args"].keys()):
+                raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
 
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
@@ -37,6 +91,33 @@ class VLLMServers(ServersEngine):
     def dialect(engine_args: dict[str, Any]) -> Dialect:
         """See `Engine.dialect`."""
         return VLLMDialect(engine_args)
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `ServersEngine`. With `merge_lora=false` of `AdaptedWeights` the adapters, under a name that none have
+        had, and the rest where it is not what came before."""
+        if self._apart is None or not isinstance(tensors, AdaptedWeights):
+            super().update_weights(version, tensors)
+            self._base_version = self._adapter = None
+            return
+        if tensors.base_version != self._base_version:
+            base = self._write(version, tensors.base())
+        else:
+            base = self._staging.kept if self._world.rank == 0 else None
+        alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self._world.rank == 0}
+
+        def commit(weights: Written) -> str:
+            name = f"{OURS}{uuid.uuid4().hex}"
+            if isinstance(weights, Weights):
+                weights = self._staging.adapt(weights, version, name, lambda to: tensors.adapters.save(alone, to))
+            self._commit(weights)
+            return name
+
+        self._adapter = self._world.decide(lambda: commit(base))
+        self.version, self._base_version = version, tensors.base_version
+
+    def _calls(self, request: Request, sampling: Sampling) -> list[tuple[Call, int]]:
+        named = {} if self._adapter is None else {"model": self._adapter}
+        return [(Call(call.path, call.body | named), limit) for call, limit in super()._calls(request, sampling)]
 
 
 class VLLMDialect:
@@ -64,6 +145,8 @@ class VLLMDialect:
         """A server with dummy weights that looks nothing up on the hub."""
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
         return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
 
     def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
@@ -83,7 +166,7 @@ class VLLMDialect:
         return Call("/inference/v1/generate", {"token_ids": prompt, "sampling_params": how})
 
     def parse(self, answer: Any) -> Sampled:
-        """The one choice. Its version is None where the weights are none of ours."""
+        """The one choice. Its version is None where the weights are none of ours, or without the adapter of theirs."""
         [choice] = answer["choices"]
         if choice["finish_reason"] == "abort":
             raise Aborted("the sample was aborted")
@@ -91,9 +174,9 @@ class VLLMDialect:
         [span] = choice["weight_versions"]
         if (span["start"], span["end"]) != (0, len(tokens)) or [entry["token_id"] for entry in content] != tokens:
             raise ValueError("log-probabilities or versions of other tokens")
-        return Sampled(
-            tokens, [entry["logprob"] for entry in content], choice["finish_reason"], stamped(span["version"])
-        )
+        label, _, adapter = span["version"].partition(BESIDE)
+        version = stamped(label) if not adapter or answer["model"] == adapter else None
+        return Sampled(tokens, [entry["logprob"] for entry in content], choice["finish_reason"], version)
 
     async def healthy(self, peer: Peer) -> None:
         """Its own word."""
@@ -103,21 +186,67 @@ class VLLMDialect:
         """What `load` stamped last; None also where a load did not come to its end, which leaves the server paused."""
         if (await peer.get("/is_paused"))["is_paused"]:
             return None
-        return stamped((await peer.get("/weight_info"))["weight_version"])
+        label, _, adapter = (await peer.get("/weight_info"))["weight_version"].partition(BESIDE)
+        return stamped(label) if not adapter or adapter in await self._adapters(peer) else None
 
-    async def load(self, peer: Peer, folder: Path, version: int) -> None:
-        """Pauses, loads, forgets cached prefixes, stamps and resumes. What comes while it is paused waits."""
-        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]["model_config"]
-        if config["logprobs_mode"] != FIXED["logprobs_mode"]:
-            raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {config['logprobs_mode']}")
+    async def join(self, peer: Peer, make: Make) -> Channel:
+        """Asks its workers, which must have been started with `Receiver`."""
+        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        workers = config["parallel_config"]
+        if RECEIVER.rpartition(".")[0] not in workers["worker_extension_cls"]:
+            raise peer.garbage(
+                f"its workers join no process group: start it with --worker-extension-cls {RECEIVER} and "
+                f"PYTHONPATH={REMOTE}, or by mode=serve, or set {KEY}.transport=folder"
+            )
+        if workers["data_parallel_size"] != 1:
+            raise peer.garbage(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
+        channel = make([config["device_config"]["device"]] * workers["world_size"])
+        told = vars(channel.meeting) | {"timeout_s": channel.timeout_s}
+        await channel.join(self._workers(peer, "rft_join", kwargs=told))
+        return channel
+
+    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+        """Pauses, loads what it has not, forgets cached prefixes, stamps and resumes. What comes meanwhile waits."""
+        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        model, label = config["model_config"], str(weights.version)
+        if model["logprobs_mode"] != FIXED["logprobs_mode"]:
+            raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}")
+        if weights.dtype is not None:
+            check_type(peer, weights.dtype, model["dtype"])
+        if weights.adapter is not None and config["lora_config"] is None:
+            raise peer.garbage(
+                "it takes no adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
+                f"--max-lora-rank, or {MERGE}"
+            )
         await peer.post("/pause?mode=abort")
-        # vLLM reads no files into a model that it started with dummy weights, unless it is told of another format.
-        await self._workers(peer, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
-        await self._workers(peer, "reload_weights", kwargs={"weights_path": str(folder)})
+        if before is None or not before.holds(weights):
+            await self._reload(peer, weights, before, channel)
+        for name in await self._adapters(peer) if config["lora_config"] is not None else ():
+            await peer.tell("/v1/unload_lora_adapter", {"lora_name": name})
+        if weights.adapter is not None:
+            folder = weights.adapter.folder
+            await peer.tell("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
+            label += BESIDE + folder.name
         if not (await peer.post("/reset_prefix_cache"))["success"]:
             raise peer.garbage("it keeps prefixes of the weights before")
-        await peer.post("/update_weight_version", {"new_version": str(version)})
+        await peer.post("/update_weight_version", {"new_version": label})
         await peer.post("/resume")
+
+    async def _reload(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+        if channel is None:
+            # vLLM reads no files into a model that it started with dummy weights, unless it is told of another format.
+            await self._workers(peer, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
+            await self._workers(peer, "reload_weights", kwargs={"weights_path": str(weights.folder)})
+        elif buckets := lacking(weights, before):
+            told = {"backend": channel.meeting.backend, "timeout_s": channel.timeout_s}
+            told |= {"buckets": [bucket.about() for bucket in buckets]}
+            packed = (pack(bucket.about(), bucket.tensors(), channel.device) for bucket in buckets)
+            await channel.send(packed, self._workers(peer, "rft_receive", kwargs=told))
+
+    async def _adapters(self, peer: Peer) -> list[str]:
+        """Those of ours that it has."""
+        names = [model["id"] for model in (await peer.get("/v1/models"))["data"]]
+        return [name for name in names if name.startswith(OURS)]
 
     async def _workers(self, peer: Peer, method: str, **arguments: Any) -> None:
         await peer.post("/collective_rpc", {"method": method, **arguments})

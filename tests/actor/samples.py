@@ -69,6 +69,8 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             mask_truncated=False,
             mask_tied=False,
             pick="all",
+            iteration=0,
+            sampler="actor",
             resample_power=None,
         ),
         "algorithm",

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
-from rft.actor.logprobs import token_logprobs
+from rft.actor.logprobs import token_logprobs, top_logprobs
 
 F64 = torch.float64
 N, D, V = 11, 5, 150  # blocks of at least 64: two whole ones and the beginning of a third
@@ -57,6 +57,29 @@ def test_gradcheck(monkeypatch, temperature):
     leaves, targets = inputs(n=4, v=70)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, True)[:2], leaves)
     assert torch.autograd.gradcheck(lambda *given: token_logprobs(*given, targets, temperature, False)[0], leaves)
+
+
+def test_several_targets_of_each_distribution(blocks):
+    """One of them twice, and all of them at once."""
+    leaves, targets = inputs()
+    many = torch.cat([targets[:, None], torch.arange(V).expand(N, V)], 1)
+    found, entropy, _ = token_logprobs(*leaves, many, 0.7, True)
+    whole = (torch.nn.functional.linear(*leaves) / 0.7).log_softmax(-1)
+    torch.testing.assert_close(found, whole.gather(1, many), rtol=1e-12, atol=1e-12)
+    weights = torch.randn(found.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    expected = whole.gather(1, many), -(whole.exp() * whole).sum(-1)
+    sums = [(out * weights).sum() + more.sum() for out, more in ((found, entropy), expected)]
+    mine, theirs = (torch.autograd.grad(total, leaves) for total in sums)
+    torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("count", "among"), [(5, V), (70, V), (V, V), (5, 66), (66, 66)])
+def test_the_likeliest_tokens_are_those_of_log_softmax(blocks, count, among):
+    leaves, _ = inputs()
+    ids, logprobs = top_logprobs(*leaves, 0.7, count, among)
+    values, expected = (torch.nn.functional.linear(*leaves) / 0.7).log_softmax(-1)[:, :among].topk(count)
+    assert torch.equal(ids, expected.int()) and not logprobs.requires_grad
+    torch.testing.assert_close(logprobs, values.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_entropy_is_zero_where_it_is_not_asked_for():
@@ -185,6 +208,8 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
     with Largest() as mine:
         kept, (logprobs, entropy, _) = saved(lambda: token_logprobs(hidden, weight, None, targets, 0.9, True, True))
         (logprobs + entropy).sum().backward()
+        ids, _ = top_logprobs(hidden, weight, None, 0.9, 10, vocabulary)
+        token_logprobs(hidden, weight, None, ids.long(), 0.9, False)[0].sum().backward()
     assert mine.nbytes == cap >= 4 * vocabulary * D
     assert kept <= max(4 * vocabulary * D, 8 * n * D)
     with Largest() as theirs:

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.load import load_scorer
-from rft.actor.network import ScoreNetwork, check_scorer
+from rft.actor.network import ScoreNetwork, StepNetwork, check_scorer
 from tests.actor.test_network import F64, LENGTHS, MODELS, SIZES, batch_of
 
 PAD = 0
@@ -18,9 +18,9 @@ TINY_BERT = {
 }
 
 
-def scorer(name="qwen3", pad=PAD):
+def scorer(name="qwen3", pad=PAD, head="score"):
     config = AutoConfig.for_model(**SIZES | MODELS[name] | {"pad_token_id": None})
-    model = load_scorer(None, config, 0, pad, "actor").to(F64).eval()
+    model = load_scorer(None, config, 0, pad, head, "actor").to(F64).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -60,6 +60,20 @@ def test_a_row_that_ends_in_the_padding_token_is_read_where_the_classifier_reads
     torch.testing.assert_close(score, model(**tokens.to_dict()).logits[:, 0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_selected_token_has_the_log_odds_that_the_token_classifier_gives_it(name):
+    model, (tokens, select) = scorer(name, head="step"), batch_of()
+    score = StepNetwork(model)(tokens, select, ("score",), 0.7)["score"]
+    rows = [model(input_ids=tokens["input_ids"][row, None, :length]).logits[0] for row, length in enumerate(LENGTHS)]
+    expected = torch.zeros(select.shape, dtype=F64)
+    for row, logits in enumerate(rows):
+        expected[row, : len(logits)] = logits.log_softmax(1) @ torch.tensor([-1.0, 1.0], dtype=F64)
+    expected = torch.where(select, expected, 0.0)
+    expected[:, 0] = 0.0  # no column speaks of a first token
+    torch.testing.assert_close(score, expected, rtol=1e-9, atol=1e-9)
+    assert expected[select].std() > 0.1
+
+
 def test_gradients_are_those_of_the_classifier():
     model, (tokens, select) = scorer(), batch_of()
     weights, found = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=F64), []
@@ -88,22 +102,23 @@ def test_the_head_is_drawn_from_the_seed_and_the_rest_is_that_of_the_path(tmp_pa
     config = AutoConfig.for_model(**SIZES | MODELS["qwen3"])
     language = AutoModelForCausalLM.from_config(config)
     language.save_pretrained(tmp_path)
-    one, same, other = (load_scorer(str(tmp_path), config, seed, 5, "actor") for seed in (1, 1, 2))
+    one, same, other = (load_scorer(str(tmp_path), config, seed, 5, "score", "actor") for seed in (1, 1, 2))
     assert torch.equal(one.score.weight, same.score.weight) and not torch.equal(one.score.weight, other.score.weight)
     torch.testing.assert_close(one.model.state_dict(), language.model.state_dict(), rtol=0, atol=0)
     assert (one.config.pad_token_id, config.pad_token_id) == (5, 0), "the config that was given is as it was"
 
 
 def test_a_classifier_that_is_not_one_layer_on_the_last_token_is_refused():
-    model = load_scorer(None, AutoConfig.for_model("bert", **TINY_BERT), 0, 0, "actor")
+    model = load_scorer(None, AutoConfig.for_model("bert", **TINY_BERT), 0, 0, "score", "actor")
     with pytest.raises(ValueError, match=r"^actor\.path: BertForSequenceClassification does not read its score"):
         check_scorer(model, "actor.path")
     for name in MODELS:
         check_scorer(scorer(name), "actor.path")
+        check_scorer(scorer(name, head="step"), "actor.path")
 
 
 def test_a_type_without_a_classifier_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"^actor\.head=score: transformers has no sequence classifier of the type cohere"
     ):
-        load_scorer(None, AutoConfig.for_model("cohere"), 0, 0, "actor")
+        load_scorer(None, AutoConfig.for_model("cohere"), 0, 0, "score", "actor")

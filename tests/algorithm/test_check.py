@@ -123,6 +123,7 @@ def test_what_does_not_go_together(changes, message):
         ROWS,
         GROUPS,
         PAIRS | {"pick": "best_and_worst"},
+        ROWS | {"pick": "best_and_worst"},
         {"pick": "best", "mask_tied": True, "advantage": None, "loss": {"name": "nll"}},
         ROWS | {"correction": correction("old", GEO_RS)},
         {"correction": correction("old", TOKEN_TIS)},

@@ -13,9 +13,10 @@ import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import token_mean, unit_weights
 from rft.algorithm.certificate.invariances import PERMUTATION
-from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, PAIR, PARTS
+from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, PAIR, PARTS, of_candidates
 from rft.algorithm.control import build_control
 from rft.algorithm.kl import kl_penalty
+from rft.batch import over
 from rft.registry import consume
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
@@ -87,7 +88,9 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
     columns = {}
     for name in names:
         normal = torch.randn(KEEP.shape, dtype=F64, generator=generator)
-        if "logprobs" in name:
+        if name in OF_CANDIDATES:
+            columns[name] = of_candidates(generator)
+        elif "logprobs" in name:
             columns[name] = -normal.abs()
         elif name in MARKS:
             columns[name] = MARKS[name]
@@ -110,12 +113,13 @@ def batch_of(names, seed=0) -> TensorDict:
 
 
 def padded(column):
-    return torch.nn.functional.pad(column, (0, 3)) if column.dim() == 2 else column
+    return torch.nn.functional.pad(column, (*[0, 0] * (column.dim() - 2), 0, 3)) if column.dim() > 1 else column
 
 
 def spoilt(column):
     """Nonsense wherever `keep` is False."""
-    return torch.where(KEEP, column, torch.nan) if column.dim() == 2 and column.is_floating_point() else column
+    over_tokens = column.dim() > 1 and column.is_floating_point()
+    return torch.where(over(KEEP, column), column, torch.nan) if over_tokens else column
 
 
 def same(found, expected):

@@ -160,7 +160,12 @@ QWEN3 = f"""\
         {QWEN_CALLS}
     {{%- elif message.role == "tool" %}}{QWEN_RESULTS}{{%- endif %}}
 {{%- endfor %}}
-{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\n' }}}}{{%- endif %}}"""
+{{%- if add_generation_prompt %}}
+    {{{{- '<|im_start|>assistant\n' }}}}
+    {{%- if enable_thinking is defined and enable_thinking is false %}}
+        {{{{- '<think>\n\n</think>\n\n' }}}}
+    {{%- endif %}}
+{{%- endif %}}"""
 
 ZEPHYR = """\
 {% for message in messages %}\

@@ -7,8 +7,9 @@ import pytest
 
 from rft.build import Job
 from rft.data.encode import Encoder
-from rft.data.lengths import drop_long
+from rft.data.lengths import Lengths, drop_long
 from rft.data.mixture import Mixed
+from rft.data.survey import ALONE
 from rft.data.tokenizer import characters
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")
@@ -17,7 +18,10 @@ ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
 
 def drop(rows, most):
     said: list[str] = []
-    return drop_long(rows, ENCODER, most, "data.train", said.append), said
+    counts = Lengths(ALONE, ENCODER, None).prompts(rows)
+    left, counts = drop_long(rows, counts, most, "data.train", said.append)
+    assert counts == [len(row["prompt"]) for row in left]
+    return left, said
 
 
 def test_longer_prompts_are_dropped_and_the_others_stay_in_order():

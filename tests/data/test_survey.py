@@ -4,7 +4,8 @@ import pytest
 
 from rft.batch import fields
 from rft.data.encode import Encoder
-from rft.data.survey import check_examples, epoch, only_reads
+from rft.data.lengths import Lengths
+from rft.data.survey import ALONE, check_examples, epoch, only_reads
 from rft.data.tokenizer import characters
 from rft.parts import FROM_ROLLOUT
 from rft.registry import Target
@@ -19,7 +20,7 @@ def given(**options):
 
 
 def test_an_epoch_has_every_row_in_the_order_of_the_run(ranks):
-    drawn = [row for batch in epoch(given(), ENCODER, ROWS, 4, seed=3) for row in fields(batch)]
+    drawn = [row for batch in epoch(given(), ALONE, ENCODER, ROWS, 4, seed=3) for row in fields(batch)]
     assert sorted(row["prompt"] for row in drawn[:9]) == sorted(row["prompt"] for row in ROWS) and len(drawn) == 12
 
     def first(world):
@@ -36,6 +37,7 @@ def test_a_source_that_samples_does_not_only_read():
 
 
 def test_a_row_that_is_longer_than_the_context():
-    check_examples(epoch(given(), ENCODER, ROWS, 4, seed=3), 12)  # 2 of the prompt, 9, and the end
+    counts = Lengths(ALONE, ENCODER, None).examples(given(), ROWS, 4, seed=3)
+    check_examples(counts, 12)  # 2 of the prompt, 9, and the end
     with pytest.raises(ValueError, match=r"data\.train: the longest row has 12 tokens, over the model's context of 11"):
-        check_examples(epoch(given(), ENCODER, ROWS, 4, seed=3), 11)
+        check_examples(counts, 11)

@@ -34,6 +34,10 @@ def test_answers_are_right(task):
         assert row["chosen"] == row["answer"] != row["rejected"]
         assert row["rejected"] == digits or digits == row["answer"]
         assert row["completion"] == row["chosen" if row["label"] else "rejected"]
+        right_so_far = [
+            "".join(row["completions"][: n + 1]) == row["answer"][: n + 1] for n in range(len(row["answer"]))
+        ]
+        assert row["labels"] == right_so_far and all(right_so_far) == row["label"]
     assert 100 < sum(row["label"] for row in rows) < 200
     assert {len(row["prompt"]) for row in rows} == {len(task) + 2 + length for length in (2, 3, 4)}
 

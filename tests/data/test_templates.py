@@ -1,5 +1,7 @@
 """Templates that are built in write what the models read that they are called after."""
 
+from itertools import compress
+
 import pytest
 
 from rft.data.encode import Encoder
@@ -68,3 +70,35 @@ def test_bad_templates_are_refused_by_name(tmp_path):
         (tmp_path / "bad.jinja").write_text(text)
         with pytest.raises(ValueError, match=rf"bad\.jinja cannot render a conversation of user: .*{message}"):
             Encoder(tokenizer(chats.CHATML), str(tmp_path / "bad.jinja"), None)
+
+
+def test_arguments_reach_the_prompt_and_the_masks():
+    made = tokenizer(chats.QWEN3)
+    plain, quick = Encoder(made, "chat", None), Encoder(made, "chat", None, arguments={"enable_thinking": False})
+    thought = "<think>\n\n</think>\n\n"
+    asked = {"prompt": TWO[:1]}
+    prompt = made.decode(plain.prompt(asked)) + thought
+    assert made.decode(quick.prompt(asked)) == prompt
+    ids, trains = quick.example(asked | {"response": TWO[1:2]})
+    answer = f"{TWO[1]['content']}<|im_end|>"
+    assert made.decode(ids).startswith(prompt) and made.decode(list(compress(ids, trains))) == answer
+    ids, trains = plain.example(asked | {"response": TWO[1:2]})
+    assert made.decode(list(compress(ids, trains))) == thought + answer
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path):
+    made = tokenizer(chats.QWEN3)
+    for name in ("enable_thinkin", "tools", "bos_token"):
+        with pytest.raises(
+            ValueError,
+            match=rf"data\.template_arguments\.{name}: data\.template=chat does not read it.*\(it reads: enable_thi",
+        ):
+            Encoder(made, "chat", None, arguments={name: True})
+    with pytest.raises(ValueError, match=r"data\.template_arguments has no place in data\.template=none"):
+        Encoder(made, "none", None, arguments={"enable_thinking": True})
+    with pytest.raises(ValueError, match=r"data\.template=chatml does not read it \(it reads: none\)"):
+        Encoder(made, "chatml", None, arguments={"enable_thinking": True})
+    marked = "{% generation %}{{ messages[0].content }}{{ style | default('x') }}{% endgeneration %}"
+    (tmp_path / "mine.jinja").write_text(marked + "{% if loud %}!{% endif %}{{ eos_token }}")
+    encoder = Encoder(made, str(tmp_path / "mine.jinja"), None, arguments={"loud": True, "style": "y"})
+    assert made.decode(encoder.prompt({"prompt": TWO[:1]})) == f"{TWO[0]['content']}y!<|im_end|>"

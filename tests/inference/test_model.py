@@ -66,6 +66,6 @@ def test_a_step_of_one_that_is_being_written_is_none(run):
 
 
 def test_a_model_that_writes_no_text(resolved):
-    job = Answering(resolved("algorithm=reward_model", "mode=evaluate"))
-    with pytest.raises(ValueError, match="mode=evaluate: rollout=none answers nothing; choose another"):
-        job.find("latest", "evaluate.checkpoint")
+    job = Answering(resolved("algorithm=reward_model", "mode=generate"))
+    with pytest.raises(ValueError, match="mode=generate: rollout=none answers nothing; choose another"):
+        job.find("latest", "generate.checkpoint")

@@ -75,6 +75,13 @@ WRONG = {
         ("plan.prompt_tokens=null", "actor.tokenizer.alphabet=''"),
         ["actor.tokenizer.alphabet is empty: list every character of the task"],
     ),
+    "a stream": (
+        ("plan.prompt_tokens=null", "data.streaming=8"),
+        [
+            "data.streaming=8: Symbolic knows all its rows at once; set data.streaming=null",
+            "plan.prompt_tokens=null: a stream is not read to find out; set it",
+        ],
+    ),
 }
 
 

@@ -27,7 +27,8 @@ def save(folder, kind=AutoModelForSequenceClassification, pad="own", **changes):
 
 
 def node(folder, **changes):
-    options = {"template": "none", "system": None, "tools": None, "micro_batch_tokens": 16, "dtype": "float32"}
+    options = {"template": "none", "template_arguments": {}, "system": None, "tools": None}
+    options |= {"micro_batch_tokens": 16, "dtype": "float32"}
     target = {"_target_": "rft.reward.model.RewardModel", "weight": 0.5, "path": str(folder)}
     return target | options | changes
 

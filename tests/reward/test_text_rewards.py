@@ -38,3 +38,28 @@ def test_format(match: str, response: str, score: float) -> None:
     rule = REWARDS.build({"name": "format", "pattern": r"<a>\d</a>", "match": match}, "reward.terms.a")
     assert rule.facts.reads == ()
     assert rule(response, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score", "found"),
+    [
+        ("It is so. Verdict: **Yes**", "Yes", 1.0, "yes"),
+        ("Verdict: yes? No.\nverdict: no", "Yes", 0.0, "no"),
+        ("VERDICT: B", "b", 1.0, "b"),
+        ("Yes", "Yes", 0.0, None),
+    ],
+)
+def test_verdict(response: str, answer: str, score: float, found: str | None) -> None:
+    rule = REWARDS.build({"name": "verdict", "pattern": r"(?i)verdict:\W*(\w+)"}, "reward.terms.a")
+    assert rule.facts.reads == ("answer",)
+    assert rule(response, {"answer": answer}) == score
+    assert rule.call("extract", response) == found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("(", r"pattern: '\(' is not a regular expression"), ("Yes|No", r"pattern: 'Yes\|No' needs one group")],
+)
+def test_a_verdict_without_a_group_is_refused_by_name(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^reward\.terms\.a\.{message}"):
+        REWARDS.build({"name": "verdict", "pattern": pattern}, "reward.terms.a")

@@ -18,6 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 END = 2
+SERVER_INFO = {
+    "vllm_config": {
+        "model_config": {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"},
+        "parallel_config": {
+            "worker_extension_cls": "rft_receiver.Receiver", "world_size": 1, "data_parallel_size": 1,
+        },
+        "device_config": {"device": "cpu"},
+        "lora_config": None,
+    },
+    "device": "cpu", "dtype": "float32", "tp_size": 1, "dp_size": 1, "pp_size": 1,
+}  # fmt: skip
 
 
 def answer_of(prompt, seed, limit, weights):
@@ -59,6 +70,7 @@ class FakeServer:
         capacity: samples at once; more are refused with 503.
         calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
         running, most: samples at work now, and at most so far.
+        workers, wait_s: see fake_workers.py; how long they wait, where no message says it.
     """
 
     def __init__(self, port=0, version=None, weights=0):
@@ -68,6 +80,7 @@ class FakeServer:
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
         self.paused = False
+        self.workers, self.wait_s = None, 10.0
         self.gone = threading.Event()
         self.lock = threading.Lock()
         self.sockets = set()
@@ -113,9 +126,11 @@ class FakeServer:
 
     def serve(self, handler, body):
         path = handler.path
+        whole = f"{path} {json.loads(body)['method']}" if path == "/collective_rpc" else path
         with self.lock:
-            self.calls[path] += 1
-            fault = self.faults[path].pop(0) if self.faults[path] else self.always.get(path)
+            self.calls.update({path, whole})
+            key = whole if self.faults[whole] or whole in self.always else path
+            fault = self.faults[key].pop(0) if self.faults[key] else self.always.get(key)
         if fault == "drop":
             return
         if fault == "never":
@@ -129,7 +144,7 @@ class FakeServer:
             status, answer = self.perform(path, json.loads(body), fault)
             if fault == "twice":
                 status, answer = self.perform(path, json.loads(body), fault)
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
             status, answer = 400, {"error": {"message": repr(error)}}
         if isinstance(fault, int):
             status, answer = fault, {"error": {"message": "as scripted"}}
@@ -160,7 +175,7 @@ class FakeServer:
         if path == "/is_paused":
             return 200, {"is_paused": self.paused}
         if path.startswith("/server_info"):
-            return 200, {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}
+            return 200, SERVER_INFO
         if path in ("/generate", "/inference/v1/generate"):
             return self.generate(path, body, fault)
         if fault == "ignore":
@@ -175,6 +190,13 @@ class FakeServer:
         elif path == "/collective_rpc":
             if body["method"] == "reload_weights":
                 self.load(body["kwargs"]["weights_path"])
+            elif body["method"] in ("rft_join", "rft_receive"):
+                getattr(self.workers, body["method"])(**body["kwargs"])
+                self.weights = checksum(self.workers.held)
+        elif path.endswith(("_weights_update_group", "_weights_from_distributed")):
+            if not self.workers.message(path, body, self.wait_s):
+                return 400, {"success": False, "message": "as its workers say"}
+            self.weights = checksum(self.workers.held)
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         elif path != "/reset_prefix_cache":

@@ -18,6 +18,8 @@ OPTIONS = {
     "addresses": [],
     "count": 0,
     "python": None,
+    "dtype": None,
+    "transport": "folder",
     "concurrency": 8,
     "retries": 3,
     "start_s": 10.0,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rft.rollout.engine import Completion, Sampling
-from rft.rollout.evaluate import Evaluator, measured, summary
+from rft.rollout.evaluate import Evaluator, measured
+from rft.rollout.held_out import summary
 from rft.rollout.source import row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]

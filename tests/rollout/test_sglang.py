@@ -22,6 +22,7 @@ from rft.rollout.engine import FirstToken, Request, Sampling
 from rft.rollout.peer import Garbage, Peer, Refused
 from rft.rollout.server_options import Servers
 from rft.rollout.sglang import SGLangDialect, SGLangServers
+from rft.rollout.staging import Weights
 from tests.defaults import yaml_options
 from tests.rollout.real_servers import gone, interpreter, processes_of, shared_memory, until
 from tests.rollout.served import SAMPLING, make_engine, requests, right, said, tied_model, weights
@@ -155,7 +156,16 @@ def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
             return {"success": False, "message": "no room"}
 
     with pytest.raises(Garbage, match=r"server 0 .* did not take the weights of /w/v3: no room"):
-        asyncio.run(dialect().load(Unwilling(0, "127.0.0.1:1"), Path("/w/v3"), 3))
+        asyncio.run(dialect().load(Unwilling(0, "127.0.0.1:1"), Weights(3, Path("/w/v3"), {}, None), None, None))
+
+
+def test_a_server_that_computes_in_another_type_is_given_no_rounded_weights():
+    class Wide(Peer):
+        async def get(self, path):
+            return {"dtype": "auto"}
+
+    with pytest.raises(Garbage, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
+        asyncio.run(dialect().load(Wide(0, "127.0.0.1:1"), Weights(3, Path("/w"), {}, torch.bfloat16), None, None))
 
 
 def test_servers_are_told_whole_paths(fakes, tmp_path, monkeypatch):
@@ -254,9 +264,10 @@ def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model):
+def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model, monkeypatch):
     requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
-    for version in (2, 3, 4):
+    for version, transport in enumerate(("folder", "group", "group"), 2):
+        monkeypatch.setattr(engine._options, "transport", transport)
         assert gap(model, requests, engine.generate(requests, how())) < 1e-4
         disturb(model)
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
@@ -269,7 +280,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
 @pytest.mark.slow
 def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
     with pytest.raises(Refused, match="Cannot find any model weights"):
-        asyncio.run(engine._dialect.load(engine._servers[0].peer, tmp_path, 99))
+        asyncio.run(engine._dialect.load(engine._servers[0].peer, Weights(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(7, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     assert engine.health()["retries"] == 0
@@ -280,7 +291,7 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
     requests = [Request([number], list(range(8))) for number in range(7, 30)]
     peer, weights = engine._servers[0].peer, engine._fleet._committed
     engine.health()
-    loading = threading.Thread(target=lambda: asyncio.run(engine._dialect.load(peer, weights.folder, weights.version)))
+    loading = threading.Thread(target=lambda: asyncio.run(engine._dialect.load(peer, weights, None, None)))
 
     def load(done):
         if done > 20 and loading.ident is None:
@@ -293,7 +304,8 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 
 
 @pytest.mark.slow
-def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model):
+def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
+    monkeypatch.setattr(engine._options, "transport", "group")
     requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
     before, heard = processes_of(engine._servers[0].peer.port), []
 

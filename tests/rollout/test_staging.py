@@ -90,13 +90,13 @@ def test_what_does_not_change_is_written_once_more_at_most_and_then_linked(tmp_p
     assert len(files[1].keys() & files[2].keys()) == len(files[1]) - 1, "all files but that of what trains are linked"
     assert files[2].keys() & files[3].keys() == files[1].keys() & files[2].keys()
     trained = [name for inode, name in files[3].items() if inode not in files[2]]
-    assert trained == ["model-v3-00001.safetensors"]
+    assert trained == ["model-4-00001.safetensors"]
 
 
 def test_what_was_still_and_changes_after_all_is_written(tmp_path, staged):
     staging = Staging(tmp_path / "weights", None)
-    for version, changes in enumerate([(), ("embed",), ("embed",), ("embed", "turned"), ("turned",), ()]):
-        weights = staging.write(version, model_like(changes).items())
+    for version, changes in enumerate([(), ("embed",), ("embed",), ("embed", "turned"), ("turned",), (), ("embed",)]):
+        weights = staging.write(min(version, 5), model_like(changes).items())
         staging.keep(weights)
         same(staged(weights), model_like(changes))
 
@@ -168,6 +168,19 @@ def test_a_file_that_is_cut_or_gone_is_found(tmp_path):
     path.unlink()
     with pytest.raises(OSError, match=path.name):
         weights.verify()
+
+
+def test_tensors_of_wider_types_are_rounded_and_what_rounds_to_the_same_is_still(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None, torch.bfloat16)
+    expected = model_like() | {name: model_like()[name].bfloat16() for name in ("embed", "turned")}
+    first = staging.write(0, model_like().items())
+    same(staged(first), expected)
+    assert first.dtype == torch.bfloat16
+    staging.keep(first)
+    staging.keep(staging.write(1, model_like(("odd",)).items()))  # now all others have files of their own
+    moved = model_like(("odd",)) | {"embed": model_like()["embed"] * (1 + 1e-5)}
+    second = staging.write(2, moved.items())
+    assert written(second).keys() == written(staging.kept).keys() and not torch.equal(moved["embed"], expected["embed"])
 
 
 def test_what_is_written_is_read_back(tmp_path, monkeypatch):

@@ -2,23 +2,28 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rft
 from rft.rollout.dialect import Aborted
 from rft.rollout.engine import FirstToken, Sampling
 from rft.rollout.peer import Garbage, Peer
 from rft.rollout.server_options import Servers
+from rft.rollout.staging import Adapter, Weights
 from rft.rollout.vllm_server import VLLMDialect, VLLMServers
 from tests.defaults import yaml_options
 
 PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
 INFO = "/server_info?config_format=json"
+WEIGHTS = Weights(3, Path("/weights/v3"), {}, None)
 
 
 def how(**changes):
@@ -55,6 +60,8 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments()
         assert part in line
     assert "--logprobs-mode processed_logprobs" in line and "--enable-scale-out --" in line
     assert environment["VLLM_SERVER_DEV_MODE"] == "1" and environment["HF_HUB_OFFLINE"] == "1"
+    assert "--worker-extension-cls rft_receiver.Receiver" in line
+    assert Path(environment["PYTHONPATH"].split(os.pathsep)[0], "rft_receiver.py").is_file()
 
 
 def test_arguments_become_flags():
@@ -91,12 +98,24 @@ def test_arguments_that_the_run_decides_are_refused(name):
 )
 def test_sampling_that_vllm_does_otherwise_is_refused(changes, key):
     with pytest.raises(ValueError, match=re.escape(key)):
-        VLLMServers.check({"engine_args": {}}, how(**changes))
+        check({}, **changes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"min_p": 0.1, "top_k": 4}, {"top_p": 0.9, "top_k": 4}])
 def test_sampling_that_vllm_does_as_asked_passes(changes):
     VLLMDialect({}).check(how(**changes))
+
+
+def check(engine_args, servers=None, **changes):
+    options = Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers or {}))
+    VLLMServers.check({"engine_args": engine_args, "servers": options, "merge_lora": True}, how(**changes))
+
+
+def test_weights_are_rounded_to_the_type_that_servers_compute_in_alone():
+    check({"dtype": "bfloat16"}, {"dtype": "bfloat16"})
+    check({}, {"dtype": "bfloat16", "count": 0, "addresses": ["10.0.0.7:8000"]})
+    with pytest.raises(ValueError, match=r"servers\.dtype=float16: .*rollout\.engine_args\.dtype=bfloat16; set both"):
+        check({"dtype": "bfloat16"}, {"dtype": "float16"})
 
 
 def check_here(**servers):
@@ -153,6 +172,12 @@ def test_an_answer_that_makes_no_sense_is_refused(changes):
         VLLMDialect({}).parse(answer(**changes))
 
 
+def told(lora=None, **changes):
+    """What a server says of itself."""
+    model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
+    return {"vllm_config": {"model_config": model | changes, "lora_config": lora}}
+
+
 class Scripted(Peer):
     """Answers as a server would, and keeps what it was told."""
 
@@ -160,9 +185,7 @@ class Scripted(Peer):
         super().__init__(0, "127.0.0.1:1")
         self.told = []
         self.answers = {
-            "/server_info?config_format=json": {
-                "vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}
-            },
+            INFO: told(),
             "/reset_prefix_cache": {"success": True},
             **answers,
         }
@@ -171,19 +194,32 @@ class Scripted(Peer):
         return self.answers[path]
 
     async def post(self, path, body=None):
-        self.told.append((body or {}).get("method", path))
+        await self.tell(path, body)
         return self.answers.get(path, {})
+
+    async def tell(self, path, body=None):
+        self.told.append((body or {}).get("method", path))
 
 
 def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weights():
-    peer = Scripted(**{INFO: {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}})
+    peer = Scripted(**{INFO: told(logprobs_mode="raw_logprobs")})
     with pytest.raises(Garbage, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
-        asyncio.run(VLLMDialect({}).load(peer, Path("/weights/v3"), 3))
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    assert not peer.told
+
+
+def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):
+    rounded = replace(WEIGHTS, dtype=torch.bfloat16)
+    with pytest.raises(Garbage, match=r"computes in float32, .* rounded to bfloat16: start it with --dtype bfloat16"):
+        asyncio.run(VLLMDialect({}).load(peer := Scripted(), rounded, None, None))
+    adapted = replace(WEIGHTS, adapter=Adapter(tmp_path / "rft-1", {}))
+    with pytest.raises(Garbage, match=r"no adapters: start it with .*--enable-lora.*merge_lora=true"):
+        asyncio.run(VLLMDialect({}).load(peer, adapted, None, None))
     assert not peer.told
 
 
 def test_a_server_that_keeps_old_prefixes_is_neither_stamped_nor_resumed():
     peer = Scripted(**{"/reset_prefix_cache": {"success": False}})
     with pytest.raises(Garbage, match="prefixes"):
-        asyncio.run(VLLMDialect({}).load(peer, Path("/weights/v3"), 3))
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
     assert peer.told == ["/pause?mode=abort", "update_config", "reload_weights", "/reset_prefix_cache"]

@@ -14,10 +14,13 @@ from safetensors.torch import save_file
 
 from rft.data.tokenizer import characters
 from rft.distributed import start
+from rft.reward.grade import Grade
+from rft.reward.judge_server import ServedJudge
 from rft.rollout.engine import Request, Sampling
 from rft.rollout.peer import Refused
 from rft.rollout.sampling import truncate
 from rft.rollout.server_options import Servers
+from rft.rollout.staging import Weights
 from rft.rollout.vllm_server import VLLMServers
 from tests.defaults import yaml_options
 from tests.rollout.real_servers import QUIET, gone, interpreter, processes_of, shared_memory, until
@@ -46,9 +49,9 @@ def engine(model, tmp_path_factory):
         for name, value in QUIET.items():
             patch.setenv(name, value)
         tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
-        made = VLLMServers(
-            start("cpu"), model, tokenizer, tmp_path_factory.mktemp("run"), ARGUMENTS, Servers(**options)
-        )
+        tokenizer.chat_template = "{{ messages[-1].content }}"
+        folder, servers = tmp_path_factory.mktemp("run"), Servers(**options)
+        made = VLLMServers(start("cpu"), model, tokenizer, folder, ARGUMENTS, servers, merge_lora=True, lora=None)
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
@@ -110,6 +113,24 @@ def test_greedy_tokens_are_the_most_likely_and_carry_plain_log_probabilities(eng
 
 
 @pytest.mark.slow
+def test_such_a_server_is_a_judge(engine, model):
+    question, grade = {"text": "{prompt}{response}", "words": ["a", "b"]}, {"pattern": r"^(.*)$", "unparsed": -1.0}
+    peer = engine._servers[0].peer
+    [name] = [entry["id"] for entry in engine._do(peer.get("/v1/models"))["data"]]
+    judge = ServedJudge(
+        "judge", f"http://{peer.host}:{peer.port}/v1", name, question, grade, None, 1, {}, None, 4, 60.0, 1
+    )
+    judge.check()
+    tokenizer, texts = engine._tokenizer, [str(number) for number in range(40)]
+    best = [model(tokenizer(f"3a{text}", return_tensors="pt").input_ids).logits[0, -1].argmax() for text in texts]
+    said = ["" if int(token) in (1, 5, 6) else tokenizer.decode([int(token)]) for token in best]
+    assert judge.values(texts, [{"prompt": "3a"}] * 40) == [
+        Grade(**grade, words=["a", "b"], key="")(text) for text in said
+    ]
+    assert len({*said}) > 4
+
+
+@pytest.mark.slow
 def test_a_sample_depends_on_its_seed_alone_and_ends_at_its_end(engine):
     [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
     [again] = engine.generate([Request(PROMPT, list(range(199, -1, -1)))], how())
@@ -137,18 +158,23 @@ def test_limits_and_stop_strings_end_a_sample(engine):
 
 
 @pytest.mark.slow
-def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model):
+def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkeypatch):
     long = [3 + number * 7 % 26 for number in range(180)]  # more than a block of keys and values
     requests = [Request(long, [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
-    for version in (2, 3, 4):
+    whole = 2 * sum(weight.nbytes for weight in model.state_dict().values()) / 2**20  # to two servers
+    for version, transport, part in ((2, "folder", ""), (3, "group", ""), (4, "group", "1.self_attn.q_proj")):
+        monkeypatch.setattr(engine._options, "transport", transport)
         before = gap(model, requests, engine.generate(requests, how()))
-        for weight in model.parameters():
-            weight += 0.05 * torch.randn_like(weight)
+        for name, weight in model.named_parameters():
+            weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
         stale = gap(model, requests, engine.generate(requests, how()))
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert before < 1e-4 and stale > 1e-2
         assert gap(model, requests, found) < 1e-4
+        if transport == "group":
+            sent = engine.health()["sent_mib"] / whole
+            assert 0.4 < sent < 0.5 if part else 0.99 < sent < 1.01, "a layer alone, or all"
         assert {number for group in found for c in group for number in c.versions} == {version}
 
 
@@ -159,7 +185,7 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(whole[:-8])
     peer = engine._servers[0].peer
     with pytest.raises(Refused, match="collective_rpc"):
-        asyncio.run(engine._dialect.load(peer, tmp_path, 99))
+        asyncio.run(engine._dialect.load(peer, Weights(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(3, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     until(lambda: asyncio.run(engine._dialect.version(peer)) == engine.version, 30)
@@ -181,7 +207,8 @@ def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model):
+def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, monkeypatch):
+    monkeypatch.setattr(engine._options, "transport", "group")
     requests = [
         Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
     ]

@@ -48,8 +48,11 @@ METHOD = {
     "mask_truncated": False,
     "mask_tied": False,
     "pick": "all",
+    "iteration": 0,
+    "sampler": "actor",
     "resample_power": None,
 }
+DISTILL = METHOD | {"loss": {"name": "jsd", "beta": 0.3}}
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
 LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
 EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -87,6 +90,15 @@ def make_batch(prompt=0):
     batch = collate(rows)
     batch["keep"] = batch["response_mask"].clone()
     batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
+    return batch
+
+
+def make_taught():
+    """The batch with what a teacher says of it: of four tokens in each place, out of five."""
+    batch, generator = make_batch(), torch.Generator().manual_seed(1)
+    shape = batch["keep"].shape
+    batch["teacher_top_ids"] = torch.rand(*shape, 19, generator=generator).argsort(-1)[..., :4].int()
+    batch["teacher_top_logprobs"] = torch.randn(*shape, 5, generator=generator).log_softmax(-1)[..., :4]
     return batch
 
 

@@ -5,7 +5,7 @@ import pytest
 from rft.distributed import start
 from rft.strategy.context import Context
 from tests.defaults import make_actor, make_strategy
-from tests.strategy.jobs import ALL_ON_ONE, EVEN, MODEL, UNEVEN, close, job, make_batch
+from tests.strategy.jobs import ALL_ON_ONE, DISTILL, EVEN, MODEL, UNEVEN, close, job, make_batch, make_taught
 
 TOGETHER = {"context_parallel": 2}
 WINDOWED = {
@@ -24,6 +24,7 @@ JOBS = {
     "critic": job(UNEVEN, strategy=TOGETHER, head="value", updates=2),
     "one head for both ranks": job(UNEVEN, strategy=TOGETHER, model=MODEL | {"num_key_value_heads": 1}),
     "sliding window": job(UNEVEN, strategy=TOGETHER, model=WINDOWED),
+    "teacher": job(UNEVEN, strategy=TOGETHER, method=DISTILL, batch=make_taught()),
     "recomputed": job(UNEVEN, strategy=TOGETHER | {"activation_checkpointing": "full"}),
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.strategy.jobs import ALL_ON_ONE, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job
+from tests.strategy.jobs import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_taught
 
 ODD = MODEL | {"intermediate_size": 25, "num_hidden_layers": 3}  # neither rows nor layers divide over two ranks
 EXPERTS = MODEL | {
@@ -35,6 +35,7 @@ SPREAD = {
     "frozen, tied": trained("adamw", model=MODEL | {"tie_word_embeddings": True}, actor={"frozen": ["lm_head.*"]}),
     "frozen, critic": trained("adamw", head="value", actor={"frozen": ["model.*"]}),
     "router balance": trained("adamw", model=EXPERTS, method=METHOD | {"terms": BALANCE}),
+    "teacher": trained("adamw", method=DISTILL, batch=make_taught()),
     "average": trained("adamw", actor={"ema": 0.6}),
     "average of what trains": trained("muon", actor={"ema": 0.6} | FROZEN),
 }

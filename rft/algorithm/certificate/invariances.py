@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rft.algorithm.certificate.evaluate import Kind, Outcome, call_loss, evaluate, prepared, sample_for
-from rft.algorithm.certificate.sample import KEEP, PARTS
+from rft.algorithm.certificate.sample import KEEP, OF_CANDIDATES, PARTS, of_candidates
+from rft.batch import over
 from rft.registry import Plugin
 
 PERMUTATION = torch.tensor([6, 2, 4, 0, 5, 1, 3])
@@ -35,7 +36,7 @@ def padding(plugin: Plugin, kind: Kind) -> bool:
     """A wider batch changes nothing."""
 
     def widen(column: Tensor) -> Tensor:
-        return pad(column, (0, _PADDING)) if column.dim() == 2 else column
+        return pad(column, (*[0, 0] * (column.dim() - 2), 0, _PADDING)) if column.dim() > 1 else column
 
     plain = _outcome(plugin, kind)
     wide = _outcome(plugin, kind, lambda rows: rows.apply(widen, batch_size=rows.batch_size))
@@ -58,7 +59,8 @@ def outside_keep(plugin: Plugin, kind: Kind) -> bool:
     """Nonsense in tokens that are not trained changes nothing, and they get nothing."""
 
     def spoil(column: Tensor) -> Tensor:
-        return torch.where(KEEP, column, NONSENSE) if column.dim() == 2 and column.is_floating_point() else column
+        over_tokens = column.dim() > 1 and column.is_floating_point()
+        return torch.where(over(KEEP, column), column, NONSENSE) if over_tokens else column
 
     def spoiled(rows: TensorDict) -> TensorDict:
         kept = {name: rows[name] for name in ("weights",) if name in rows.keys()}
@@ -88,7 +90,9 @@ def extreme_ratios(plugin: Plugin, kind: Kind) -> bool:
         rows = rows.apply(lambda column: column.float() if column.is_floating_point() else column)
         signs = torch.tensor([1.0, -1.0]).repeat(len(KEEP))[: len(KEEP), None] * EXTREME
         for name in rows["batch"].keys():
-            if name.endswith("logprobs"):
+            if name in OF_CANDIDATES:
+                rows["batch", name] = of_candidates(torch.Generator().manual_seed(0), EXTREME).float()
+            elif name.endswith("logprobs"):
                 rows["batch", name] = rows["outputs", "logprobs"] + signs
         return rows
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rft.algorithm.advantage.win_rate import wins
 from rft.algorithm.certificate.policy import TinyPolicy
 from rft.algorithm.pairs import both
 
@@ -48,6 +50,19 @@ def kl(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
     return -_mean(policy, logits, (policy.forward(logits)["logprobs"] - policy.columns["ref_logprobs"]).sum(1))
 
 
+def likeness(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """Minus KL(policy, teacher) over whole answers."""
+    return -_mean(policy, logits, (policy.forward(logits)["logprobs"] - policy.columns["teacher_logprobs"]).sum(1))
+
+
+def win_rate(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
+    """The mean chance to be preferred to an answer of this policy as it is, which is held fixed."""
+    scores, opponent = policy.columns["scores"], policy.probabilities(policy.logits)
+    mates = policy.prompt[:, None] == policy.prompt  # (Y, Y)
+    chance = (wins(scores[:, None], scores, options["softness"]) * mates) @ opponent
+    return _mean(policy, logits, chance)
+
+
 def entropy_per_position(policy: TinyPolicy, logits: Tensor, n: int, options: Options) -> Tensor:
     """The entropy of the next token, summed over positions, whose own chance to be reached is held fixed."""
     entropy = policy.forward(logits)["entropy"].sum(1)
@@ -61,7 +76,9 @@ OBJECTIVES: dict[str, Callable[[TinyPolicy, Tensor, int, Options], Tensor]] = {
     "log likelihood to order n-1": lambda policy, logits, n, options: log_likelihood(policy, logits, n - 1),
     "log likelihood to order n": lambda policy, logits, n, options: log_likelihood(policy, logits, n),
     "reward and process reward": process_reward,
+    "win rate": win_rate,
     "kl": kl,
+    "likeness to the teacher": likeness,
     "entropy per position": entropy_per_position,
 }
 BINARY = ("log likelihood to order n-1", "log likelihood to order n")  # they know scores of 0 and 1 alone
@@ -98,6 +115,22 @@ def _by_pair(outputs: Mapping[str, Tensor], batch: TensorDict, value: Callable[[
     return (value(chosen, rejected).where(whole, 0.0)[:, None] / _length(batch)).expand(batch["keep"].shape)
 
 
+def _kl(one: Tensor, other: Tensor) -> Tensor:
+    return (one * (one / other).log()).sum(-1)
+
+
+def _teacher_and_policy(outputs: Mapping[str, Tensor], batch: TensorDict) -> list[Tensor]:
+    """The probabilities of the teacher's candidates, and of none of them, (B, T, K + 1)."""
+    known = [batch["teacher_top_logprobs"].exp(), outputs["candidate_logprobs"].exp()]
+    return [torch.cat([each, 1 - each.sum(-1, keepdim=True)], -1) for each in known]
+
+
+def _jsd(outputs: Mapping[str, Tensor], batch: TensorDict, options: Options) -> Tensor:
+    (teacher, policy), beta = _teacher_and_policy(outputs, batch), options["beta"]
+    mixture = beta * teacher + (1 - beta) * policy
+    return beta * _kl(teacher, mixture) + (1 - beta) * _kl(policy, mixture)
+
+
 # Of given rows, on policy: f(outputs, batch, options of the plugin) -> (B, T), of which the trained tokens are summed.
 SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tensor]] = {
     "reward": lambda outputs, batch, options: _reinforce(outputs, batch),
@@ -120,6 +153,12 @@ SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tens
     "scores around zero": lambda outputs, batch, options: _by_pair(
         outputs, batch, lambda chosen, rejected: -(chosen + rejected).square()
     ),
+    "likelihood of the labels": lambda outputs, batch, options: (
+        batch["step_labels"] * logsigmoid(outputs["score"]) + (1 - batch["step_labels"]) * logsigmoid(-outputs["score"])
+    ),
+    "minus the forward KL": lambda outputs, batch, options: -_kl(*_teacher_and_policy(outputs, batch)),
+    "minus the reverse KL": lambda outputs, batch, options: -_kl(*reversed(_teacher_and_policy(outputs, batch))),
+    "minus the JSD": lambda outputs, batch, options: -_jsd(outputs, batch, options),
     "router balance": lambda outputs, batch, options: -outputs["router_balance"],
     "value error": lambda outputs, batch, options: -0.5 * (outputs["values"] - batch["returns"]).square(),
 }

@@ -35,9 +35,19 @@ MARKS = {
 }
 
 
+CANDIDATES = 3
+OF_CANDIDATES = ("teacher_top_logprobs", "candidate_logprobs")  # (B, T, CANDIDATES)
+
+
 def alone(tensor: Tensor) -> Tensor:
     """`all_sum` of one rank."""
     return tensor
+
+
+def of_candidates(generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    """Log-probabilities of some tokens out of one more, (B, T, CANDIDATES); the larger the scale, the farther apart."""
+    logits = scale * torch.randn(*KEEP.shape, CANDIDATES + 1, dtype=torch.float64, generator=generator)
+    return logits.log_softmax(-1)[..., :CANDIDATES]
 
 
 def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any], on_policy: bool) -> TensorDict:
@@ -48,8 +58,8 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
         outputs: of the model.
         options: of the plugin; an option `term` names a reward term.
         on_policy: current, old and rollout policy are one, the values are those of the batch, and the advantages of a
-            row are equal and sum to 0 over a group; for preferences the reference is the same, too. If not, all columns
-            are random.
+            row are equal and sum to 0 over a group; for preferences, and beside advantages, the reference is the same,
+            too. If not, all columns are random.
     """
     generator = torch.Generator().manual_seed(0)
     rows = len(KEEP)
@@ -61,6 +71,8 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
             return TensorDict(terms, batch_size=[rows])
         if name in MARKS:
             return MARKS[name]
+        if name in OF_CANDIDATES:
+            return of_candidates(generator)
         if name.endswith("scores"):
             return normal[:, 0].clone()
         if name.endswith("logprobs"):
@@ -76,7 +88,7 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
     given = {name: column(name) for name in outputs}
     if on_policy:
         same = {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "values": "values"}
-        if MARKS.keys() & set(reads):
+        if {*MARKS, "advantages"} & set(reads):
             same["ref_logprobs"] = "logprobs"
         for name, output in same.items():
             if name in reads and output in given:

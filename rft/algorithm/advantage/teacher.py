@@ -1,0 +1,39 @@
+"""The advantage of on-policy distillation: how much likelier a teacher finds what the policy has sampled."""
+
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm.advantage.returns import following
+from rft.algorithm.gradient import Gradient
+from rft.algorithm.ratio import log_ratio
+from rft.algorithm.registries import ADVANTAGES
+from rft.registry import within
+
+
+def _gradient(options: dict[str, Any]) -> Gradient:
+    if options["gamma"] == 1:
+        return Gradient("exact", target="likeness to the teacher")
+    left_out = "leaves out what a token does to those after it"
+    return Gradient("near", target="likeness to the teacher", cosine=0.988, note=left_out)
+
+
+@ADVANTAGES.register(
+    "teacher",
+    fault=within("gamma", low=0, high=1),
+    reads=("teacher_logprobs", "old_logprobs"),
+    raw=True,
+    gradient=_gradient,
+)
+def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
+    """A_t = d_t + gamma A_{t+1}, d = lp_teacher - lp_old of the sampled token: minus an estimate of the reverse KL.
+
+    Thinking Machines, On-Policy Distillation, 2025, https://thinkingmachines.ai/blog/on-policy-distillation/, with
+    gamma 0. Scores play no part.
+
+    Args:
+        gamma: discount per trained token. With 1 the gradient is that of KL(policy, teacher) of whole answers.
+    """
+    closer = log_ratio(batch["teacher_logprobs"], batch["old_logprobs"], batch["keep"])  # (B, T)
+    return {"advantages": following(closer.to(scores.dtype), batch["keep"], gamma)}

@@ -1,0 +1,93 @@
+"""What a run reads before there is a model, and whether it fits into that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from rft.checks import check_lengths
+from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.data.lengths import Lengths, drop_long
+from rft.data.stream import Part, Stream, check_room
+from rft.data.survey import check_examples
+from rft.options import Run
+from rft.problems import Checks
+
+
+@dataclass
+class Loaded:
+    """Rows to train on, held-out sets by their names, and what makes token ids of them.
+
+    Attributes:
+        train: all rows, or the first ones of a stream.
+        lengths: counts their tokens.
+        parts: of a stream, or None.
+        said: while reading, for people.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    encoder: Encoder
+    train: Rows
+    held_out: dict[str, Rows]
+    lengths: Lengths
+    parts: list[Part] | None = None
+    said: list[str] = field(default_factory=list)
+
+    def rows(self, run: Run, say: Callable[[str], None]) -> Rows:
+        """What a source of batches draws from; a stream is its own.
+
+        Args:
+            say: for people, while it is drawn from.
+        """
+        if self.parts is None:
+            return self.train
+        assert run.data.streaming is not None
+        return Stream(self.parts, run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
+
+    def fit(
+        self,
+        run: Run,
+        check: Checks,
+        shape: PretrainedConfig,
+        prompted: bool,
+        examples: Callable[[], list[int]] | None,
+    ) -> None:
+        """Drops rows with long prompts, and adds to `check` where what is left is too long for the model.
+
+        Args:
+            shape: of the model.
+            prompted: whether the rows that train have prompts.
+            examples: counts the tokens of what trains; None where it is sampled.
+
+        Raises:
+            ValueError: data.max_prompt_tokens is for rows that have no prompts.
+        """
+        most, new_tokens = run.data.max_prompt_tokens, run.rollout.max_new_tokens
+        context = shape.get_text_config().max_position_embeddings
+        if most is not None and not prompted:
+            raise ValueError(
+                f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
+                "data.max_prompt_tokens=null"
+            )
+        if self.parts is not None:
+            assert run.data.streaming is not None
+            self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
+            self.encoder.context = context
+            with check():
+                if examples is None:
+                    check_room(run.data.streaming, most, context, new_tokens)
+        elif most is not None or examples is None:
+            with check():
+                counts = self.lengths.prompts(self.train)
+                self.train, counts = drop_long(self.train, counts, most, "data.train", self.said.append)
+                if examples is None:
+                    check_lengths("data.train", counts, shape, new_tokens)
+        for name, rows in self.held_out.items():
+            with check():
+                key, counts = f"data.eval.{name}", self.lengths.prompts(rows)
+                self.held_out[name], counts = drop_long(rows, counts, most, key, self.said.append)
+                check_lengths(key, counts, shape, new_tokens)
+        if examples is not None:
+            with check():
+                check_examples(examples(), context)

@@ -1,0 +1,59 @@
+"""What is asked about one response, and the number that a judge's text becomes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rft.data.verdicts import Question
+from rft.registry import consume
+from rft.reward.text import bad_group, last_group
+
+
+class Grade:
+    """The number in a judge's text: 1 or 0 for the two words of the question, in any case, or a number as it stands.
+
+    Args:
+        pattern: a regular expression with one group, which is the verdict; the last place where it fits counts.
+        unparsed: of a text in which it fits nowhere, or fits what is neither a word nor a number.
+        words, key: supplied; of the question, and the node's place in the yaml.
+
+    Raises:
+        ValueError: the pattern is no regular expression, or has no group; names the key.
+    """
+
+    def __init__(self, pattern: str, unparsed: float, words: list[str], key: str) -> None:
+        if (fault := bad_group(pattern)) is not None:
+            raise ValueError(f"{key}.{fault}")
+        self._pattern = pattern
+        self._unparsed = unparsed
+        self._scores = {word.strip().casefold(): 1.0 - number for number, word in enumerate(words)}
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], words: list[str], key: str) -> "Grade":
+        """The grade of a yaml node."""
+        return cls(**consume(node, cls, key, "a grade", ("words", "key")), words=words, key=key)
+
+    def __call__(self, text: str) -> float:
+        """Of a judge's text."""
+        verdict = last_group(text, self._pattern) or ""
+        if verdict in self._scores:
+            return self._scores[verdict]
+        return float(verdict) if re.fullmatch(r"-?\d+(\.\d+)?", verdict) else self._unparsed
+
+
+def about_one(node: Mapping[str, Any], key: str) -> Question:
+    """The question of a term.
+
+    Args:
+        node: of the yaml.
+        key: of the term.
+
+    Raises:
+        ValueError: it compares two responses.
+    """
+    question = Question.of(node, f"{key}.question")
+    if question.compares:
+        raise ValueError(
+            f"{key}.question.text compares {{a}} and {{b}}, and a reward is of one {{response}}; ask about that"
+        )
+    return question

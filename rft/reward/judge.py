@@ -1,0 +1,166 @@
+"""A language model as the judge of answers, such as `algorithm=generative_reward_model` trains or any that can chat."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from rft.actor.load import attention, read_config
+from rft.reward.grade import Grade, about_one
+from rft.reward.model import RewardModel
+
+
+class Judge(RewardModel):
+    """P(good) / (P(good) + P(not good)) of the token that the judge would say next (arXiv 2408.15240, section 3.1).
+
+    Args:
+        key: supplied; its place in the yaml.
+        path: a folder or hub name of a language model and its tokenizer.
+        question: what it is asked about a response, see `Question`; its words are one token each.
+        template, template_arguments, system: how the question is rendered, as in `Encoder`.
+        micro_batch_tokens: cap on the tokens of one forward, padding included.
+        dtype: what it is held and computed in.
+
+    Raises:
+        ValueError: the question is none about one response; names the key.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        path: str,
+        question: dict[str, Any],
+        template: str,
+        template_arguments: dict[str, Any],
+        system: str | None,
+        micro_batch_tokens: int,
+        dtype: Literal["float32", "bfloat16", "float16"],
+    ) -> None:
+        super().__init__(key, path, template, template_arguments, system, None, micro_batch_tokens, dtype)
+        self._question = about_one(question, key)
+        self.reads = self._question.reads
+
+    def check(self) -> None:
+        """Looks at the config of the path, and at what its tokenizer makes of the two words."""
+        kinds = read_config(self._path, None, 0, self._key).architectures or []
+        if not {*kinds} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:
+            raise ValueError(
+                f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is no language model; "
+                "reward/terms=[model] takes one that gives scores"
+            )
+        self._tokenized()
+
+    def _tokenized(self) -> object:
+        """What the tokenizer is needed for; raises where it will not do."""
+        return self._verdicts
+
+    @torch.no_grad()
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """See `Term.values`."""
+        questions, good, bad = self._questions(responses, rows), *self._verdicts
+        scores = torch.zeros(len(questions))
+        for chosen in self._forwards([len(question) for question in questions]):
+            ids, mask = self._padded([questions[n] for n in chosen])  # (N, T)
+            places = (mask.cumsum(1) - 1).clamp(min=0)
+            logits = self._model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
+            odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
+            scores[chosen] = odds.sigmoid().cpu()
+        return scores.tolist()
+
+    def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
+        return self._encoder.prompts([{"prompt": text} for text in asked])
+
+    def _padded(self, questions: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask (N, T); every question ends in the last column."""
+        most = max(map(len, questions))
+        ids = [[self._pad] * (most - len(question)) + question for question in questions]
+        mask = [[0] * (most - len(question)) + [1] * len(question) for question in questions]
+        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+
+    @cached_property
+    def _verdicts(self) -> tuple[int, int]:
+        """The tokens of the two words, as they stand behind a question in training."""
+        question = self._question.ask({"prompt": "0", "answer": "0"}, response="0")
+        found = []
+        for word in self._question.words:
+            ids, trains = self._encoder.example({"prompt": question, "response": word})
+            tokens = [token for token, is_verdict in zip(ids, trains, strict=True) if is_verdict][:-1]
+            if len(tokens) != 1 or tokens[0] == self._tokenizer.unk_token_id:
+                known = f"{len(tokens)} tokens" if len(tokens) != 1 else "unknown"
+                raise ValueError(
+                    f"{self._key}.question.words: {word!r} is {known} to the tokenizer of {self._path}; the verdict is "
+                    "read from one token: choose another word, or reward/terms=[judge_text]"
+                )
+            found += tokens
+        if found[0] == found[1]:
+            raise ValueError(f"{self._key}.question.words={self._question.words}: both are the same token; change one")
+        return found[0], found[1]
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        transformers_logging.disable_progress_bar()
+        config = read_config(self._path, None, 0, self._key)
+        model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype, **attention(config))
+        return model.to(self._device).eval()
+
+
+class WritingJudge(Judge):
+    """What a judge writes, greedily, such as thoughts and then a verdict, is read by a regular expression.
+
+    Args:
+        key, path, question, template, template_arguments, system, micro_batch_tokens, dtype: as in `Judge`; the words
+            may be of any length.
+        max_new_tokens: of its text.
+        grade: how the text becomes a number, see `Grade`.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        path: str,
+        question: dict[str, Any],
+        grade: dict[str, Any],
+        max_new_tokens: int,
+        template: str,
+        template_arguments: dict[str, Any],
+        system: str | None,
+        micro_batch_tokens: int,
+        dtype: Literal["float32", "bfloat16", "float16"],
+    ) -> None:
+        super().__init__(key, path, question, template, template_arguments, system, micro_batch_tokens, dtype)
+        self._grade = Grade.of(grade, self._question.words, f"{key}.grade")
+        self._new = max_new_tokens
+
+    def _tokenized(self) -> object:
+        return self._encoder
+
+    @torch.no_grad()
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """See `Term.values`."""
+        questions = self._questions(responses, rows)
+        scores = [0.0] * len(questions)
+        for chosen in self._forwards([len(question) + self._new for question in questions]):
+            ids, mask = self._padded([questions[n] for n in chosen])  # (N, T)
+            written = self._model.generate(input_ids=ids, attention_mask=mask)[:, ids.shape[1] :]
+            for n, text in zip(chosen, self._tokenizer.batch_decode(written, skip_special_tokens=True), strict=True):
+                scores[n] = self._grade(text)
+        return scores
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        model = super()._model
+        known = model.generation_config.eos_token_id
+        ends = known if isinstance(known, list) else [] if known is None else [known]
+        model.generation_config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=self._new,
+            eos_token_id=sorted({*ends, self._tokenizer.eos_token_id}),
+            pad_token_id=self._pad,
+        )
+        return model

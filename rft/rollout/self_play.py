@@ -1,0 +1,67 @@
+"""Batches of pairs whose better response is given, and whose worse one is sampled."""
+
+from typing import Any
+
+from tensordict import TensorDict
+
+from rft.batch import SOURCE_COLUMNS, collate
+from rft.data.encode import Encoder
+from rft.data.lazy import Rows
+from rft.data.source import DatasetSource
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.rollout.engine import Engine, Request, Sampling, row_seed
+from rft.rollout.source import rollout_row
+
+
+class SelfPlaySource(DatasetSource):
+    """Draws prompts: the response of the data is the chosen one, and each that is sampled is rejected for it.
+
+    SPIN, arXiv 2401.01335, algorithm 1, where there is one sample for a prompt. With more the given response comes as
+    often. No reward is asked.
+
+    Args:
+        world, engine, encoder, rows, prompts, group_size, sampling, seed: supplied; `prompts` is the number of prompts
+            of a step over all ranks, `group_size` that of the samples for each.
+        response: the field that holds the response of the data.
+    """
+
+    writes = (*SOURCE_COLUMNS, "chosen")
+
+    def __init__(
+        self,
+        world: World,
+        engine: Engine,
+        encoder: Encoder,
+        rows: Rows,
+        prompts: int,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        response: str,
+    ) -> None:
+        super().__init__(world, encoder, rows, prompts, seed, response)
+        self.temperature = sampling.temperature
+        self._engine = engine
+        self._group_size = group_size
+        self._sampling = sampling
+        self._seed = seed
+
+    def next(self, metrics: Metrics) -> TensorDict:
+        """This rank's pairs of the next step, two rows each, the chosen one first."""
+        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
+        rows = [self._rows[row] for _, row in mine]
+        prompts = self._encoder.prompts(rows)
+        seeds = [[row_seed(self._seed, position, n) for n in range(self._group_size)] for position, _ in mine]
+        with metrics.timer("rollout"):
+            requests = [Request(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+            completions = self._engine.generate(requests, self._sampling, None)
+        pairs: list[dict[str, Any]] = []
+        for (position, _), row, prompt, samples in zip(mine, rows, prompts, completions, strict=True):
+            given = self._example(position, row, row[self._response])
+            for number, completion in enumerate(samples):
+                unit = {"unit": position * self._group_size + number}
+                sampled = rollout_row(prompt, completion, row)
+                both = ({"chosen": True}, {"chosen": False} | {name: sampled[name] for name in given.keys() & sampled})
+                pairs += [given | unit | own for own in both]
+        return collate(pairs)

@@ -1,0 +1,72 @@
+"""An actor with a head for steps: one result however its rows lie, and an export that gives the same scores."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from rft.algorithm.method import Method
+from rft.batch import lengths
+from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
+from tests.defaults import make_actor, make_strategy
+
+LAYOUTS = {
+    "shared": {"packing": True, "share_prefix": True},
+    "padded": {"packing": False, "share_prefix": False},
+}
+
+
+def method():
+    options = make_method(aggregation="token_mean").options
+    return Method(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
+
+
+def stepped():
+    """Eight rows with steps here and there; those of a group begin alike."""
+    batch = make_batch()
+    batch["step_labels"] = torch.where(batch["keep"], batch["advantages"].sigmoid(), 0.0)
+    batch["tokens", "input_ids"][1::2, :2] = batch["tokens", "input_ids"][::2, :2]
+    return batch
+
+
+def scores(actor, batch):
+    return actor.compute(batch, ("score",), 1.0)["score"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_scores_and_an_update_do_not_depend_on_micro_batches_order_or_padding(world, name):
+    order = torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])
+    whole, batch = make(world, head="step", rows=LAYOUTS["padded"]), stepped()
+    before, expected = scores(whole, batch), update(whole, batch, method())
+    assert expected["loss/step_cross_entropy"] > 0 and expected["grad_norm"] > 0 and before.std() > 0.01
+    told = [key for key in expected if not key.startswith(("padding", "prefix"))]
+    actor, rows = make(world, head="step", rows=LAYOUTS[name], cap=26), wider(batch[order])
+    same(scores(actor, rows)[:, : before.shape[1]], before[order])
+    found = update(actor, rows, method())
+    same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
+    same(weights(actor), weights(whole), 1e-5)
+
+
+def test_the_export_is_a_classifier_of_tokens_with_the_same_scores(world, tmp_path):
+    actor, batch = make(world, head="step"), stepped()
+    update(actor, batch, method())
+    actor.save_model(tmp_path)
+    model, tokenizer = (
+        AutoModelForTokenClassification.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
+    assert type(model).__name__ == "Qwen3ForTokenClassification" and model.config.num_labels == 2
+    expected = scores(actor, batch)
+    rows = [
+        {"input_ids": row[:length]} for row, length in zip(batch["tokens", "input_ids"], lengths(batch), strict=True)
+    ]
+    with torch.no_grad():
+        bad, good = model(**tokenizer.pad(rows, return_tensors="pt")).logits.unbind(2)
+    same(torch.where(batch["keep"], good - bad, 0.0), expected, 1e-5)
+    same(
+        scores(
+            make_actor(world, make_strategy(world), head="step", path=str(tmp_path), model_config=None, seed=7), batch
+        ),
+        expected,
+    )

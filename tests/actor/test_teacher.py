@@ -1,0 +1,98 @@
+"""The teacher's columns against plain logits, and how a policy learns from them however rows lie."""
+
+import pytest
+import torch
+
+from rft.actor.teacher import Teacher, check_teacher
+from rft.data.tokenizer import characters
+from tests.actor.samples import MODEL, make, make_batch, make_method, same, update, weights
+from tests.defaults import make_strategy, yaml_options
+
+PADDED, PACKED = {"packing": False}, {"packing": True}
+VOCABULARY = 19
+ALPHABET = "0123456789abcdef"
+
+
+def make_teacher(world, top_k, rows=PACKED, cap=30):
+    given = {"model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap, "share_prefix": False} | rows
+    options = yaml_options("actor/teacher.yaml", path=None, top_k=top_k, **given)
+    supplied = {"key": "teacher", "world": world, "strategy": make_strategy(world), "seed": 7}
+    return Teacher(tokenizer=characters(alphabet=ALPHABET), **supplied, **options)
+
+
+def taught(teacher, batch, temperature=0.8):
+    """The batch with what the teacher says of it."""
+    found = teacher.compute(batch, ("logprobs", "top_ids", "top_logprobs"), temperature)
+    return batch.clone().update({f"teacher_{name}": column for name, column in found.items()})
+
+
+def by_row(actor, batch, temperature=0.8):
+    """Log-probabilities (B, T, V) of each token's place, of one unpadded row at a time."""
+    model = actor.plain_model()
+    model.load_state_dict(dict(actor.weights()), assign=True)
+    found = torch.zeros(*batch["keep"].shape, VOCABULARY)
+    for row, ids in enumerate(batch["tokens", "input_ids"]):
+        real = ids[batch["tokens", "attention_mask"][row].bool()]
+        with torch.no_grad():
+            logits = model(input_ids=real[None]).logits[0] / temperature
+        found[row, 1 : len(real)] = logits[:-1].log_softmax(-1)
+    return found
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(3, 3), (64, VOCABULARY)])
+def test_the_likeliest_tokens_are_those_of_the_logits(world, top_k, kept):
+    batch = make_batch()
+    padded, packed = (taught(make_teacher(world, top_k, rows), batch) for rows in (PADDED, PACKED))
+    whole, keep = by_row(make_teacher(world, top_k), batch), batch["keep"]
+    values, ids = whole.topk(kept)
+    for found in (padded, packed):
+        assert found["teacher_top_ids"].dtype == torch.int32 and found["teacher_top_ids"].shape == ids.shape
+        assert torch.equal(found["teacher_top_ids"][keep].long(), ids[keep])
+        same(found["teacher_top_logprobs"][keep], values[keep], 1e-5)
+        same(found["teacher_logprobs"][keep], whole.gather(-1, batch["tokens", "input_ids"][..., None])[keep][:, 0])
+        assert not found["teacher_top_ids"][~keep].any() and not found["teacher_top_logprobs"][~keep].any()
+
+
+@pytest.mark.parametrize("top_k", [4, VOCABULARY])
+def test_updates_are_the_same_however_rows_lie(world, top_k):
+    method = make_method({"name": "reverse_kl"}, {"nll": {"name": "nll", "coef": 0.1}})
+    after, numbers = [], []
+    for rows, cap in ((PADDED, 10**6), (PACKED, 10**6), (PACKED, 13)):
+        batch = taught(make_teacher(world, top_k, rows, cap), make_batch())
+        policy = make(world, cap=cap, rows=rows)
+        numbers.append([update(policy, batch, method, watch=("entropy",)) for _ in range(2)])
+        after.append(weights(policy))
+    for number in range(2):
+        for way in (1, 2):
+            for name in ("loss/reverse_kl", "loss/nll", "grad_norm", "entropy"):
+                assert numbers[way][number][name] == pytest.approx(numbers[0][number][name], rel=1e-4), name
+    assert numbers[0][1]["loss/reverse_kl"] < numbers[0][0]["loss/reverse_kl"]
+    for way in (1, 2):
+        same(after[way], after[0], 1e-5)
+
+
+def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(world):
+    teacher, policy = make_teacher(world, VOCABULARY), make(world)
+    batch, method = make_batch(), make_method({"name": "forward_kl"}, aggregation="token_mean")
+    keep, wanted, own = batch["keep"], by_row(teacher, batch), by_row(policy, batch)
+    expected = (wanted.exp() * (wanted - own)).sum(-1)[keep].mean()
+    assert update(policy, taught(teacher, batch), method)["loss/forward_kl"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+    ours, options = characters(alphabet=ALPHABET), {"path": None, "model_config": None, "top_k": 4}
+    with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is nobody to learn from"):
+        check_teacher(options, ours)
+    with pytest.raises(ValueError, match=r"^teacher\.top_k=0: set it to 1 or more"):
+        check_teacher(options | {"top_k": 0}, ours)
+    with pytest.raises(ValueError, match=r"^teacher\.path: no model can be read from"):
+        check_teacher(options | {"path": str(tmp_path / "none")}, ours)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 18}')
+    ours.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^teacher\.path=\S+: the model knows 18 tokens, but actor\.tokenizer has 19"):
+        check_teacher(options | {"path": str(tmp_path)}, ours)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 32}')
+    check_teacher(options | {"path": str(tmp_path)}, ours)
+    characters(alphabet=ALPHABET[::-1]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^teacher\.path=\S+: its tokenizer is another than actor\.tokenizer: "):
+        check_teacher(options | {"path": str(tmp_path)}, ours)

@@ -1,0 +1,122 @@
+"""A judge behind an address: what it is asked, what becomes of its answers, and of answers that do not come."""
+
+import json
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rft.reward.compose import WeightedSum
+from rft.reward.judge_server import JudgeFailed
+from tests.reward.test_model_reward import RESPONSES, ROWS
+
+QUESTION = {"text": "{prompt}={response}", "words": ["Yes", "No"]}
+SCORES = [1.0, 0.0, 3.0, 0.5]  # 1+1=2, 2=12, 1+2+3+4=10, 9+9=
+TEXTS = {"1+1=2": "Sure.\nVerdict: Yes", "2=12": "verdict: no", "1+2+3+4=10": "Verdict: 3", "9+9=": None}
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """Answers as `TEXTS` says, after the faults of the server's script."""
+
+    def do_GET(self):
+        self._say(200, {"data": [{"id": "wise"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server, question = self.server, body["messages"][-1]["content"]
+        with server.lock:
+            server.asked[question] += 1
+            fault = server.faults.pop(0) if server.faults else None
+        server.last = body, self.headers["Authorization"]
+        if fault == "silent":
+            server.over.wait(5.0)
+        elif fault == "garbage":
+            self._say(200, {"choices": []})
+        elif fault is not None:
+            self._say(fault, {"error": "out of order"})
+        else:
+            self._say(200, {"choices": [{"message": {"content": TEXTS[question]}}]})
+
+    def _say(self, status, thing):
+        text = json.dumps(thing).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *arguments):
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as served:
+        served.asked, served.faults, served.lock, served.over = Counter(), [], threading.Lock(), threading.Event()
+        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
+        thread.start()
+        yield served
+        served.over.set()
+        served.shutdown()
+        thread.join()
+
+
+def judge(server, **changes):
+    node = {"_target_": "rft.reward.judge_server.ServedJudge", "weight": 1.0, "model": "wise", "question": QUESTION}
+    node |= {"address": f"http://127.0.0.1:{server.server_port}/v1/", "system": None, "max_new_tokens": 8, "body": {}}
+    node |= {"grade": {"pattern": r"(?i)verdict: (\w+)", "unparsed": 0.5}, "token": None, "concurrency": 3}
+    return WeightedSum({"judge": node | {"deadline_s": 30.0, "tries": 2} | changes}, "judge")
+
+
+def test_every_response_is_asked_about_once(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    reward = judge(server, token="MY_KEY", system="Be just.", body=extra)
+    reward.check()
+    assert reward.score(RESPONSES, ROWS)[0].tolist() == SCORES
+    assert server.asked == dict.fromkeys(TEXTS, 1)
+    body, key = server.last
+    assert body["messages"][0] == {"role": "system", "content": "Be just."} and key == "Bearer secret"
+    assert (
+        body["model"] == "wise"
+        and body["temperature"] == 0
+        and body["max_tokens"] == 8
+        and body.items() >= extra.items()
+    )
+
+
+def test_what_fails_once_is_asked_again(server):
+    server.faults = [500, 429, "garbage", "silent"]
+    assert judge(server, deadline_s=0.5, concurrency=4).score(RESPONSES, ROWS)[0].tolist() == SCORES
+    assert sum(server.asked.values()) == 8
+
+
+@pytest.mark.parametrize(
+    ("faults", "calls", "said"),
+    [
+        ([503, 503], 2, 'failed in call 2 with status 503: {"error": "out of order"}'),
+        ([400], 1, "failed in call 1 with status 400"),
+        (["garbage"] * 2, 2, "failed in call 2 with IndexError"),
+    ],
+)
+def test_what_fails_for_good_ends_the_run_by_name(server, faults, calls, said):
+    server.faults = faults
+    with pytest.raises(JudgeFailed, match=r"^reward\.terms\.judge\.address=http://127\.0\.0\.1:\d+/v1: /ch") as caught:
+        judge(server).score(RESPONSES[:1], ROWS[:1])
+    assert said in str(caught.value) and sum(server.asked.values()) == calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "foolish"}, r"model=foolish: http://.* serves wise; name one of these"),
+        ({"address": "http://127.0.0.1:9/v1", "tries": 1}, r"address=http://127.0.0.1:9/v1: /models failed in call 1"),
+        ({"address": "127.0.0.1:9"}, r"address=127.0.0.1:9: write it as http://host:8000/v1"),
+        ({"token": "NO_SUCH_KEY"}, r"token=NO_SUCH_KEY: there is no such environment variable"),
+        ({"tries": 0}, r"tries=0: set it to 1 or more"),
+        ({"question": QUESTION | {"text": "{a}{b}"}}, r"question\.text compares {a} and {b}"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(server, changes, message):
+    with pytest.raises(ValueError, match=rf"^reward\.terms\.judge\.{message}"):
+        judge(server, **changes).check()

@@ -1,0 +1,152 @@
+"""The reference: one that moves with the policy, and one that is computed ahead."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+from rft.actor.load import load_model
+from rft.actor.remembered import RememberedReference
+from rft.build import Job
+from rft.trainer import Trainer
+
+AHEAD = ("algorithm=dpo", "steps=5", "warmup=none", "batch.prompts=6", "data.train.count=9", "checkpoint.every=1")
+PRECOMPUTE = "reference.precompute=true"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def configs(resolved, sized):
+    return {name: resolved(*sized(f"algorithm={name}")) for name in ("grpo", "dpo", "spin")}
+
+
+def steps(folder):
+    return [row for row in map(json.loads, (folder / "metrics.jsonl").open()) if "grad_norm" in row]
+
+
+@pytest.fixture
+def annotated(monkeypatch):
+    """Filled by a run: the trainer and the batch of every step, with the columns of the models."""
+    found, whole = [], Trainer.annotate
+
+    def annotates(trainer, stage, batch, metrics):
+        whole(trainer, stage, batch, metrics)
+        found.append((trainer, batch.clone()))
+
+    monkeypatch.setattr(Trainer, "annotate", annotates)
+    return found
+
+
+def test_every_iteration_begins_where_the_last_one_ended(tiny, tmp_path):
+    """Where policy and reference are one the loss is ln 2 and the margin 0, whatever the pairs, as in SPIN."""
+    Job(tiny("algorithm=spin", "algorithm.iteration=2", "steps=4", "actor.optimizer.lr=1e-2", "warmup=none")).fit("")
+    losses, margins = zip(
+        *((row["loss/dpo"], row["preference/margin"]) for row in steps(tmp_path / "run")), strict=True
+    )
+    for step in range(4):
+        begins = step % 2 == 0
+        assert (abs(losses[step] - math.log(2)) < 1e-6) == begins
+        assert (abs(margins[step]) < 1e-6) == begins
+
+
+@pytest.mark.parametrize("lora", [(), ("actor/lora=lora", "actor.lora.rank=4")])
+def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated):
+    """What the engine says of its tokens is what the reference says, also after an evaluation with the policy."""
+    sizes = ("algorithm.iteration=2", "steps=4", "eval.every=1", "actor.optimizer.lr=1e-2", "warmup=none")
+    Job(tiny("algorithm=iterative_dpo", *lora, *sizes, "reward.terms.format.pattern='[0-4].*'")).fit("")
+    versions = []
+    for _, batch in annotated:
+        keep = batch["keep"]
+        torch.testing.assert_close(batch["rollout_logprobs"][keep], batch["ref_logprobs"][keep], rtol=0, atol=2e-5)
+        versions.append(batch["version"][keep].unique().tolist())
+    assert versions == [[0], [0], [2], [2]]
+    assert [row["staleness/mean"] for row in steps(tmp_path / "run")] == [0, 1, 0, 1]
+    trainer = annotated[-1][0]
+    assert trainer.held is trainer.policy, "of which the last evaluation was"
+
+
+def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, annotated, monkeypatch):
+    """Also of rows that come again, and by no other model than the policy."""
+    loaded = []
+    monkeypatch.setattr("rft.actor.actor.load_model", lambda *given: loaded.append(given) or load_model(*given))
+    Job(tiny(*AHEAD, f"output_dir={tmp_path / 'plain'}")).fit("")
+    Job(tiny(*AHEAD, f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
+    assert len(loaded) == 2 + 1
+    plain, ahead = annotated[:5], annotated[5:]
+    for (_, one), (_, other) in zip(plain, ahead, strict=True):
+        torch.testing.assert_close(one["ref_logprobs"], other["ref_logprobs"], rtol=0, atol=1e-6)
+    assert torch.equal(plain[0][1]["ref_logprobs"], ahead[0][1]["ref_logprobs"]), "the same rows in one forward"
+    for one, other in zip(steps(tmp_path / "plain"), steps(tmp_path / "ahead"), strict=True):
+        same = [name for name in one if name.startswith(("loss/", "preference/", "grad_norm"))]
+        assert {name: other[name] for name in same} == pytest.approx({name: one[name] for name in same}, abs=2e-5)
+    reference = ahead[0][0].helpers["reference"]
+    assert isinstance(reference, RememberedReference) and len(reference._rows) == 2 * 9
+
+
+def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone(tiny, tmp_path, monkeypatch):
+    config, file = tiny(*AHEAD, PRECOMPUTE), tmp_path / "run" / "ref_logprobs.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", lambda trainer, *_: 1 / (3 - trainer.step))
+        with pytest.raises(ZeroDivisionError):
+            Job(config).fit("")
+    kept = torch.load(file)
+    torch.save({**kept, "keys": kept["keys"] + 1}, file)
+    with pytest.raises(
+        ValueError, match=r"^reference\.precompute: a row of the step is none of those in .*resume=false"
+    ):
+        Job(config).fit("")
+    file.unlink()
+    with pytest.raises(ValueError, match=r"^reference\.precompute: .*ref_logprobs\.pt is gone, and the policy"):
+        Job(config).fit("")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "reference", "message"),
+    [
+        ("grpo", {"iteration": -1}, {}, r"algorithm\.iteration=-1: set it to 0, or to the steps"),
+        ("grpo", {"iteration": 3}, {}, r"algorithm\.iteration=3: nothing reads ref_logprobs.* algorithm\.iteration=0"),
+        ("grpo", {"sampler": "reference"}, {}, r"algorithm\.sampler=reference: nothing reads ref_logprobs"),
+        (
+            "grpo",
+            {},
+            {"precompute": True},
+            r"reference\.precompute=true: nothing reads ref_logprobs; set reference\.pre",
+        ),
+        ("grpo", {}, {"precompute": 1}, r"reference\.precompute: expected true or false, got 1"),
+        (
+            "dpo",
+            {"sampler": "reference"},
+            {},
+            r"algorithm\.sampler=reference: algorithm\.source samples nothing; set al",
+        ),
+        ("dpo", {"iteration": 3}, {"precompute": True}, r"reference\.precompute=true: algorithm\.iteration=3 moves it"),
+        ("dpo", {}, {"path": "some/model", "precompute": True}, r"reference\.precompute=true: it is another model"),
+        (
+            "dpo",
+            {"iteration": 3},
+            {"path": "some/model"},
+            r"algorithm\.iteration=3, algorithm\.sampler=actor: .* names an",
+        ),
+        (
+            "spin",
+            {"iteration": 0},
+            {"precompute": True},
+            r"reference\.precompute=true: algorithm\.source samples, so no",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name, algorithm, reference, message, configs):
+    config = copy.deepcopy(configs[name])
+    config["algorithm"] |= algorithm
+    config["reference"] |= reference
+    with pytest.raises(ValueError, match=message):
+        Job(config)
