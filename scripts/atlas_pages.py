@@ -261,8 +261,8 @@ def curve(name: str, entry: dict[str, Any]) -> str:
     reward = "; orange: the mean reward of the training samples over the seeds" if rewarded else ""
     return (
         f"![accuracy{' and reward' if rewarded else ''} by step]({name}.svg)\n\n"
-        f"Held-out accuracy of seeds {', '.join(sorted(entry['runs']))} (dots): {before} before, {after} after the last "
-        f"step{reward}. On the built-in task{own}; [how it was measured](../algorithms.md#measured)."
+        f"Held-out accuracy of seeds {', '.join(sorted(entry['runs']))} (dots): {before} before, {after} after the "
+        f"last step{reward}. On the built-in task{own}; [how it was measured](../algorithms.md#measured)."
     )
 
 
