@@ -86,6 +86,7 @@ def staged(ledger, stage, function):
     return watched
 
 
+@pytest.mark.slow
 def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch):
     pytest.importorskip("peft.tuners.lora")  # pytest keeps what it logs, and with that the frames that import it
     configs = {name: make(name, SMALL, "plan") for name in CASES}

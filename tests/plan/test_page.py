@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rft
 from tests.conftest import TINY
 
@@ -40,6 +42,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is written"
 
 
+@pytest.mark.slow
 def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(tmp_path):
     out = say(tmp_path, *TINY, "algorithm=dpo", "plan.ranks=2")
     lines = {" ".join(line.split()) for line in out.splitlines()}

@@ -77,6 +77,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_step_at_a_tiny_size(tmp_path) -> None:
     out = tmp_path / "numbers" / "step.json"
     options = ["--size", "tiny", "--rows", "8", "--longest", "12", "--repeats", "1", "--out", str(out)]

@@ -53,6 +53,7 @@ def call(out, *options):
     return done.stdout, json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_a_small_run(tmp_path):
     size = ("--tokens", "3000", "--vocab", "12000", "--hidden", "8")
     said, numbers = call(tmp_path / "numbers" / "logprob.json", *size, "--rft-only")

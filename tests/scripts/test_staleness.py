@@ -118,6 +118,7 @@ def test_a_loss_has_the_advantage_and_the_aggregation_of_its_algorithm():
     }
 
 
+@pytest.mark.slow
 def test_two_losses_and_few_updates(tmp_path):
     out = tmp_path / "numbers" / "staleness.json"
     options = ["--losses", "ppo_clip", "gspo", "--staleness", "0", "4", "--updates", "10", "--seeds", "2", "--out"]

@@ -9,6 +9,7 @@ from rft.strategy.tensor import TensorParallel
 from tests.defaults import make_actor, make_strategy
 from tests.strategy.jobs import ALL_ON_ONE, MODEL, OPTIMIZER, UNEVEN, close, job, make_batch
 
+pytestmark = pytest.mark.slow
 SPLIT = {"tensor_parallel": 2}
 BLOCKS, ROOT, NORMS = 2, 2 * 19 * 20 + 20, 2 * (2 * 20 + 2 * 4)  # of MODEL; what is left are matrices of the blocks
 SMALL = {key: value for key, value in MODEL.items() if key != "head_dim"} | {"hidden_size": 16}
