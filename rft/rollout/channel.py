@@ -1,7 +1,8 @@
 """Weights to servers over process groups: rank zero and the workers of one server are one group, which no other server
 can hold up. Tensors travel from the staged copy in buckets, and only those that the server does not hold already.
 
-Memory of rank zero: less than two buckets a server. A bucket is of `BUCKET` bytes, or as large as the largest tensor.
+Memory of rank zero: less than two buckets a server, three where changed elements alone travel. A bucket is of `BUCKET`
+bytes, or as large as the largest tensor.
 """
 
 import asyncio
@@ -19,12 +20,13 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from rft.rollout.peer import Failed, Peer
-from rft.rollout.remote.rft_receiver import About, broadcast, join
+from rft.rollout.remote.rft_receiver import WHOLE, About, broadcast, join, pack, sealed
 from rft.rollout.server_options import Servers
 from rft.rollout.staging import TYPES, Stored, Weights
 
 BUCKET = 2**28
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,17 @@ class Channel:
         devices: the kind of device of every worker.
         device: of rank zero. The group is one of NCCL where all have GPUs, else one of gloo.
         timeout_s: deadline of the meeting, and of every bucket.
+        deltas: the workers keep copies of what comes, so that changed elements alone can come later.
 
     Attributes:
         device: where tensors are when they go out.
         timeout_s: see above.
         sent: bytes that have gone out.
         meeting: where the workers are to come.
+        copies: the digests of the tensors that the workers have copies of, by name; None where they keep none.
     """
 
-    def __init__(self, peer: Peer, devices: list[str], device: torch.device, timeout_s: float) -> None:
+    def __init__(self, peer: Peer, devices: list[str], device: torch.device, timeout_s: float, deltas: bool) -> None:
         backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
         limit = timedelta(seconds=timeout_s)
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=limit)
@@ -67,6 +71,7 @@ class Channel:
         self._group: Any = None
         self.timeout_s = timeout_s
         self.sent = 0
+        self.copies: dict[str, str] | None = {} if deltas else None
         self.meeting = Meeting(_near(peer), self._store.port, f"rft-{uuid.uuid4().hex}", len(devices) + 1, backend)
 
     async def join(self, call: Coroutine[Any, Any, Any]) -> Any:
@@ -129,6 +134,11 @@ class Channel:
             answer.cancel()
             done.cancel()
 
+    def copied(self, buckets: list["Bucket"]) -> None:
+        """Notes that the workers have copies of these, if they keep any."""
+        if self.copies is not None:
+            self.copies |= {name: bucket.weights.tensors[name].digest for bucket in buckets for name in bucket.names}
+
     def close(self) -> None:
         """Leaves the group, which the workers learn from their connections."""
         if self.meeting.backend == "nccl" and self._group is not None:
@@ -147,7 +157,7 @@ class Line:
     """
 
     def __init__(self, peer: Peer, join: Join, device: torch.device, options: Servers) -> None:
-        self._join = partial(join, peer, lambda devices: Channel(peer, devices, device, options.sync_s))
+        self._join = partial(join, peer, lambda devices: Channel(peer, devices, device, options.sync_s, options.deltas))
         self._channel: Channel | None = None
         self._sent = 0
 
@@ -189,10 +199,46 @@ class Bucket:
 
     def tensors(self) -> Iterator[Tensor]:
         """One after another, as they are read."""
-        for name in self.names:
-            entry = self.weights.tensors[name].entry
-            data = torch.frombuffer(bytearray(self.weights.read(name)), dtype=DTYPES[entry["dtype"]])
-            yield data.view(entry["shape"])
+        return (read(self.weights, name) for name in self.names)
+
+    def messages(self, before: Weights | None, copies: dict[str, str] | None, device: torch.device) -> Iterator[Tensor]:
+        """What `Receiver` takes, on a device: where there are copies the numbers of changed elements, and the tensors.
+
+        Args:
+            before: what the workers hold, None where that is not known.
+            copies: digests of what they have copies of, or None; see `Channel`.
+        """
+        about = self.about()
+        if copies is None:
+            yield pack(about, [WHOLE] * len(about), ((tensor,) for tensor in self.tensors()), device)
+            return
+        parts = [self._part(name, before, copies) for name in self.names]
+        changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
+        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(device))
+        yield pack(about, changed, parts, device)
+
+    def _part(self, name: str, before: Weights | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
+        new, entry = read(self.weights, name), self.weights.tensors[name].entry
+        if before is None or name not in before.tensors or not before.folder.exists():
+            return (new,)
+        if not before.tensors[name].holds(entry["dtype"], entry["shape"], copies.get(name)):
+            return (new,)
+        return changes(new, read(before, name))
+
+
+def read(weights: Weights, name: str) -> Tensor:
+    """A tensor of a version."""
+    entry = weights.tensors[name].entry
+    return torch.frombuffer(bytearray(weights.read(name)), dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+
+
+def changes(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
+    """Places (n,) int32 and new values (n,) of the elements that differ in any bit; or the whole, if that is less."""
+    mine, theirs = (tensor.view(-1).view(BITS[new.itemsize]) for tensor in (new, old))
+    places = (mine != theirs).nonzero()[:, 0]
+    if new.numel() >= 2**31 or len(places) * (4 + new.itemsize) >= new.nbytes:
+        return (new,)
+    return places.int(), new.view(-1)[places]
 
 
 def lacking(weights: Weights, before: Weights | None) -> list[Bucket]:

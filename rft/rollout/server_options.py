@@ -17,6 +17,7 @@ class Servers:
     python: str | None
     dtype: Literal["bfloat16", "float16"] | None
     transport: Literal["folder", "group"]
+    deltas: bool
     concurrency: int
     retries: int
     start_s: float
@@ -39,6 +40,11 @@ class Servers:
         if self.concurrency < 1 or self.retries < 0:
             raise ValueError(
                 f"{KEY}.concurrency={self.concurrency}, retries={self.retries}: set at least 1 request and 0 retries"
+            )
+        if self.deltas and self.transport != "group":
+            raise ValueError(
+                f"{KEY}.deltas=true: changed elements alone travel through a process group; set {KEY}.transport=group, "
+                f"or {KEY}.deltas=false"
             )
         times = {name: vars(self)[name] for name in ("start_s", "sync_s", "answer_s", "poll_s")}
         if min(times.values()) <= 0:

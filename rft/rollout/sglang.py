@@ -37,6 +37,13 @@ TAKEN = frozenset(("model_path", "model", "host", "port", "api_key", "weight_ver
 class SGLangServers(ServersEngine):
     """Samples with SGLang servers; see `ServersEngine`."""
 
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        super().check(options, sampling)
+        if options["servers"].deltas:
+            raise ValueError(f"{KEY}.deltas=true: SGLang's servers take whole tensors; set it to false")
+
     @staticmethod
     def check_here(options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""

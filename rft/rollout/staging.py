@@ -40,7 +40,7 @@ class Stored:
     entry: dict[str, Any]
     digest: str
 
-    def holds(self, dtype: str, shape: list[int], digest: str) -> bool:
+    def holds(self, dtype: str, shape: list[int], digest: str | None) -> bool:
         """Whether it is this tensor."""
         return (self.entry["dtype"], self.entry["shape"], self.digest) == (dtype, shape, digest)
 

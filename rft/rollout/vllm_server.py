@@ -20,7 +20,6 @@ from rft.rollout.channel import Channel, Make, lacking
 from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_type, flags, stamped
 from rft.rollout.engine import Request, Sampling
 from rft.rollout.peer import Peer
-from rft.rollout.remote.rft_receiver import pack
 from rft.rollout.server_options import KEY, Servers
 from rft.rollout.servers import ServersEngine, Written
 from rft.rollout.staging import Weights
@@ -239,9 +238,10 @@ class VLLMDialect:
             await self._workers(peer, "reload_weights", kwargs={"weights_path": str(weights.folder)})
         elif buckets := lacking(weights, before):
             told = {"backend": channel.meeting.backend, "timeout_s": channel.timeout_s}
-            told |= {"buckets": [bucket.about() for bucket in buckets]}
-            packed = (pack(bucket.about(), bucket.tensors(), channel.device) for bucket in buckets)
-            await channel.send(packed, self._workers(peer, "rft_receive", kwargs=told))
+            told |= {"buckets": [bucket.about() for bucket in buckets], "deltas": channel.copies is not None}
+            travels = (part for bucket in buckets for part in bucket.messages(before, channel.copies, channel.device))
+            await channel.send(travels, self._workers(peer, "rft_receive", kwargs=told))
+            channel.copied(buckets)
 
     async def _adapters(self, peer: Peer) -> list[str]:
         """Those of ours that it has."""

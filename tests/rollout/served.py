@@ -20,6 +20,7 @@ OPTIONS = {
     "python": None,
     "dtype": None,
     "transport": "folder",
+    "deltas": False,
     "concurrency": 8,
     "retries": 3,
     "start_s": 10.0,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rft.rollout import channel
-from rft.rollout.channel import Bucket, lacking
+from rft.rollout.channel import Bucket, changes, lacking
 from rft.rollout.remote import rft_receiver
-from rft.rollout.remote.rft_receiver import checksum, pack, room, unpack
+from rft.rollout.remote.rft_receiver import WHOLE, checksum, pack, room, unpack
 from rft.rollout.staging import Staging
 from tests.rollout import fake_server
 from tests.rollout.fake_server import FakeServer
@@ -64,10 +64,36 @@ def test_a_bucket_is_unpacked_as_it_was_packed():
     torch.manual_seed(0)
     tensors = [torch.randn(3), torch.randn(2, 5).bfloat16(), torch.tensor(True), torch.randint(9, (7,))]
     about = [(str(number), str(t.dtype)[6:], list(t.shape)) for number, t in enumerate(tensors)]
-    packed = pack(about, tensors, torch.device("cpu"))
-    assert room(about) == ([0, 16, 48, 64], 64 + 64 + 8)
-    for tensor, (_, found) in zip(tensors, unpack(about, packed), strict=True):
+    whole = [WHOLE] * 4
+    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.device("cpu"))
+    assert room(about, whole) == ([0, 16, 48, 64], 64 + 64 + 8)
+    for tensor, (_, found) in zip(tensors, unpack(about, whole, packed, None), strict=True):
         assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_changed_elements_alone_make_the_same_bits(dtype):
+    old = torch.tensor([1.0, torch.nan, 0.0, *range(17)]).to(dtype)
+    new = old.clone()
+    new[2], new[7] = -0.0, torch.nan
+    places, values = changes(new.view(4, 5), old.view(4, 5))
+    assert places.tolist() == [2, 7], "whatever differs in a bit, and nothing else"
+    about = [("a", str(dtype)[6:], [4, 5]), ("b", "float32", [1]), ("a", str(dtype)[6:], [4, 5])]
+    changed, parts = [2, WHOLE, 0], [(places, values), (torch.ones(1),), (places[:0], values[:0])]
+    packed, copies = pack(about, changed, parts, torch.device("cpu")), {"a": old.view(4, 5).clone()}
+    assert len(packed) == 16 + 16 + 16 + 8 == room(about, changed)[1]
+    found = [tensor.clone() for _, tensor in unpack(about, changed, packed, copies)]
+    assert found[1].item() == 1.0 and copies["b"].item() == 1.0
+    for tensor in (found[0], found[2], copies["a"]):
+        assert tensor.shape == (4, 5) and torch.equal(tensor.view(-1).view(torch.int16), new.view(torch.int16))
+
+
+def test_a_tensor_of_which_much_has_changed_travels_whole():
+    old = torch.zeros(24)
+    for count in (0, 11):
+        assert len(changes(torch.ones(24) * (torch.arange(24) < count), old)[0]) == count
+    [whole] = changes(torch.ones(24) * (torch.arange(24) < 12), old)
+    assert whole.sum() == 12 and changes(torch.tensor(2.0), torch.tensor(3.0)) == (torch.tensor(2.0),)
 
 
 def test_a_checksum_tells_what_is_flipped_moved_or_lost(monkeypatch):
@@ -125,6 +151,34 @@ def test_only_what_differs_travels_and_all_of_it_to_a_server_that_was_started_an
         assert back.workers.loads == [["still", "w"], ["w"]]
     finally:
         back.kill()
+
+
+def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
+    samples, [server] = served("vllm", sync_s=10.0, deltas=True)
+    samples.health()
+    tensors = {"layers.0.w": torch.arange(64.0), "layers.0.b": torch.ones(40), "layers.1.w": torch.ones(3)}
+    steps = [{"layers.0.w": [3, 60]}, {"layers.0.b": [0]}, {"layers.0.w": [3]}, {"layers.1.w": [0, 1, 2]}]
+    layer = 24 + (16 + 16) + 8  # numbers, places and values, checksum
+    sizes = [32 + (256 + 160 + 16 + 8), layer, layer, layer, 16 + (16 + 8)]
+    for version, (size, step) in enumerate(zip(sizes, [{}, *steps], strict=True), 1):
+        for name, places in step.items():
+            tensors = tensors | {name: tensors[name].clone()}
+            tensors[name][places] += 1
+        assert outcome(samples, version, tensors) == ""
+        held = {name: server.workers.held[name] for name in tensors}
+        assert held == {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+        assert samples.health()["sent_mib"] * 2**20 == size, version
+    server.faults[RECEIVE["vllm"]] = [400]
+    tensors["layers.0.w"] = tensors["layers.0.w"] + (torch.arange(64) == 5)
+    assert outcome(samples, 9, tensors) == ""
+    assert server.workers.held["layers.0.w"] == tensors["layers.0.w"].numpy().tobytes()
+    assert samples.health()["sent_mib"] * 2**20 > sizes[0], "a new group has no copies"
+    for version, transport in ((10, "folder"), (11, "group")):
+        samples._options.transport = transport
+        tensors["layers.1.w"] = tensors["layers.1.w"] + torch.eye(3)[version - 10]
+        assert outcome(samples, version, tensors) == ""
+    assert samples.health()["sent_mib"] * 2**20 == sizes[-1], "the copy is of what came before the folder"
+    assert server.workers.held["layers.1.w"] == tensors["layers.1.w"].numpy().tobytes()
 
 
 @pytest.mark.parametrize(("kind", "message"), EVERY)
@@ -206,4 +260,4 @@ def test_a_server_that_cannot_join_is_refused_with_the_cure(fakes, engine, monke
 
 def test_a_worker_that_left_its_group_says_so():
     with pytest.raises(RuntimeError, match="it is in no process group"):
-        Workers().rft_receive([[("w", "float32", [1])]], "gloo", 1.0)
+        Workers().rft_receive([[("w", "float32", [1])]], "gloo", 1.0, False)

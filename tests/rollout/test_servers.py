@@ -193,6 +193,7 @@ def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypat
         ({}, r"count=0, addresses=\[\]: give"),
         ({"count": 1, "concurrency": 0}, r"concurrency=0"),
         ({"count": 1, "retries": -1}, r"retries=-1"),
+        ({"count": 1, "deltas": True}, r"deltas=true: .* set rollout\.engine\.servers\.transport=group"),
         ({"count": 1, "sync_s": 0.0}, r"'sync_s': 0.0.*above 0"),
     ],
 )

@@ -101,6 +101,12 @@ def test_sampling_whose_log_probabilities_sglang_does_not_tell_is_refused(change
         SGLangServers.check(options, how(**fine))
 
 
+def test_changed_elements_alone_are_nothing_for_sglang():
+    options = {"engine_args": {}, "servers": Servers(**shared(transport="group", deltas=True))}
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.deltas=true: SGLang's servers take whole"):
+        SGLangServers.check(options, how())
+
+
 def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"servers\.python: sglang is not installed here.*install_sglang_cpu\.sh"):

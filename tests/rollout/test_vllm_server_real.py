@@ -162,11 +162,20 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
     long = [3 + number * 7 % 26 for number in range(180)]  # more than a block of keys and values
     requests = [Request(long, [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
     whole = 2 * sum(weight.nbytes for weight in model.state_dict().values()) / 2**20  # to two servers
-    for version, transport, part in ((2, "folder", ""), (3, "group", ""), (4, "group", "1.self_attn.q_proj")):
+    monkeypatch.setattr(engine._options, "deltas", True)
+    for version, transport, part in (
+        (2, "folder", ""),
+        (3, "group", ""),
+        (4, "group", "1.self_attn.q_proj"),
+        (5, "group", "0.mlp.up_proj"),
+    ):
         monkeypatch.setattr(engine._options, "transport", transport)
         before = gap(model, requests, engine.generate(requests, how()))
         for name, weight in model.named_parameters():
-            weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
+            if version == 5:
+                weight.view(-1)[:7] += 3.0 * (part in name)
+            else:
+                weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
         stale = gap(model, requests, engine.generate(requests, how()))
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
@@ -174,7 +183,8 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
         assert gap(model, requests, found) < 1e-4
         if transport == "group":
             sent = engine.health()["sent_mib"] / whole
-            assert 0.4 < sent < 0.5 if part else 0.99 < sent < 1.01, "a layer alone, or all"
+            least, most = {3: (0.99, 1.01), 4: (0.1, 0.13), 5: (0.0, 0.01)}[version]
+            assert least < sent < most, "all, a matrix, seven elements"
         assert {number for group in found for c in group for number in c.versions} == {version}
 
 

@@ -5,7 +5,7 @@ without the rest. `Receiver` is mixed into vLLM's worker (`--worker-extension-cl
 the trainer joins by the same function.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed import (
 )
 
 About = list[tuple[str, str, list[int]]]  # name, type and shape of every tensor of a bucket
+WHOLE = -1  # in place of the number of a tensor's elements that travel
 ALIGNED = 16  # bytes
 CHUNK = 2**16  # words of 64 bits that a checksum takes at once: they stay in a cache
 FACTOR = -7046029254386353131  # 2^64 divided by the golden ratio, as in multiplicative hashing
@@ -50,30 +51,67 @@ def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
     group.broadcast([tensor], BroadcastOptions()).wait(timedelta(seconds=timeout_s))
 
 
-def room(about: About) -> tuple[list[int], int]:
-    """Where the tensors of a bucket begin, and its length: that of the last one's end, and a checksum of 8 bytes."""
+def room(about: About, changed: list[int]) -> tuple[list[int], int]:
+    """Where the tensors of a bucket begin, and its length: that of the last one's end, and a checksum of 8 bytes.
+
+    Args:
+        changed: elements of each tensor that travel, behind their places; or `WHOLE`.
+    """
     starts, end = [], 0
-    for _, dtype, shape in about:
+    for (_, dtype, shape), count in zip(about, changed, strict=True):
+        size = getattr(torch, dtype).itemsize
         starts.append(end)
-        end += -(-prod(shape) * getattr(torch, dtype).itemsize // ALIGNED) * ALIGNED
+        end += _aligned(prod(shape) * size) if count == WHOLE else _aligned(4 * count) + _aligned(count * size)
     return starts, end + 8
 
 
-def pack(about: About, tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The tensors of a bucket in one on a device, (bytes,) uint8."""
-    starts, length = room(about)
+def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """The tensors of a bucket in one on a device, (bytes,) uint8.
+
+    Args:
+        parts: of each the whole, or the places (n,) int32 and the new values (n,) of the elements that have changed.
+    """
+    starts, length = room(about, changed)
     packed = torch.zeros(length, dtype=torch.uint8, device=device)
-    for start, tensor in zip(starts, tensors, strict=True):
-        packed[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
-    packed[-8:] = checksum(packed[:-8]).view(torch.uint8)
-    return packed
+    for start, tensors in zip(starts, parts, strict=True):
+        for tensor in tensors:
+            packed[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
+            start += _aligned(tensor.nbytes)
+    return sealed(packed)
 
 
-def unpack(about: About, packed: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a bucket, which share its memory."""
-    for start, (name, dtype, shape) in zip(room(about)[0], about, strict=True):
+def sealed(data: Tensor) -> Tensor:
+    """Bytes whose last eight are the checksum of the others."""
+    data[-8:] = checksum(data[:-8]).view(torch.uint8)
+    return data
+
+
+def unpack(
+    about: About, changed: list[int], packed: Tensor, copies: dict[str, Tensor] | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a bucket; those that come whole share its memory.
+
+    Args:
+        copies: of what came before, which are changed where elements come, and replaced otherwise; None: nothing is
+            kept, and all tensors come whole.
+    """
+    for start, (name, dtype, shape), count in zip(room(about, changed)[0], about, changed, strict=True):
         kind = getattr(torch, dtype)
-        yield name, packed[start : start + prod(shape) * kind.itemsize].view(kind).view(shape)
+        if count == WHOLE:
+            tensor = packed[start : start + prod(shape) * kind.itemsize].view(kind).view(shape)
+            if copies is not None:
+                copies[name] = tensor.to("cpu", copy=True)
+        else:
+            assert copies is not None
+            places, begin = packed[start : start + 4 * count].view(torch.int32), start + _aligned(4 * count)
+            tensor = copies[name]
+            values = packed[begin : begin + count * kind.itemsize].view(kind)
+            tensor.view(-1)[places.to("cpu", torch.int64)] = values.cpu()
+        yield name, tensor
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def checksum(data: Tensor) -> Tensor:
@@ -100,16 +138,20 @@ class Receiver:
     device: torch.device
     reload_weights: Callable[..., None]
     rft_group: Any = None
+    rft_copies: dict[str, Tensor]
 
     def rft_join(self, address: str, port: int, name: str, size: int, backend: str, timeout_s: float) -> None:
         """Joins rank zero and the other workers, as one rank more than it has among them; leaves any group before."""
-        self.rft_group = None
+        self.rft_group, self.rft_copies = None, {}
         limit = timedelta(seconds=timeout_s)
         store = TCPStore(address, port, is_master=False, timeout=limit)
         self.rft_group = join(store, name, self.rank + 1, size, backend, timeout_s)
 
-    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float) -> None:
+    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> None:
         """Receives weights and loads them.
+
+        Args:
+            deltas: in front of each bucket comes how many elements of each tensor it has, and copies are kept.
 
         Raises:
             RuntimeError: they did not come, or not as they were sent. What is loaded is of no use then.
@@ -118,23 +160,30 @@ class Receiver:
             raise RuntimeError("it is in no process group")
         failures: list[str] = []
         # An iterator that raised would leave vLLM's loader in the middle, which the next load would stumble over.
-        self.reload_weights(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, failures))
+        self.reload_weights(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
         if failures:
             self.rft_group = None
             raise RuntimeError(failures[0])
 
     def _rft_arriving(
-        self, buckets: list[About], backend: str, timeout_s: float, failures: list[str]
+        self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, failures: list[str]
     ) -> Iterator[tuple[str, Tensor]]:
         device = self.device if backend == "nccl" else torch.device("cpu")
         for number, about in enumerate(buckets):
-            packed = torch.empty(room(about)[1], dtype=torch.uint8, device=device)
+            changed = [WHOLE] * len(about)
             try:
-                broadcast(self.rft_group, packed, timeout_s)
+                if deltas:
+                    changed = self._rft_take(8 * len(about) + 8, device, timeout_s)[:-8].view(torch.int64).tolist()
+                packed = self._rft_take(room(about, changed)[1], device, timeout_s)
             except RuntimeError as error:
-                failures.append(f"bucket {number} of {len(buckets)} did not come: {error}")
+                failures.append(f"bucket {number} of {len(buckets)}: {error}")
                 return
-            if not torch.equal(checksum(packed[:-8]), packed[-8:].view(torch.int64)):
-                failures.append(f"bucket {number} of {len(buckets)} is not as it was sent")
-                return
-            yield from unpack(about, packed)
+            yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
+
+    def _rft_take(self, length: int, device: torch.device, timeout_s: float) -> Tensor:
+        """The next bytes (length,) uint8. Raises RuntimeError where they do not come, or not as they were sent."""
+        data = torch.empty(length, dtype=torch.uint8, device=device)
+        broadcast(self.rft_group, data, timeout_s)
+        if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
+            raise RuntimeError("it is not as it was sent")
+        return data
