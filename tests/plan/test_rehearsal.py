@@ -222,6 +222,7 @@ def test_the_longest_prompt_is_read_from_data_at_hand(forecasts, resolved):
     assert 10 < forecasts["data at hand"]["prompt_tokens"] < 20 == forecasts["plain"]["prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path):
     """Nearly: a real collective holds its tensors until it is done, and a pretended one fills up the last shard."""
     torchrun(HERE / "ledgers_on_ranks.py", tmp_path / "found.json")

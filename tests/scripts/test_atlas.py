@@ -115,6 +115,7 @@ def test_a_picture_holds_every_seed_and_the_mean_reward() -> None:
     assert text.count("<circle") == 4
 
 
+@pytest.mark.slow
 def test_it_measures_and_goes_on_where_it_stopped(tmp_path, sized, monkeypatch) -> None:
     out = tmp_path / "results.json"
     tiny = [*sized(), "warmup.steps=2", "eval.every=1"]

@@ -138,6 +138,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS.parent)})
 
 
+@pytest.mark.slow
 def test_what_no_test_notices_is_shown(tmp_path):
     test = tmp_path / "test_two.py"
     test.write_text(
@@ -157,6 +158,7 @@ def test_what_no_test_notices_is_shown(tmp_path):
     assert "1 of 2 changes are noticed: 50.0% (0 of them by an error" in done.stdout
 
 
+@pytest.mark.slow
 def test_everything_noticed_is_a_success(tmp_path):
     test = tmp_path / "test_one.py"
     test.write_text(
