@@ -83,11 +83,29 @@ class Loaded:
                 self.train, counts = drop_long(self.train, counts, most, "data.train", self.said.append)
                 if examples is None:
                     check_lengths("data.train", counts, shape, new_tokens)
-        for name, rows in self.held_out.items():
-            with check():
-                key, counts = f"data.eval.{name}", self.lengths.prompts(rows)
-                self.held_out[name], counts = drop_long(rows, counts, most, key, self.said.append)
-                check_lengths(key, counts, shape, new_tokens)
+        fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
         if examples is not None:
             with check():
                 check_examples(examples(), context)
+
+
+def fit_held_out(
+    sets: dict[str, Rows],
+    lengths: Lengths,
+    run: Run,
+    check: Checks,
+    shape: PretrainedConfig,
+    say: Callable[[str], None],
+) -> None:
+    """Drops rows with long prompts from held-out sets, and adds to `check` where an answer to one has no room.
+
+    Args:
+        lengths: counts their tokens.
+        shape: of the model.
+        say: for people.
+    """
+    for name, rows in sets.items():
+        with check():
+            key, counts = f"data.eval.{name}", lengths.prompts(rows)
+            sets[name], counts = drop_long(rows, counts, run.data.max_prompt_tokens, key, say)
+            check_lengths(key, counts, shape, run.rollout.max_new_tokens)

@@ -26,7 +26,7 @@ from rft.checks import (
     check_training,
 )
 from rft.data.encode import Encoder
-from rft.data.lazy import Rows
+from rft.data.lazy import Rows, load
 from rft.data.lengths import Lengths
 from rft.data.stream import check_stream
 from rft.data.survey import ALONE
@@ -199,7 +199,7 @@ class Parts:
         fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         for name, target in self.held_out.items():
             with self.check():
-                sets[name] = target.build(key=target.key).load(sorted(set(fields)))
+                sets[name] = load(target, fields)
         with self.check():
             self.reward.check()
         return sets

@@ -79,7 +79,9 @@ def measure(arguments: argparse.Namespace, seeds: tuple[int, ...] = SEEDS) -> No
         needed = sorted({seed for _, seed in runs_to_do})
         warm = [[f"seed={seed}", *WARM_UP, f"output_dir={folder}/start-{seed}"] for seed in needed]
         starts = dict(zip(needed, pool.map(warm_up, warm), strict=True))
-        taught = {name for name, _ in runs_to_do if "teacher" in models_beside(Algorithm.read(name).job)}
+        taught = {
+            name for name in {name for name, _ in runs_to_do} if "teacher" in models_beside(Algorithm.read(name).job)
+        }
         teacher = pool.submit(train_teacher, f"{folder}/teacher").result() if taught else ""
         runs: dict[Future, tuple[str, int]] = {}
         for name, seed in runs_to_do:

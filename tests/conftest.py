@@ -62,6 +62,17 @@ def resolved():
     return resolve
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Sums of torch come in one order, so that results can be equal to the last bit."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def sized():
     """Puts the sizes of a run of a second in front of overrides."""

@@ -12,16 +12,9 @@ from rft.actor.remembered import RememberedReference
 from rft.build import Job
 from rft.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 AHEAD = ("algorithm=dpo", "steps=5", "warmup=none", "batch.prompts=6", "data.train.count=9", "checkpoint.every=1")
 PRECOMPUTE = "reference.precompute=true"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

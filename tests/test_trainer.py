@@ -16,16 +16,9 @@ from rft.batch import fields
 from rft.build import Job
 from rft.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 # What a second run cannot repeat.
 CLOCK = ("time/", "throughput/", "memory/")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(run):

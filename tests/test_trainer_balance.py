@@ -10,6 +10,7 @@ from rft.actor.actor import Actor
 from rft.balance import Balance
 from rft.build import Job
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 # Two updates a step, so that the second one sees what the first one did. AdamW with a large eps: with a small one the
 # sign of a gradient that is nothing but rounding moves a weight.
 GIVEN = ("steps=2", "warmup=none", "strategy.device=cpu", "batch.prompts=6", "batch.minibatches=2",
@@ -32,14 +33,6 @@ RUNS = {
     "mismatched rows": ("algorithm=kto", "batch.prompts=24"),
     "shared prefixes": ("algorithm=grpo", "batch.prompts=12", "actor.share_prefix=true"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,25 @@
 """Rows by number that are made when they are asked for, so that large data is in memory once or not at all."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from rft.registry import Target
+
 Row = dict[str, Any]
 Rows = Sequence[Row]
+
+
+def load(target: Target, fields: Iterable[str]) -> Rows:
+    """The rows of a class that loads rows; raises what that raises.
+
+    Args:
+        target: in the yaml.
+        fields: that every row must have, not null.
+    """
+    rows: Rows = target.build(key=target.key).load(sorted(set(fields)))
+    return rows
 
 
 class Lazy(Sequence[Row]):

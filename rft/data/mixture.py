@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rft.data.lazy import Joined, Row, Rows, chosen
+from rft.data.lazy import Joined, Row, Rows, chosen, load
 from rft.data.order import Cursor, generator
 from rft.data.stream import Stream, StreamCursor
 from rft.registry import Target
@@ -55,7 +55,7 @@ class Mixture:
 
     def load(self, required: Sequence[str]) -> "Mixed":
         """All rows of all parts; raises what their classes raise."""
-        loaded = {name: target.build(key=target.key).load(required) for name, target in self._targets.items()}
+        loaded = {name: load(target, required) for name, target in self._targets.items()}
         return Mixed(loaded, {name: part.weight for name, part in self._parts.items()})
 
 

@@ -49,8 +49,7 @@ class PairSource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        pairs = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
-        return collate([row for position, pair in pairs for row in self._pair(position, self._rows[pair])])
+        return collate([row for position, pair in self._drawn() for row in self._pair(position, pair)])
 
     def _pair(self, position: int, pair: dict[str, Any]) -> list[dict[str, Any]]:
         margin = {} if self._margin is None else {"margin": _number(pair[self._margin], self._margin)}

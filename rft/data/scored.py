@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rft.data.lazy import Row, Rows
+from rft.data.lazy import Row, Rows, load
 from rft.data.rows import check_limit, find
 from rft.data.split import identity
 from rft.registry import Target
@@ -60,7 +60,7 @@ class ScoredPairs:
             ValueError: an answer lacks a field, a score is no number, or no prompt has answers of different scores.
         """
         own = {"prompt", *required} - {*MADE} | ({self._answers} if self._answers else set())
-        rows: Rows = self._rows.build(key=self._rows.key).load(sorted(own))
+        rows = load(self._rows, own)
         prompts: dict[str, tuple[Row, dict[str, tuple[float, Any]]]] = {}
         for number, row in enumerate(rows):
             _, known = prompts.setdefault(identity(row["prompt"]), (row, {}))

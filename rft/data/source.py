@@ -57,9 +57,12 @@ class DatasetSource:
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
+        return collate([self._example(position, row, row[self._response]) for position, row in self._drawn()])
+
+    def _drawn(self) -> list[tuple[int, dict[str, Any]]]:
+        """This rank's share of the next step: positions, and the rows of the data set there."""
         mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
-        drawn = [(position, self._rows[row]) for position, row in mine]
-        return collate([self._example(position, row, row[self._response]) for position, row in drawn])
+        return [(position, self._rows[row]) for position, row in mine]
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
         return supervised_row(self._encoder, position, row, response)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rft.data.lazy import Rows, chosen
+from rft.data.lazy import Rows, chosen, load
 from rft.data.rows import check_limit
 from rft.registry import Target
 
@@ -40,7 +40,7 @@ class Share:
         Args:
             required: fields that every row must have, not null.
         """
-        rows: Rows = self._rows.build(key=self._rows.key).load(sorted({*required, self._by}))
+        rows = load(self._rows, {*required, self._by})
         places = (_place(row[self._by]) for row in rows)
         numbers = [number for number, place in enumerate(places) if self._start <= place < self._end]
         if not numbers:
@@ -77,8 +77,8 @@ class Without:
             ValueError: none is left, or none is left out, as where the two are written differently; or what the
                 classes raise.
         """
-        rows: Rows = self._rows.build(key=self._rows.key).load(sorted({*required, self._by}))
-        others: Rows = self._others.build(key=self._others.key).load([self._by])
+        rows = load(self._rows, {*required, self._by})
+        others = load(self._others, [self._by])
         known = {identity(row[self._by]) for row in others}
         numbers = [number for number, row in enumerate(rows) if identity(row[self._by]) not in known]
         if len(numbers) in (0, len(rows)):

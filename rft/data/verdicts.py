@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rft.data.files import check_file
-from rft.data.lazy import Lazy, Row, Rows
+from rft.data.lazy import Lazy, Row, Rows, load
 from rft.data.masks import conversation
 from rft.data.mixture import Mixture
 from rft.data.pairs import TRUTHS
@@ -102,7 +102,7 @@ class Verdicts:
         """All questions; each is looked at once."""
         judged = ("chosen", "rejected") if self._pairs else ("completion", "label")
         fields = {*judged, *self._question.reads, *(field for field in required if field not in OURS)}
-        rows: Rows = self._rows.build(key=self._rows.key).load(sorted(fields))
+        rows = load(self._rows, fields)
         each = 2 if self._pairs and not self._question.compares else 1
 
         def read(number: int) -> Row:

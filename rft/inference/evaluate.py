@@ -9,9 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rft.checks import check_lengths
-from rft.data.lengths import drop_long
 from rft.inference.model import Answering, display
+from rft.loaded import fit_held_out
 from rft.logger.history import short, write_atomically
 from rft.reward.compose import WeightedSum
 from rft.rollout.estimate import interval
@@ -37,13 +36,7 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     run, check = job.run, job.check
     job.find(run.evaluate.checkpoint, "evaluate.checkpoint")
     sets = job.load_held_out()
-    lengths = job.lengths(job.world, job.encoder)
-    for name, rows in sets.items():
-        with check():
-            key = f"data.eval.{name}"
-            counts = lengths.prompts(rows)
-            sets[name], counts = drop_long(rows, counts, run.data.max_prompt_tokens, key, console.print)
-            check_lengths(key, counts, job.shape, run.rollout.max_new_tokens)
+    fit_held_out(sets, job.lengths(job.world, job.encoder), run, check, job.shape, console.print)
     check.end()
     with job.measuring(sets) as held_out, display(job.world, console) as shown:
         found = held_out.measure(shown.progress)

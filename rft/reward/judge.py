@@ -56,7 +56,6 @@ class Judge(RewardModel):
         self._tokenized()
 
     def _tokenized(self) -> object:
-        """What the tokenizer is needed for; raises where it will not do."""
         return self._verdicts
 
     @torch.no_grad()

@@ -51,7 +51,11 @@ class RewardModel(Term):
     def check(self) -> None:
         """Looks at the config and the tokenizer of the path."""
         check_classifier(read_config(self._path, None, 0, self._key), self.head, f"{self._key}.path={self._path}")
-        assert self._encoder is not None
+        self._tokenized()
+
+    def _tokenized(self) -> object:
+        """What the tokenizer is needed for; raises where it will not do."""
+        return self._encoder
 
     def place(self, device: torch.device) -> None:
         """See `Term.place`."""

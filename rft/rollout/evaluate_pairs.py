@@ -56,7 +56,7 @@ class Grader(HeldOut):
 
 
 @dataclass
-class ScoredPairs(Measured):
+class PairScores(Measured):
     """Held-out pairs with the scores of the chosen and of the rejected response."""
 
     scores: list[tuple[float, float]]
@@ -81,12 +81,12 @@ class PairEvaluator(Grader):
     fields = ("prompt", "chosen", "rejected")
     always = ("accuracy", "margin")
 
-    def measure(self, progress: Progress) -> dict[str, ScoredPairs]:
+    def measure(self, progress: Progress) -> dict[str, PairScores]:
         """See `HeldOut.measure`."""
         sets = {}
         for name, rows in self._sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
-                sets[name] = ScoredPairs(rows, self._shared(rows, partial(self._pairs, rows)))
+                sets[name] = PairScores(rows, self._shared(rows, partial(self._pairs, rows)))
                 show(len(rows))
         return sets
 

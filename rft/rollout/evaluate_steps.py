@@ -20,7 +20,7 @@ RIGHT = 0.5  # above which a step is held to be right, by its label or by its pr
 
 
 @dataclass
-class ScoredSteps(Measured):
+class StepScores(Measured):
     """Held-out answers with the probability that each of their steps is right.
 
     Attributes:
@@ -83,7 +83,7 @@ class StepEvaluator(Grader):
         super().__init__(world, encoder, scores, sets)
         self._separator = separator
 
-    def measure(self, progress: Progress) -> dict[str, ScoredSteps]:
+    def measure(self, progress: Progress) -> dict[str, StepScores]:
         """See `HeldOut.measure`."""
         sets = {}
         for name, rows in self._sets.items():
@@ -92,7 +92,7 @@ class StepEvaluator(Grader):
             with progress(f"evaluate {name}", len(rows)) as show:
                 found = self._shared(rows, partial(self._steps, rows))
                 show(len(rows))
-            sets[name] = ScoredSteps(rows, self._separator, labels, found)
+            sets[name] = StepScores(rows, self._separator, labels, found)
         return sets
 
     def _steps(self, rows: Rows, mine: Sequence[int]) -> list[list[float]]:

@@ -49,15 +49,14 @@ class SelfPlaySource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
-        rows = [self._rows[row] for _, row in mine]
-        prompts = self._encoder.prompts(rows)
-        seeds = [[row_seed(self._seed, position, n) for n in range(self._group_size)] for position, _ in mine]
+        drawn = self._drawn()
+        prompts = self._encoder.prompts([row for _, row in drawn])
+        seeds = [[row_seed(self._seed, position, n) for n in range(self._group_size)] for position, _ in drawn]
         with metrics.timer("rollout"):
             requests = [Request(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
             completions = self._engine.generate(requests, self._sampling, None)
         pairs: list[dict[str, Any]] = []
-        for (position, _), row, prompt, samples in zip(mine, rows, prompts, completions, strict=True):
+        for (position, row), prompt, samples in zip(drawn, prompts, completions, strict=True):
             given = self._example(position, row, row[self._response])
             for number, completion in enumerate(samples):
                 unit = {"unit": position * self._group_size + number}
