@@ -1,6 +1,7 @@
 """From the resolved config to objects: cheap checks first, models last."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,13 @@ from rft.actor.load import read_config
 from rft.actor.reference import AdapterReference
 from rft.actor.remembered import RememberedReference
 from rft.actor.router import check_routers
-from rft.actor.teacher import check_teacher
 from rft.algorithm.method import Method
 from rft.algorithm.roles import REFERENCE, ROLES, TEACHER
 from rft.balance import Balance
 from rft.checkpoint import Checkpoints
 from rft.checks import check_interruption, check_tokenizer
 from rft.data.lazy import Rows
-from rft.data.stream import first_rows
-from rft.data.survey import ALONE, only_reads
+from rft.data.survey import ALONE, given, only_reads
 from rft.distributed import World, start
 from rft.loaded import Loaded
 from rft.logger.log import RunLog, SilentLog
@@ -97,6 +96,9 @@ class Job(Parts):
             self.engine.factory.check_here(self.engine.options)
         loaded = self.load(world.size, world)
         self.check.end()
+        if TEACHER.writes(self.method.reads()):
+            teacher = self.helpers[TEACHER.key]
+            teacher.factory.check_here(world, teacher.options, loaded.tokenizer, lambda: self.longest(loaded))
         return world, loaded
 
     def check_ranks(self, ranks: int) -> None:
@@ -118,10 +120,8 @@ class Job(Parts):
         tokenizer = check.attempt(lambda: self.tokenizer.build())
         encoder = check.attempt(lambda: run.data.encoder(tokenizer))
         rows = check.attempt(lambda: self.train.build(key="data.train"))
-        parts = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
-        train: Rows = check.attempt(
-            lambda: rows.load(sorted(self.needs)) if parts is None else first_rows(parts, "data.train")
-        )
+        unread = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
+        train: Rows = check.attempt(lambda: rows.load(sorted(self.needs)) if unread is None else unread.first())
         held_out = self.load_held_out()
         with check():
             run.data.check_apart()
@@ -136,25 +136,38 @@ class Job(Parts):
                 check_routers(shape, strategy["compile"], strategy["context_parallel"])
         with check():
             if TEACHER.writes(self.method.reads()):
-                check_teacher(self.helpers[TEACHER.key].options, tokenizer)
+                teacher = self.helpers[TEACHER.key]
+                temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
+                teacher.factory.check(teacher.options, tokenizer, temperature)
         for actor in (self.actor, *self.helpers.values()):
             with check():
-                if frozen := actor.options["frozen"]:
+                if frozen := actor.options.get("frozen"):
                     model = read_config(actor.options["path"], actor.options["model_config"], len(tokenizer), actor.key)
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
-        loaded = Loaded(tokenizer, encoder, train, held_out, self.lengths(world, encoder), parts)
+        loaded = Loaded(tokenizer, encoder, train, held_out, self.lengths(world, encoder), unread)
         with check():
-            examples = (lambda: self.examples(loaded)) if only_reads(self.source) else None
-            loaded.fit(run, check, shape, "prompt" in self.needs, examples)
+            reads = given(self.source)
+            examples = None if reads is None else (lambda: self.examples(loaded, reads))
+            loaded.fit(run, check, shape, "prompt" in self.needs, not only_reads(self.source), examples)
         return loaded
 
-    def examples(self, loaded: Loaded) -> list[int]:
-        """Tokens of each row that a run without samples trains on, until as many are drawn as there are."""
+    def examples(self, loaded: Loaded, source: Target) -> list[int]:
+        """Tokens of each row that a source of given texts draws, until as many are drawn as there are."""
         run, columns = self.run, tuple(sorted(self.method.reads()))
         supplied = {"seed": run.seed, "columns": columns}
-        return loaded.lengths.examples(self.source, loaded.train, run.batch.prompts, **supplied)
+        return loaded.lengths.examples(source, loaded.train, run.batch.prompts, **supplied)
+
+    def longest(self, loaded: Loaded) -> int | None:
+        """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
+        if loaded.unread is not None:
+            return None
+        source = given(self.source)
+        counts = [] if source is None else self.examples(loaded, source)
+        if not only_reads(self.source):
+            counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
+        return max(counts)
 
     def assemble(
         self,
@@ -185,7 +198,9 @@ class Job(Parts):
             if role.writes(reads):
                 shares = role.loss is None and policy.adapters is not None and self.starts_as_policy(role)
                 if role is REFERENCE and self.precompute:
-                    helpers[role.key] = RememberedReference(world, policy, folder / "ref_logprobs.pt")
+                    copied = self.starts_as_policy(role)
+                    load = (lambda: policy) if copied else partial(actor, self.helpers[role.key])
+                    helpers[role.key] = RememberedReference(world, load, copied, folder / "ref_logprobs.pt")
                 else:
                     helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
         engine = self.start_engine(world, policy, loaded, folder)
@@ -221,11 +236,10 @@ class Job(Parts):
                     optimizer=run.warmup.optimizer,
                     eval_every=run.warmup.eval_every,
                     stop_at=run.warmup.stop_at,
-                    sampler=None if only_reads(self.warmup_source) else policy,
+                    sampler=policy,
                 )
             )
         assert policy.optimizer_options is not None
-        sampler = None if only_reads(self.source) else {"actor": policy, **helpers}[run.algorithm.sampler]
         stages.append(
             Stage(
                 name="train",
@@ -237,7 +251,7 @@ class Job(Parts):
                 optimizer=policy.optimizer_options,
                 eval_every=run.eval.every,
                 stop_at=None,
-                sampler=sampler,
+                sampler={"actor": policy, **helpers}[run.algorithm.sampler],
             )
         )
         trainer = Trainer(

@@ -112,6 +112,9 @@ def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: in
                 f"algorithm.source.{name}.term={node.term}: none of reward.terms, which are {', '.join(terms)}"
                 f"{did_you_mean(node.term, terms)}"
             )
+    share = options.get("sampled_share")
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"algorithm.source.sampled_share={share}: a chance is at least 0 and at most 1")
     if options.get("redraw") is not None and group_size < 2:
         raise ValueError(
             f"algorithm.group_size={group_size}: a group of one never differs, so dynamic sampling would draw it again "

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.load import read_config
 from rft.batch import lengths
 from rft.build import Job
-from rft.data.survey import ALONE, epoch, only_reads
+from rft.data.survey import ALONE, epoch, given, only_reads
 from rft.loaded import Loaded
 from rft.registry import Target
 
@@ -53,9 +53,12 @@ def inspect(config: dict[str, Any], console: Console) -> None:
 
 def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, console: Console) -> None:
     run, tokenizer = job.run, loaded.tokenizer
-    reads = only_reads(source)
-    examples = list(_examples(loaded, source, prompts, run.seed) if reads else _prompts(loaded))
+    texts = given(source)
+    reads = texts is not None
+    examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
     does = "what trains is highlighted" if reads else "what answers are sampled from"
+    if reads and not only_reads(source):
+        does = "the given texts, what trains is highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
     for number, example in enumerate(examples[: run.inspect.rows], 1):
         trained = f", {sum(example.trains):,} train" if reads else ""

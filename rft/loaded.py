@@ -9,7 +9,7 @@ from rft.checks import check_lengths
 from rft.data.encode import Encoder
 from rft.data.lazy import Rows
 from rft.data.lengths import Lengths, drop_long
-from rft.data.stream import Part, Stream, check_room
+from rft.data.stream import Unread, check_room
 from rft.data.survey import check_examples
 from rft.options import Run
 from rft.problems import Checks
@@ -22,7 +22,7 @@ class Loaded:
     Attributes:
         train: all rows, or the first ones of a stream.
         lengths: counts their tokens.
-        parts: of a stream, or None.
+        unread: all rows of a stream, or None.
         said: while reading, for people.
     """
 
@@ -31,7 +31,7 @@ class Loaded:
     train: Rows
     held_out: dict[str, Rows]
     lengths: Lengths
-    parts: list[Part] | None = None
+    unread: Unread | None = None
     said: list[str] = field(default_factory=list)
 
     def rows(self, run: Run, say: Callable[[str], None]) -> Rows:
@@ -40,10 +40,10 @@ class Loaded:
         Args:
             say: for people, while it is drawn from.
         """
-        if self.parts is None:
+        if self.unread is None:
             return self.train
         assert run.data.streaming is not None
-        return Stream(self.parts, run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
+        return self.unread.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
 
     def fit(
         self,
@@ -51,6 +51,7 @@ class Loaded:
         check: Checks,
         shape: PretrainedConfig,
         prompted: bool,
+        samples: bool,
         examples: Callable[[], list[int]] | None,
     ) -> None:
         """Drops rows with long prompts, and adds to `check` where what is left is too long for the model.
@@ -58,7 +59,8 @@ class Loaded:
         Args:
             shape: of the model.
             prompted: whether the rows that train have prompts.
-            examples: counts the tokens of what trains; None where it is sampled.
+            samples: whether prompts are answered.
+            examples: counts the tokens of the given texts that train; None where there are none.
 
         Raises:
             ValueError: data.max_prompt_tokens is for rows that have no prompts.
@@ -70,18 +72,18 @@ class Loaded:
                 f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
                 "data.max_prompt_tokens=null"
             )
-        if self.parts is not None:
+        if self.unread is not None:
             assert run.data.streaming is not None
             self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
             self.encoder.context = context
             with check():
-                if examples is None:
+                if samples:
                     check_room(run.data.streaming, most, context, new_tokens)
-        elif most is not None or examples is None:
+        elif most is not None or samples:
             with check():
                 counts = self.lengths.prompts(self.train)
                 self.train, counts = drop_long(self.train, counts, most, "data.train", self.said.append)
-                if examples is None:
+                if samples:
                     check_lengths("data.train", counts, shape, new_tokens)
         fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
         if examples is not None:

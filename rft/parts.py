@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.algorithm.method import Method
-from rft.algorithm.roles import REFERENCE, ROLES, Role
+from rft.algorithm.roles import REFERENCE, ROLES, TEACHER, Role
 from rft.checks import (
     check_adapters,
     check_architecture,
@@ -109,13 +109,9 @@ class Parts:
         actors, said = {}, set[str]()
         for key in ("actor", *(role.key for role in ROLES)):
             own = Checks()  # what is wrong with the actor is so with those that take over its options; it is said once
-            target = own.attempt(lambda key=key: Target(attrgetter(key)(run), key, FROM_RUN))
+            target = own.attempt(lambda key=key: actor_of(attrgetter(key)(run), key))
             with own():
-                check_architecture(target.options["model_config"], f"{key}.model_config")
-            with own():
-                check_training(target.options, key)
-            with own():
-                check_packing(target.options, key)
+                check_model(target)
             check.messages += [text for text in own.messages if text.removeprefix(key) not in said]
             said |= {text.removeprefix(key) for text in own.messages}
             actors[key] = target
@@ -123,7 +119,7 @@ class Parts:
         self.helpers = actors
         self.precompute = check.attempt(lambda: convert(precompute, bool, "reference.precompute"))
         with check():
-            check_adapters({target.key: target.options for target in (self.actor, *self.helpers.values())})
+            check_adapters(self.models())
 
     def _check_together(self) -> None:
         check, run = self.check, self.run
@@ -132,8 +128,7 @@ class Parts:
         with check():
             check_profile(run)
         with check():
-            actors = {target.key: target.options for target in (self.actor, *self.helpers.values())}
-            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), actors, run.warmup)
+            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), self.models(), run.warmup)
         with check():
             wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
             answers = measured(self.reward.names, self.reward.accuracy, *wanted)
@@ -158,7 +153,7 @@ class Parts:
         self.needs: set[str] = set()
         with check():
             self.needs |= set(self.source.factory.needs(self.source.options))
-            if "scores" in self.source.factory.writes:
+            if "score" in self.source.takes:
                 self.needs |= set(self.reward.fields)
         with check():
             if run.warmup is not None:
@@ -172,6 +167,10 @@ class Parts:
         with check():
             methods = {"algorithm": self.method} | ({"warmup": self.warmup_method} if run.warmup is not None else {})
             check_head(self.actor.options, methods, self.engine.factory, self.strategy.options)
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The options of the actors whose models are in this process, by their keys."""
+        return {target.key: target.options for target in (self.actor, *self.helpers.values()) if has_model(target)}
 
     def starts_as_policy(self, role: Role) -> bool:
         """True where an actor names the same model as the policy, and follows it."""
@@ -243,6 +242,37 @@ class Parts:
             maj_k=run.eval.maj_k,
             seed=run.seed,
         )
+
+
+def actor_of(node: Any, key: str) -> Target:
+    """What an actor is made of.
+
+    Raises:
+        ValueError: names the key; among others where an actor that trains, or is like one, has its model elsewhere.
+    """
+    target = Target(node, key, FROM_RUN)
+    if key != TEACHER.key and not has_model(target):
+        raise ValueError(f"{key}._target_: {target.factory.__name__} has no model here; only a {TEACHER.key} can do so")
+    return target
+
+
+def has_model(target: Target) -> bool:
+    """Whether the model of an actor is in this process."""
+    return "model_config" in target.takes
+
+
+def check_model(target: Target) -> None:
+    """Raises a ValueError for options of an actor whose model is in this process."""
+    check, options, key = Checks(), target.options, target.key
+    if not has_model(target):
+        return
+    with check():
+        check_architecture(options["model_config"], f"{key}.model_config")
+    with check():
+        check_training(options, key)
+    with check():
+        check_packing(options, key)
+    check.end()
 
 
 def import_plugin(name: str) -> None:

@@ -18,6 +18,9 @@ class Problems(ValueError):
         self.messages = list(messages)
         super().__init__("\n".join(self.messages))
 
+    def __reduce__(self) -> tuple[type["Problems"], tuple[list[str]]]:
+        return Problems, (self.messages,)  # on its way to other ranks
+
 
 class Skipped(AttributeError):
     """A check asks for what could not be made; why that is has been said."""

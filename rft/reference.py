@@ -43,7 +43,6 @@ def check_reference(options: MethodOptions, method: Method, source: Target, prec
         "nothing reads ref_logprobs": "ref_logprobs" not in method.reads(),
         "algorithm.source samples, so no row comes again": not only_reads(source),
         f"algorithm.iteration={options.iteration} moves it": moves,
-        "it is another model than the policy, which would compute it": not copied,
     }
     with check():
         if precompute and (found := [reason for reason, holds in reasons.items() if holds]):
@@ -54,14 +53,16 @@ def check_reference(options: MethodOptions, method: Method, source: Target, prec
 def remember(
     reference: Actor | None,
     stage: Stage,
-    done: int,
+    done: int | None,
     compute: Callable[..., dict[str, Tensor]],
     say: Callable[[str], None],
 ) -> None:
     """Has a reference that is computed ahead compute every row that a stage is going to draw, once. A collective.
 
+    One that is another model than the policy does so before the run begins, and is let go before there is an optimizer.
+
     Args:
-        done: steps of the stage.
+        done: steps of the stage, or None before the run begins.
         compute: `Trainer.compute`.
         say: tells people.
 
@@ -70,7 +71,7 @@ def remember(
     """
     if not isinstance(reference, RememberedReference) or "ref_logprobs" not in stage.method.reads():
         return
-    if reference.complete:
+    if reference.complete or (done is None and reference.copied):
         return
     if done:
         raise ValueError(

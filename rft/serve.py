@@ -12,8 +12,8 @@ from rich.console import Console
 from rft.actor.load import outline, read_config
 from rft.parts import Parts
 from rft.rollout.dialect import Dialect
-from rft.rollout.fleet import Process
 from rft.rollout.peer import LOOK_S, Peer
+from rft.rollout.process import Process
 from rft.rollout.skeleton import write_skeleton
 
 PAUSE_S = 1.0  # between looks at the servers

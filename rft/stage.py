@@ -18,6 +18,10 @@ class Source(Protocol):
     writes: tuple[str, ...]
     can_write: tuple[str, ...]
 
+    def samples(self) -> bool:
+        """Whether the engine answers for the next step; otherwise its texts are given. The same on every rank."""
+        ...
+
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
         ...
@@ -42,7 +46,7 @@ class Stage:
         optimizer: the policy's, for this stage.
         eval_every: steps between evaluations; 0 for the ends of the stage alone.
         stop_at: ends the stage when the watched metric has reached this, or null.
-        sampler: whose weights its batches are sampled with, or None where they are given.
+        sampler: whose weights its batches are sampled with, where they are.
     """
 
     name: str
@@ -54,7 +58,7 @@ class Stage:
     optimizer: Optimizer
     eval_every: int
     stop_at: float | None
-    sampler: Actor | None
+    sampler: Actor
 
     def iteration(self, done: int) -> int:
         """How many of the steps that are done belong to the iteration that goes on."""

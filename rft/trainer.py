@@ -93,6 +93,8 @@ class Trainer:
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
+        for stage in stages:  # while the engine holds nothing
+            remember(self.helpers.get("reference"), stage, None, self.compute, self.log.message)
         saved = self.checkpoints.read()
         if saved is None:
             self.log.rewind(-1)
@@ -110,7 +112,7 @@ class Trainer:
             saved = None
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
-                    if stage.sampler is not None:
+                    if stage.source.samples():
                         self.wake(stage.sampler)
                     self.step += 1
                     with self.profiler.step(self.step):
@@ -120,7 +122,7 @@ class Trainer:
                         self.annotate(stage, batch, metrics)
                         self.update(stage, stage_step, batch, metrics)
                         self.iterate(stage, stage_step)
-                        if stage.sampler is not None:
+                        if stage.source.samples():
                             self.refresh(stage.sampler, metrics)
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):

@@ -44,7 +44,9 @@ TINY = (
 )
 TINY_GROUPS = ("algorithm.group_size=4",)
 # What is to be learnt is given.
-WITHOUT_WARMUP = ("distill", "generative_reward_model", "pretrain", "process_reward_model", "reward_model", "sft")
+WITHOUT_WARMUP = (
+    "distill", "generative_reward_model", "gkd", "pretrain", "process_reward_model", "reward_model", "sft"
+)  # fmt: skip
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
 
 
@@ -79,7 +81,9 @@ def sized():
 
     def sizes(*overrides: str) -> list[str]:
         judged = "algorithm=generative_reward_model" in overrides  # its rows lie in questions
-        small = [text.replace(".count=", ".rows.count=") for text in TINY] if judged else TINY
+        small = [text.replace(".count=", ".rows.count=") for text in TINY] if judged else list(TINY)
+        if "actor@teacher=teacher_server" in overrides:
+            small = [text for text in small if not text.startswith("teacher.")]
         if {f"algorithm={name}" for name in WITHOUT_WARMUP} & set(overrides):
             return [*small, *overrides]
         return [*small, *TINY_GROUPS, *(() if "warmup=none" in overrides else TINY_WARMUP), *overrides]

@@ -39,6 +39,7 @@ COMPANIONS = {
     "algorithm/source/text": ["algorithm=sft"],
     "algorithm/source/labelled": ["algorithm=kto"],
     "algorithm/source/pairs": ["algorithm=dpo"],
+    "algorithm/source/partly_sampled": ["algorithm=gkd"],
     "algorithm/source/self_play": ["algorithm=spin"],
     "algorithm/source/steps": ["algorithm=process_reward_model"],
     "algorithm/terms/chosen_nll": ["algorithm=dpo"],
@@ -69,7 +70,8 @@ COMPANIONS = {
     "rollout/none": ["algorithm=reward_model"],
 }
 # The same group under another key: the default selects them.
-ROLES = ("actor/reference", "actor/critic", "actor/prm", "actor/teacher")
+ROLES = {f"actor/{name}": name for name in ("reference", "critic", "prm", "teacher")}
+ROLES["actor/teacher_server"] = "teacher"
 
 
 def option(path: Path) -> str:
@@ -83,7 +85,7 @@ OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/*.yaml"))
 def selection(name: str) -> list[str]:
     group, _, chosen = name.rpartition("/")
     if name in ROLES:
-        return [f"actor@{chosen}={chosen}"]
+        return [f"actor@{ROLES[name]}={chosen}"]
     if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
         return [f"{group}={chosen}", "algorithm/loss=reinforce"]
     if group == "actor/head":  # of the algorithms that train another one than a language head

@@ -1,5 +1,7 @@
 """Everything that is wrong is said at once, and what depends on it is not said as well."""
 
+import pickle
+
 import pytest
 
 from rft.build import Job
@@ -140,6 +142,10 @@ def test_parts_that_are_wrong_do_not_stop_the_others(resolved):
     parts = Parts(resolved("seed=x", "algorithm.loss.name=luck"))
     assert keys(parts.check.messages) == ["seed", "algorithm.loss.name"]
     assert parts.run.batch.prompts == 32 and parts.train.key == "data.train"
+
+
+def test_other_ranks_are_told_the_same():
+    assert pickle.loads(pickle.dumps(Problems(["first", "second"]))).messages == ["first", "second"]
 
 
 def test_the_command_line_numbers_several_mistakes_and_not_a_single_one():

@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 import rft
@@ -18,7 +21,7 @@ from rft.reward.gsm8k import gold_number, marked_number
 ROOT = Path(rft.__file__).parent.parent
 RECIPES = ROOT / "recipes"
 GSM8K = os.environ.get("RFT_GSM8K_DIR")
-STAGES = ("sft", "reward_model", "dpo", "grpo", "evaluate")
+STAGES = ("sft", "from_sft", "reward_model", "dpo", "grpo", "evaluate")
 needs_data = pytest.mark.skipif(GSM8K is None, reason="RFT_GSM8K_DIR is not set")
 
 
@@ -103,53 +106,140 @@ def test_a_stage_asks_for_the_one_before_it(name, said, stage, monkeypatch, tmp_
     assert str(caught.value).startswith(said.format("python -m rft.main -cd recipes/gsm8k -cn"))
 
 
+def learning() -> dict[str, list[str]]:
+    """What follows `-cd recipes/gsm8k` in the commands of the recipe's table, by algorithm."""
+    rows = re.findall(r"^\| `(\w+)` \| `(-cn [^`]+)` \|", (RECIPES / "gsm8k/README.md").read_text(), re.MULTILINE)
+    return {name: words.split()[1:] for name, words in rows}
+
+
+def option(group, name):
+    return yaml.load((ROOT / f"rft/config/{group}/{name}.yaml").read_text(), yaml.CSafeLoader)
+
+
+@cache
+def made_of(algorithm):
+    """The options and numbers of an algorithm's yaml."""
+    body = option("algorithm", algorithm)
+    found = {}
+    for entry in body.pop("defaults"):
+        if isinstance(entry, dict):
+            found |= {key.removeprefix("override "): option for key, option in entry.items()}
+        elif entry != "_self_":
+            found |= made_of(entry)
+    return found | body
+
+
+def test_every_algorithm_that_learns_from_data_has_a_command():
+    """From given texts, from its own answers as if they were given, or from a teacher."""
+    expected = set()
+    for path in (ROOT / "rft/config/algorithm").glob("*.yaml"):
+        facts = made_of(path.stem)
+        source = option("algorithm/source", facts["source"])["_target_"]
+        learns = facts["pick"] != "all" or facts["iteration"] or facts["advantage"] == "teacher"
+        if learns or source.rsplit(".")[-1] not in ("RolloutSource", "TrackedSource"):
+            expected.add(path.stem)
+    assert learning().keys() == expected and len(expected) >= 21
+
+
 @needs_data
-def test_nothing_is_evaluated_that_a_stage_has_learned_from(stage):
+def test_nothing_is_evaluated_that_was_learned_from(stage):
     asked, solved = (
         {row["question"]: row for row in map(json.loads, Path(GSM8K, f"{name}.jsonl").read_text().splitlines())}
         for name in ("test", "model_solutions")
     )
     assert len(solved) == 660 and solved.keys() < asked.keys()
-    learned = set()
-    for name in ("sft", "reward_model", "dpo", "grpo"):
-        job = Job(stage(name))
-        rows = job.train.build(key="data.train").load(["prompt"])
-        learned |= {row["prompt"] for row in rows}
+    known, seen, sizes = {}, set(), {}
+
+    def load(target, fields):
+        key = json.dumps([target.options, sorted(fields)], default=str)
+        if key not in known:
+            known[key] = target.build(key=target.key).load(sorted(fields))
+        return known[key]
+
+    for name, words in {**learning(), "grpo": ["grpo"]}.items():
+        kind = (made_of(name)["source"], *(word for word in words if not word.startswith(("algorithm=", "actor."))))
+        if kind in seen:
+            continue
+        seen.add(kind)
+        config = stage(*words)
+        job = Job(config)
+        assert config["algorithm"]["name"] == name and config["output_dir"] == f"outputs/gsm8k/{name}"
+        [(held, target)] = job.held_out.items()
+        rows = load(job.train, job.needs)
+        others = load(target, {"prompt", *(job.grader.fields if job.grader else job.reward.fields)})
+        learned, unseen = ({row["prompt"] for row in part} for part in (rows, others))
+        assert not learned & unseen
+        assert held == "heldout" or (unseen == asked.keys() - solved.keys() and len(unseen) == 659)
+        sizes[name] = [len(rows), len(learned), len(others)]
         if name == "reward_model":
-            held_out = job.held_out["heldout"].build(key="data.eval.heldout").load(["chosen", "rejected"])
-            apart = [{row["prompt"] for row in part} for part in (rows, held_out)]
-            assert not apart[0] & apart[1] and apart[0] | apart[1] < solved.keys()
-            assert [len(rows), len(held_out), *map(len, apart)] == [867, 299, 261, 92]
-            for row in [*rows, *held_out]:
+            trains, held_out = config["data"]["train"], config["data"]["eval"]["heldout"]
+            for row in [*rows, *others]:
                 gold = gold_number(solved[row["prompt"]]["ground_truth"].replace("\nA: ", "\n#### "))
                 assert marked_number(row["chosen"], ["####"]) == gold != marked_number(row["rejected"], ["####"])
-        else:
-            test = {row["prompt"] for row in job.held_out["test"].build(key="data.eval.test").load(["answer"])}
-            assert test == asked.keys() - solved.keys() and len(test) == 659
-    assert stage("evaluate")["data"]["eval"] == stage("sft")["data"]["eval"] and not learned & test
+        if name == "generative_reward_model":
+            judged = config["data"]
+            assert (judged["train"]["rows"], judged["eval"]["heldout"]["rows"]) == (trains, held_out)
+        if name == "process_reward_model":
+            check_steps([*rows[:1000], *others])
+        if name == "grpo":
+            assert stage("evaluate")["data"]["eval"] == config["data"]["eval"]
+    expected = {"sft": [7473, 7473, 659], "reward_model": [867, 261, 299], "kto": [1980, 496, 659]}
+    expected |= {"generative_reward_model": [1734, 1041, 598], "process_reward_model": [6697, 6697, 776]}
+    assert expected.items() <= sizes.items()
+
+
+def check_steps(rows):
+    """Every calculation holds, but for that of the last step of every other solution."""
+    for row in rows:
+        assert all(row["labels"][:-1])
+        for step, right in zip(row["completions"], row["labels"], strict=True):
+            done = re.findall(r"<<([-+*/(). \d]+)=([.\d]+)>>\2", step)
+            holds = [abs(eval(re.sub(r"(?<![.\d])0+(?=\d)", "", asked)) - float(said)) < 0.005 for asked, said in done]
+            assert all(holds) if right else not holds[-1] and all(holds[:-1]), step
+    assert sum(not row["labels"][-1] for row in rows) == pytest.approx(len(rows) / 2, rel=0.1)
 
 
 @needs_data
 @pytest.mark.slow
-def test_the_stages_of_gsm8k_on_the_real_problems(stage, tmp_path):
-    small = ["steps=1", "batch.prompts=2", "data.train.limit=8"]
-    answers = ["data.eval.test.limit=2", "rollout.max_new_tokens=8"]
-    Job(stage("sft", *small, *answers)).fit("")
-    Job(stage("reward_model", *small, "data.eval.heldout.limit=2")).fit("")
-    Job(stage("dpo", *small, *answers)).fit("")
-    Job(stage("grpo", *small, *answers, "algorithm.group_size=2")).fit("")
-    assert evaluate(stage("evaluate", *answers), Console(quiet=True)) in (0.0, 0.5, 1.0)
+def test_every_algorithm_that_learns_from_data_takes_two_steps_on_the_real_problems(stage, tmp_path, monkeypatch):
+    folder = tmp_path / "short"
+    folder.mkdir()
+    train, test, graded = (
+        sorted(Path(GSM8K, f"{name}.jsonl").read_text().splitlines(), key=len)
+        for name in ("train", "test", "model_solutions")
+    )
+    graded = [line for line in graded if '"is_correct": true' in line and '"is_correct": false' in line][:24]
+    solved = {json.loads(line)["question"] for line in graded}
+    known = [line for line in test if json.loads(line)["question"] in solved]
+    others = [line for line in test if line not in known]
+    rows = {"train": train[:48], "test": known + others[:2], "model_solutions": graded}
+    for name, lines in rows.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setenv("RFT_GSM8K_DIR", str(folder))
+    small = ["steps=2", "batch.prompts=4", "rollout.max_new_tokens=8", "trajectories.rows=1"]
+    width = [f"actor.model_config.{part}=8" for part in ("hidden_size", "intermediate_size", "head_dim")]
+    said = {}
+    for name, words in {**learning(), "grpo": ["grpo"]}.items():
+        config = stage(*words, *small, *(width if words[0] == "sft" else ()))
+        config["algorithm"]["group_size"] = min(config["algorithm"]["group_size"], 4)
+        config["reward"]["terms"].get("format", {})["pattern"] = "(?s).*[0-9].*"  # which is met by chance
+        Job(config).fit("")
+        run = Path(f"outputs/gsm8k/{name}")
+        said[name] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        start, *steps = said[name]
+        assert [step["step"] for step in steps] == [1, 2] and config["metric"] in start
+        losses = [step[key] for step in steps for key in step if key.startswith("loss/")]
+        assert losses and all(map(math.isfinite, losses)) and max(step["grad_norm"] for step in steps) > 0, name
+        assert (run / "checkpoints/latest/actor/config.json").is_file()
 
-    def last(name):
-        return json.loads((tmp_path / "outputs/gsm8k" / name / "metrics.jsonl").read_text().splitlines()[-1])
-
-    assert last("dpo")["loss/dpo"] == pytest.approx(math.log(2)), "the reference is the policy at the first step"
-    assert 0 < last("reward_model")["loss/bradley_terry"] < 2
-    assert last("reward_model")["eval/heldout/accuracy"] in (0.0, 0.5, 1.0)
-    terms = {name: last("grpo")[f"reward/{name}"] for name in ("gsm8k", "format", "model")}
-    total = terms["gsm8k"] + 0.1 * terms["format"] + 0.2 * terms["model"]
-    assert last("grpo")["reward/mean"] == pytest.approx(total, abs=1e-5) and terms["model"] != 0
-    told = json.loads((tmp_path / "outputs/gsm8k/grpo/evaluation.json").read_text())
+    assert said["dpo"][1]["loss/dpo"] == pytest.approx(math.log(2)), "the reference is the policy at the first step"
+    assert 0 < said["reward_model"][-1]["loss/bradley_terry"] < 2
+    assert "preference/baseline" in said["kto"][1] and said["on_policy_distill"][1]["kl/teacher"] > 0
+    last = said["grpo"][-1]
+    total = last["reward/gsm8k"] + 0.1 * last["reward/format"] + 0.2 * last["reward/model"]
+    assert last["reward/mean"] == pytest.approx(total, abs=1e-5) and last["reward/model"] != 0
+    assert evaluate(stage("evaluate", "rollout.max_new_tokens=8"), Console(quiet=True)) == 0.0
+    told = json.loads(Path("outputs/gsm8k/grpo/evaluation.json").read_text())
     assert "outputs/gsm8k/grpo/checkpoints" in told["model"]
 
 

@@ -3,18 +3,25 @@
 import copy
 import json
 import math
+import weakref
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
 
+from rft.actor.actor import Actor
 from rft.actor.load import load_model
 from rft.actor.remembered import RememberedReference
 from rft.build import Job
+from rft.distributed import stop
+from rft.plan.rehearsal import Rehearsal
 from rft.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 AHEAD = ("algorithm=dpo", "steps=5", "warmup=none", "batch.prompts=6", "data.train.count=9", "checkpoint.every=1")
 PRECOMPUTE = "reference.precompute=true"
+SHAPE = Qwen3Config(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+                    num_key_value_heads=2, head_dim=8)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +78,10 @@ def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tm
     """Also of rows that come again, and by no other model than the policy."""
     loaded = []
     monkeypatch.setattr("rft.actor.actor.load_model", lambda *given: loaded.append(given) or load_model(*given))
-    Job(tiny(*AHEAD, f"output_dir={tmp_path / 'plain'}")).fit("")
-    Job(tiny(*AHEAD, f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
+    Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'plain'}")).fit("")
+    Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
     assert len(loaded) == 2 + 1
-    plain, ahead = annotated[:5], annotated[5:]
+    plain, ahead = annotated[:3], annotated[3:]
     for (_, one), (_, other) in zip(plain, ahead, strict=True):
         torch.testing.assert_close(one["ref_logprobs"], other["ref_logprobs"], rtol=0, atol=1e-6)
     assert torch.equal(plain[0][1]["ref_logprobs"], ahead[0][1]["ref_logprobs"]), "the same rows in one forward"
@@ -102,6 +109,74 @@ def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone
         Job(config).fit("")
 
 
+@pytest.fixture
+def other(tmp_path):
+    """The config of a run with a reference that is another model, in a folder; with more if that is asked for."""
+    AutoModelForCausalLM.from_config(SHAPE).save_pretrained(tmp_path / "other")
+    whole = (*AHEAD, "data.train.count=64", f"reference.path={tmp_path / 'other'}", "reference.model_config=null")
+    return lambda *more: (*whole, *more)
+
+
+def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(other, tiny, tmp_path, monkeypatch):
+    parameters, found, begin, ask = [], [], Actor.begin_training, RememberedReference.compute
+
+    def asks(reference, *given):
+        columns = ask(reference, *given)
+        if reference._actor is not None:
+            parameters.extend(map(weakref.ref, reference._actor.network.parameters()))
+        return columns
+
+    def begins(actor, *given):
+        found.append((len(parameters), sum(parameter() is not None for parameter in parameters)))
+        begin(actor, *given)
+
+    monkeypatch.setattr(RememberedReference, "compute", asks)
+    monkeypatch.setattr(Actor, "begin_training", begins)
+    Job(tiny(*other("steps=2", f"output_dir={tmp_path / 'plain'}"))).fit("")
+    Job(tiny(*other("steps=2", PRECOMPUTE))).fit("")
+    (before, _), (asked, alive) = found
+    assert before == 0 < asked and alive == 0
+    for one, another in zip(*(steps(tmp_path / run) for run in ("plain", "run")), strict=True):
+        same = [name for name in one if name.startswith(("loss/", "preference/", "grad_norm", "eval/"))]
+        assert {name: one[name] for name in same} == {name: another[name] for name in same} and len(same) > 5
+
+
+@pytest.mark.slow
+def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monkeypatch):
+    """The model may be gone by then. Where the file is gone, the model is asked again."""
+    config, folder, file = tiny(*other(PRECOMPUTE)), tmp_path / "other", tmp_path / "run" / "ref_logprobs.pt"
+
+    def stopped(step):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "update", lambda trainer, *_: 1 / (step - trainer.step))
+            with pytest.raises(ZeroDivisionError):
+                Job(config).fit("")
+
+    stopped(3)
+    before = torch.load(file)
+    file.unlink()
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"^reference\.path: no model can be read from"):
+        Job(config).fit("")
+    (tmp_path / "moved").rename(folder)
+    stopped(4)
+    assert all(torch.equal(column, before[name]) for name, column in torch.load(file).items())
+    folder.rename(tmp_path / "moved")
+    Job(config).fit("")
+    assert len(steps(tmp_path / "run")) == 5 - 3, "those that were not stopped"
+
+
+@pytest.mark.slow
+def test_a_plan_has_another_model_that_is_asked_ahead_before_all_else(other, tiny):
+    stop()
+    kept, ahead = (Rehearsal(tiny(*other("plan.prompt_tokens=6", *more)), 1).forecast() for more in ((), (PRECOMPUTE,)))
+    size = kept.memory["update"]["other models"]
+    assert size == ahead.memory["reference"]["other models"] > 0
+    assert "reference" not in kept.memory and ahead.memory["reference"]["activations"] > 0
+    assert not any(terms.get("other models") for name, terms in ahead.memory.items() if name != "reference")
+    assert size <= sum(kept.memory["update"].values()) - sum(ahead.memory["update"].values()) < 1.05 * size
+
+
 @pytest.mark.parametrize(
     ("name", "algorithm", "reference", "message"),
     [
@@ -122,7 +197,6 @@ def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone
             r"algorithm\.sampler=reference: algorithm\.source samples nothing; set al",
         ),
         ("dpo", {"iteration": 3}, {"precompute": True}, r"reference\.precompute=true: algorithm\.iteration=3 moves it"),
-        ("dpo", {}, {"path": "some/model", "precompute": True}, r"reference\.precompute=true: it is another model"),
         (
             "dpo",
             {"iteration": 3},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rft.rollout.fleet import free_port
+from rft.rollout.process import free_port
 from rft.rollout.vllm_server import VLLMDialect, VLLMServers
 from rft.serve import serve
 

@@ -9,6 +9,7 @@ import torch
 from rft.actor.actor import Actor
 from rft.balance import Balance
 from rft.build import Job
+from tests.conftest import TEACHER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Two updates a step, so that the second one sees what the first one did. AdamW with a large eps: with a small one the
@@ -30,7 +31,13 @@ RUNS = {
         "reference.precompute=true",
         "data.train.count=32",
     ),
-    "mismatched rows": ("algorithm=kto", "batch.prompts=24"),
+    "mismatched rows, and a reference of its own that is asked ahead": (
+        "algorithm=kto",
+        "batch.prompts=24",
+        "reference.precompute=true",
+        f"reference.model_config={{{TEACHER}}}",
+    ),
+    "a step that is sampled, and one that is not": ("algorithm=gkd", "batch.prompts=24"),
     "shared prefixes": ("algorithm=grpo", "batch.prompts=12", "actor.share_prefix=true"),
 }
 

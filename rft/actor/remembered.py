@@ -1,6 +1,7 @@
-"""A reference without weights: what the policy said of every row before it trained."""
+"""A reference without weights: what it said of every row before the policy trained."""
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,31 +16,34 @@ from rft.distributed import World
 
 
 class RememberedReference(Actor):
-    """The policy itself, until its log-probabilities are written down; from then on these.
+    """Another actor, until its log-probabilities are written down; from then on these.
 
     Args:
         world: rank zero writes, and all ranks read.
-        policy: which the reference is a copy of.
+        load: gives the actor, which is asked for where there is no file, and let go when there is.
+        copied: the actor is the policy, and the reference what that is when the stage begins.
         file: of the log-probabilities, where all ranks can read. Where it is there already, it is taken up.
     """
 
-    def __init__(self, world: World, policy: Actor, file: Path) -> None:
+    def __init__(self, world: World, load: Callable[[], Actor], copied: bool, file: Path) -> None:
         self.world = world
+        self.load = load
+        self.copied = copied
         self.file = file
         self.optimizer_options = None
-        self._policy = policy
+        self._actor: Actor | None = None
         self._rows: dict[bytes, tuple[int, int]] | None = None  # where the numbers of a row begin and end
         if file.exists():
             self._read()
 
     @property
     def complete(self) -> bool:
-        """Whether it is done with the policy."""
+        """Whether it is done with the other actor."""
         return self._rows is not None
 
     def start_like(self, other: Actor) -> None:
         """It is the policy as it is when `write` is called."""
-        assert other is self._policy
+        assert self.copied
 
     def write(self, rows: Mapping[bytes, Tensor]) -> None:
         """Writes down the log-probabilities of the trained tokens of rows, by `row_keys`. A collective."""
@@ -52,6 +56,8 @@ class RememberedReference(Actor):
             partial.rename(self.file)
 
         self.world.decide(save)
+        self._actor = None
+        gc.collect()  # the parts of a sharded model know each other
         self._read()
 
     def _read(self) -> None:
@@ -70,7 +76,8 @@ class RememberedReference(Actor):
             ValueError: a row is none of those that were written down.
         """
         if self._rows is None:
-            return self._policy.compute(batch, outputs, temperature, idle)
+            self._actor = self._actor or self.load()
+            return self._actor.compute(batch, outputs, temperature, idle)
         assert outputs == ("logprobs",)
         columns = torch.zeros(batch["keep"].shape)
         for row, key in enumerate(row_keys(batch)):

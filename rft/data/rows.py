@@ -13,7 +13,7 @@ from typing import Any
 from rft.data.files import READERS, STREAMED, find_files, open_parquet, without_nulls
 from rft.data.lazy import Joined, Lazy, Row, Rows
 from rft.data.schemas import SCHEMAS
-from rft.data.stream import Part, Streams
+from rft.data.stream import Part, Shards, Streams
 from rft.registry import did_you_mean
 
 Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
@@ -71,7 +71,7 @@ class FileRows(Streams):
                 break
         return parts[0] if len(parts) == 1 else Joined(parts)
 
-    def stream(self, required: Sequence[str]) -> list[Part]:
+    def stream(self, required: Sequence[str]) -> Shards:
         """See `Streams.stream`: the files."""
         key, shape = f"{self._key}.path", self._shaped(required)
         files = find_files(self._path, key)
@@ -84,7 +84,7 @@ class FileRows(Streams):
             read = STREAMED[Path(file).suffix]
             return lambda start: (shape(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
 
-        return limited([part(file) for file in files], self._limit)
+        return Shards(limited([part(file) for file in files], self._limit), self._key)
 
 
 class HubRows(Streams):
@@ -130,7 +130,7 @@ class HubRows(Streams):
             raise ValueError(f"{self._key}.path: {title} holds no rows")
         return rows
 
-    def stream(self, required: Sequence[str]) -> list[Part]:
+    def stream(self, required: Sequence[str]) -> Shards:
         """See `Streams.stream`: the shards of the data set; of the hub's, as they are needed."""
         table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
 
@@ -141,7 +141,7 @@ class HubRows(Streams):
                 shape(f"{where} {number}", without_nulls(raw)) for number, raw in enumerate(rows.skip(start), start + 1)
             )
 
-        return limited([part(shard) for shard in range(table.num_shards)], self._limit)
+        return Shards(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
 
     @property
     def _title(self) -> str:

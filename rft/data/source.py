@@ -55,6 +55,10 @@ class DatasetSource:
         """The fields of a row that this source reads."""
         return ("prompt", options["response"])
 
+    def samples(self) -> bool:
+        """See `Source.samples`."""
+        return False
+
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
         return collate([self._example(position, row, row[self._response]) for position, row in self._drawn()])

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rft.data.encode import Encoder
-from rft.data.lazy import Row
+from rft.data.lazy import Row, Rows
 from rft.data.order import Cursor, generator
 from rft.registry import Target
 
@@ -17,28 +18,54 @@ Part = Callable[[int], Iterator[Row]]  # the rows of a file or a shard, from the
 LOOKED = 64  # rows that are looked at before a model is loaded
 
 
+class Unread(ABC):
+    """Rows that are read as they are drawn."""
+
+    @abstractmethod
+    def first(self) -> Rows:
+        """The rows that are looked at beforehand.
+
+        Raises:
+            ValueError: there are none, or something is wrong with one of them.
+        """
+
+    @abstractmethod
+    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "Drawn":
+        """What is drawn from; see `Stream`."""
+
+
 class Streams(ABC):
     """A class of rows that can be read as they are drawn."""
 
     @abstractmethod
-    def stream(self, required: Sequence[str]) -> list[Part]:
-        """Files or shards; raises what `load` raises, what is wrong with a row when that is read.
+    def stream(self, required: Sequence[str]) -> Unread:
+        """The rows; raises what `load` raises, what is wrong with a row when that is read.
 
         Args:
             required: fields that every row must have, not null.
         """
 
 
-def first_rows(parts: Sequence[Part], key: str) -> list[Row]:
-    """The rows that are looked at beforehand.
+@dataclass
+class Shards(Unread):
+    """Files or shards.
 
-    Raises:
-        ValueError: there are none, or something is wrong with one of them.
+    Attributes:
+        parts: one or more.
+        key: of the rows in the yaml.
     """
-    rows = list(islice(chain.from_iterable(part(0) for part in parts), LOOKED))
-    if not rows:
-        raise ValueError(f"{key}: the data holds no rows")
-    return rows
+
+    parts: Sequence[Part]
+    key: str
+
+    def first(self) -> Rows:
+        rows = list(islice(chain.from_iterable(part(0) for part in self.parts), LOOKED))
+        if not rows:
+            raise ValueError(f"{self.key}: the data holds no rows")
+        return rows
+
+    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "Stream":
+        return Stream(self, buffer, encoder, most, say)
 
 
 def check_stream(buffer: int | None, train: Target, source: Target) -> None:
@@ -48,12 +75,20 @@ def check_stream(buffer: int | None, train: Target, source: Target) -> None:
     cure = "set data.streaming=null"
     if buffer < 1:
         raise ValueError(f"data.streaming={buffer}: rows are shuffled among so many; give at least 1, or {cure}")
-    if not issubclass(train.factory, Streams):
-        raise ValueError(f"data.streaming={buffer}: {train.factory.__name__} knows all its rows at once; {cure}")
+    check_streams(train)
     if source.options.get("tracking") is not None:
         raise ValueError(
             f"data.streaming={buffer}: algorithm.source.tracking counts how often each row is solved, and a stream "
             f"does not know its rows; choose algorithm/source=rollout, or {cure}"
+        )
+
+
+def check_streams(rows: Target) -> None:
+    """Raises a ValueError where a class of rows cannot read them as they are drawn."""
+    if not issubclass(rows.factory, Streams):
+        raise ValueError(
+            f"data.streaming: {rows.key} is a {rows.factory.__name__}, which knows all its rows at once; set "
+            "data.streaming=null"
         )
 
 
@@ -67,11 +102,24 @@ def check_room(buffer: int, most: int | None, context: int, new_tokens: int) -> 
         )
 
 
-class Stream(Sequence[Row]):
-    """The rows of a stream that were drawn last, by their positions. Whoever draws has one of its own.
+class Drawn(Sequence[Row]):
+    """The rows that were drawn last, by their positions. Whoever draws has one of its own."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[int, Row] = {}
+
+    def __len__(self) -> int:
+        raise ValueError("data.streaming: what draws the rows has to know how many there are; set data.streaming=null")
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.drawn[position]
+
+
+class Stream(Drawn):
+    """The rows of files or shards.
 
     Args:
-        parts: files or shards.
+        shards: the files or shards.
         buffer: rows that are shuffled among each other; 1 leaves them as they come.
         encoder: of prompts.
         most: tokens of a prompt; rows of longer ones are dropped as they come. None for all rows.
@@ -79,13 +127,14 @@ class Stream(Sequence[Row]):
     """
 
     def __init__(
-        self, parts: Sequence[Part], buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]
+        self, shards: Shards, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]
     ) -> None:
-        self.parts = parts
+        super().__init__()
+        self.parts = shards.parts
+        self.key = shards.key
         self.buffer = buffer
         self.most = most
         self.say = say
-        self.drawn: dict[int, Row] = {}
         self._encoder = encoder
 
     def fits(self, rows: list[Row]) -> list[bool]:
@@ -93,12 +142,6 @@ class Stream(Sequence[Row]):
         if self.most is None:
             return [True] * len(rows)
         return [len(prompt) <= self.most for prompt in self._encoder.prompts(rows)]
-
-    def __len__(self) -> int:
-        raise ValueError("data.streaming: what draws the rows has to know how many there are; set data.streaming=null")
-
-    def __getitem__(self, position: Any) -> Any:
-        return self.drawn[position]
 
 
 class Place(NamedTuple):
@@ -156,14 +199,14 @@ class StreamCursor(Cursor):
         stream = self._stream
         if self._dropped:
             stream.say(
-                f"data.train: {self._dropped:,} of {self.position:,} rows so far had prompts of more tokens than "
+                f"{stream.key}: {self._dropped:,} of {self.position:,} rows so far had prompts of more tokens than "
                 f"data.max_prompt_tokens={stream.most}. They were dropped"
             )
         found = list(islice(self._reading, stream.buffer))
         if not found:
             if not self._fruitful:
                 raise ValueError(
-                    f"data.train: no prompt of an epoch is as short as data.max_prompt_tokens={stream.most}; raise it"
+                    f"{stream.key}: no prompt of an epoch is as short as data.max_prompt_tokens={stream.most}; raise it"
                 )
             self._fruitful = False
             self._at = Place(self._at.epoch + 1, 0, 0)

@@ -29,6 +29,20 @@ def only_reads(source: Target) -> bool:
     return not SAMPLES & source.takes
 
 
+def given(source: Target) -> Target | None:
+    """A source of the given texts alone that are among what a source draws; None where all of it is sampled."""
+    if only_reads(source):
+        return source
+    kind = source.factory.given(source.options)
+    return None if kind is None else source.narrowed(kind)
+
+
+def sample_always(source: Target) -> None:
+    """Has a source that samples some of its batches sample all of them."""
+    if source.options.get("sampled_share"):
+        source.options["sampled_share"] = 1.0
+
+
 def epoch(
     source: Target, world: World, encoder: Encoder, rows: Rows, prompts: int, **supplied: Any
 ) -> Iterator[TensorDict]:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from rft.actor.actor import Actor
 from rft.build import Job
+from rft.data.survey import given, sample_always
 from rft.doctor.chart import Chart
 from rft.doctor.examine import Asked, Examination, Facts
 from rft.logger.log import SilentLog
@@ -31,7 +32,8 @@ def visit(config: dict[str, Any]) -> float:
     """
     job, asked = Job(config), Asked()
     run = job.run
-    if "rollout_logprobs" not in job.source.factory.writes:
+    sample_always(job.source)
+    if given(job.source) is not None:
         raise ValueError(f"mode=doctor: algorithm={run.algorithm.name} samples nothing; choose another algorithm")
     world, loaded = job.begin()
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)

@@ -11,7 +11,7 @@ from rft.actor.actor import Actor
 from rft.actor.load import read_config, without_reading
 from rft.build import Job
 from rft.data.lengths import Lengths
-from rft.data.survey import ALONE, only_reads
+from rft.data.survey import ALONE, only_reads, sample_always
 from rft.distributed import World, pretend
 from rft.loaded import Loaded
 from rft.logger.log import SilentLog
@@ -21,6 +21,7 @@ from rft.plan.ledger import Ledger
 from rft.plan.stand_ins import Absent, Answers, Texts, Vocabulary, half_right
 from rft.plan.walk import Walk
 from rft.rollout.engine import Engine
+from rft.rollout.served_teacher import ServedTeacher
 
 
 @dataclass
@@ -85,12 +86,13 @@ class Rehearsal(Job):
             else:
                 self._suppose(run.plan.prompt_tokens)
         check.end()
+        sample_always(self.source)  # a step that is sampled holds all that one with given texts does, and more
 
     def _longest(self, loaded: Loaded) -> int:
         """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
         if "prompt" in self.needs:
             return max(loaded.lengths.prompts(loaded.train))
-        return max(1, max(self.examples(loaded)) - self.run.rollout.max_new_tokens)
+        return max(1, max(self.examples(loaded, self.source)) - self.run.rollout.max_new_tokens)
 
     def _suppose(self, prompt_tokens: int) -> None:
         run, check = self.run, self.check
@@ -136,7 +138,11 @@ class Rehearsal(Job):
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
                 run.batch = batch
+            for helper in trainer.helpers.values():
+                if isinstance(helper, ServedTeacher):
+                    vars(helper)["compute"] = helper.blank
             walk = Walk(trainer, texts, hollow, ledger)
+            walk.begin(stages[-1])
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)
             rehearses = self.engine.factory.rehearses

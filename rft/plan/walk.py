@@ -1,5 +1,6 @@
 """Goes through the stages of a run on hollow tensors and takes down what they hold."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -11,7 +12,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from rft.actor.load import without_reading
 from rft.actor.micro_batches import MicroBatch
+from rft.actor.remembered import RememberedReference
 from rft.metrics import Metrics
 from rft.plan.hollow import Hollow
 from rft.plan.ledger import Ledger
@@ -50,6 +53,16 @@ class Walk:
             vars(actor)["compute"] = self._with_numbers(actor.compute)
             if "cutting" in vars(actor):
                 self._cuttings.append((actor, actor.cutting))
+
+    def begin(self, stage: Stage) -> None:
+        """What comes before the first stage: a reference that is computed ahead, then the engine's first weights.
+
+        Args:
+            stage: that reads the reference, if there is one.
+        """
+        reference = self._trainer.helpers.get("reference")
+        if isinstance(reference, RememberedReference) and not reference.copied:
+            self._remember(reference, stage)
         self._sync("begin")
 
     def through(self, number: int, stage: Stage, parts: int) -> None:
@@ -100,6 +113,21 @@ class Walk:
             if "kv cache" in terms:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
         return found
+
+    def _remember(self, reference: RememberedReference, stage: Stage) -> None:
+        self._fill_forwards(stage)
+        batch = stage.source.next(Metrics())
+        stage.method.filter(batch)
+        with self._ledger.stage("reference"):
+            with self._hollow.creating(), without_reading():
+                model = reference.load()
+            model.cutting = FirstCuts(**asdict(model.cutting), limit=1)
+            self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
+        self._ledger.call("other models", model.network.state_dict().values())
+        del model
+        gc.collect()
+        vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["keep"].shape)}
+        self._texts.answer_tokens = self._longest
 
     def _fill_forwards(self, stage: Stage) -> None:
         """Makes answers as long as fills a forward best: in a run, rows of many lengths will do so."""

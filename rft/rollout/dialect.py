@@ -110,10 +110,16 @@ class Dialect(Protocol):
         """
         ...
 
+    async def sleep(self, peer: Peer) -> None:
+        """Ends what runs, and gives the memory of weights, keys and values back. Until `load` has waked it, `version`
+        answers None. May be called again after a failure at any point."""
+        ...
+
     async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
         """Takes weights in place of all it had, and serves them under their version: ends what runs, loads, drops
-        cached prefixes, stamps, goes on. May be called again after a failure at any point. `version` must not answer
-        with the new one before the new weights are in.
+        cached prefixes, stamps, goes on. A server that sleeps takes memory for weights first, and for keys and values
+        once they are in. May be called again after a failure at any point. `version` must not answer with the new one
+        before the new weights are in.
 
         Args:
             before: what it serves, None where that is not known.
@@ -143,6 +149,12 @@ def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:
 def stamped(label: str) -> int | None:
     """The version that weights are labelled with; None for a label that is none of ours."""
     return int(label) if label.isdecimal() else None
+
+
+def check_memory(peer: Peer, device: str, prepared: bool, flag: str) -> None:
+    """Raises Garbage where a server cannot give memory back; one on a CPU goes through the motions."""
+    if device != "cpu" and not prepared:
+        raise peer.garbage(f"it cannot sleep: start it with {flag}, or set rollout.engine.servers.sleep=false")
 
 
 def check_type(peer: Peer, dtype: torch.dtype, computes: str) -> None:

@@ -2,89 +2,24 @@
 
 There is one rule: a server that is up and serves another version than the current one is given the current one. So a
 new version, a server that was late, one that was started anew and one that somebody else started anew are one case.
+While they are to sleep, one that is up is told to sleep, and the version that comes next wakes it.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Coroutine
+from typing import Any
 
 import torch
 
-from rft.rollout import warden
 from rft.rollout.channel import Line
-from rft.rollout.dialect import LOCAL, Dialect
+from rft.rollout.dialect import Dialect
 from rft.rollout.peer import LOOK_S, Failed, Garbage, Peer, Refused, waiting
+from rft.rollout.process import Process
 from rft.rollout.server_options import Servers
 from rft.rollout.staging import Weights
-
-GRACE_S = 5.0  # that a process has to end by itself
-LONGEST_S = 60.0  # between two starts of a process that ends at once
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return int(probe.getsockname()[1])
-
-
-class Process:
-    """A server process of our own.
-
-    Args:
-        command, environment: what is run, and what is added to the environment.
-        log: the file that takes what it says.
-    """
-
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        self.log = log
-        self._command = [sys.executable, warden.__file__, str(GRACE_S), *command]
-        self._environment = os.environ | environment
-        self._starts = 0
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
-        self.start()
-
-    def start(self) -> None:
-        """Starts it, and notes when it may be started again."""
-        self.started = time.monotonic()
-        self.again = self.started + min(2.0**self._starts, LONGEST_S)
-        self._starts += 1
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def ended(self) -> str:
-        """How it ended, with its last words; empty while it runs."""
-        status = self._process.poll()
-        if status is None:
-            return ""
-        return f"ended with status {status}; the end of {self.log}:\n{self.log.read_text(errors='replace')[-2000:]}"
-
-    def calm(self) -> None:
-        """It is well: when it ends, it is started anew at once."""
-        self._starts = 0
-
-    def end(self) -> None:
-        """Has it end, with all that it has started."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def wait(self) -> None:
-        """Waits until it has ended."""
-        self._process.wait(2 * GRACE_S + LOOK_S)
 
 
 class Keeper:
@@ -94,8 +29,10 @@ class Keeper:
         serves: the version that it serves, None where that is not known.
         given: what it was given last. The same number may be of another run.
         problem: what was wrong at the last look.
-        failures: looks that failed since the last new version.
-        refuses: it is up, and says that it does not take the weights.
+        failures: looks that failed since it was told something new.
+        refusals: of these, how often it was up and said no, since it was started anew for that.
+        anew: it was started anew for that.
+        asleep: it sleeps, and was well ever since.
         well: when it was well for the last time, or was started.
         line: to it, for weights that go through a process group.
     """
@@ -107,8 +44,8 @@ class Keeper:
         self.serves: int | None = None
         self.given: Weights | None = None
         self.problem = "not asked yet"
-        self.failures = 0
-        self.refuses = False
+        self.failures = self.refusals = 0
+        self.anew = self.asleep = False
         self.never_well = True
         self.well = time.monotonic()
         self.wake = asyncio.Event()
@@ -136,6 +73,7 @@ class Fleet:
         lines = [Line(peer, dialect.join, device, options) for peer in peers]
         self._keepers = [Keeper(*theirs) for theirs in zip(peers, mine, lines, strict=True)]
         self._current: Weights | None = None
+        self._asleep = False
         self._committed: Weights | None = None
         self._news = asyncio.Event()
         self._watching: list[asyncio.Task[None]] = []
@@ -169,11 +107,24 @@ class Fleet:
         Raises:
             OSError: no server acknowledges the version, or, the first time, one does not; names them.
         """
-        self._current = weights
+        self._current, self._asleep = weights, False
+        await self._reach(f"acknowledge version {weights.version}")
+        self._committed = weights
+
+    async def sleep(self) -> None:
+        """Has servers give memory back until the next version. One that fails keeps it, as long as there is another.
+
+        Raises:
+            OSError: no server goes to sleep; names them.
+        """
+        self._asleep = True
+        await self._reach("go to sleep")
+
+    async def _reach(self, what: str) -> None:
         for keeper in self._keepers:
-            keeper.failures = 0
+            keeper.failures = keeper.refusals = 0
+            keeper.anew = False
             keeper.wake.set()
-        what = f"acknowledge version {weights.version}"
         try:
             deadline = self._options.sync_s + self._options.start_s
             async with waiting(lambda: f"rank 0 waits for {self._names()} to {what} ({self._problems()})", deadline):
@@ -187,7 +138,6 @@ class Fleet:
             logging.getLogger(__name__).warning(
                 "%s did not %s and is left behind until it does (%s)", self._names(), what, self._problems()
             )
-        self._committed = weights
 
     def _settled(self) -> bool:
         for task in self._watching:
@@ -198,13 +148,21 @@ class Fleet:
             for keeper in behind:
                 if keeper.never_well and keeper.process is not None and (ended := keeper.process.ended()):
                     raise Failed(f"{keeper.peer.name} {ended}")
-                if keeper.refuses and keeper.failures > self._options.retries:
+                if keeper.refusals > self._options.retries:
                     raise Failed(keeper.problem)
             return not behind
+        if all(self._unwilling(keeper) for keeper in self._keepers):
+            raise Failed(self._problems())
         lost = [keeper for keeper in behind if keeper.failures > self._options.retries]
         return not behind or len(behind) == len(lost) < len(self._keepers)
 
+    def _unwilling(self, keeper: Keeper) -> bool:
+        """True where it says no for good: one of our own after it was started anew, too."""
+        return keeper.refusals > self._options.retries and (keeper.process is None or keeper.anew)
+
     def _behind(self) -> list[Keeper]:
+        if self._asleep:
+            return [keeper for keeper in self._keepers if not keeper.asleep]
         assert self._current is not None
         now = (self._current, self._current.version)
         return [keeper for keeper in self._keepers if (keeper.given, keeper.serves) != now]
@@ -225,7 +183,7 @@ class Fleet:
                 if keeper.serves is not None:
                     logging.getLogger(__name__).warning("%s is down: %s", keeper.peer.name, error)
                 keeper.line.part()
-                keeper.serves, keeper.problem = None, str(error)
+                keeper.serves, keeper.asleep, keeper.problem = None, False, str(error)
                 keeper.failures += 1 + isinstance(error, TimeoutError) * self._options.retries
             finally:
                 self._news.set()
@@ -234,36 +192,45 @@ class Fleet:
                     await keeper.wake.wait()
 
     async def _look(self, keeper: Keeper) -> None:
-        """Brings a server to the current version, where it is not.
+        """Brings a server to the current version, or to sleep, where it is not.
 
         Raises:
             OSError: it is not well.
         """
         if keeper.process is not None:
             await self._revive(keeper, keeper.process)
-        peer, weights = keeper.peer, self._current
-        keeper.refuses = False
         keeper.serves = await self._ask(keeper)
-        if weights is not None and (keeper.given is not weights or keeper.serves != weights.version):
+        peer, weights = keeper.peer, self._current
+        if self._asleep:
+            if not keeper.asleep:
+                await self._tell(keeper, "go to sleep", self._dialect.sleep(peer))
+                keeper.asleep = True
+        elif weights is not None and (keeper.given is not weights or keeper.serves != weights.version):
             if keeper.failures or weights is self._committed:  # else they have been read back just now
                 await asyncio.to_thread(weights.verify)
-            what = f"rank 0 waits for {peer.name} to acknowledge version {weights.version}"
-            try:
-                with peer.sense("what it says of new weights"):
-                    async with waiting(what, self._options.sync_s):
-                        before, group = keeper.holds(), self._options.transport == "group"
-                        channel = await keeper.line.channel(fresh=before is None) if group else None
-                        await self._dialect.load(peer, weights, before, channel)
-            except (Garbage, Refused) as error:
-                keeper.refuses = not error.busy
-                raise
-            keeper.serves = await self._ask(keeper)
+            await self._tell(keeper, f"acknowledge version {weights.version}", self._load(keeper, weights))
+            keeper.serves, keeper.asleep = await self._ask(keeper), False
             if keeper.serves != weights.version:
                 raise Failed(f"{peer.name} was given version {weights.version} and serves {keeper.serves}")
             keeper.given = weights
-        keeper.never_well, keeper.well = False, time.monotonic()
+        keeper.never_well, keeper.refusals, keeper.well = False, 0, time.monotonic()
         if keeper.process is not None:
             keeper.process.calm()
+
+    async def _tell(self, keeper: Keeper, what: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            with keeper.peer.sense("what it says when it is told something new"):
+                async with waiting(f"rank 0 waits for {keeper.peer.name} to {what}", self._options.sync_s):
+                    await work
+        except (Garbage, Refused) as error:
+            keeper.refusals += not error.busy
+            raise
+
+    async def _load(self, keeper: Keeper, weights: Weights) -> None:
+        before, group = keeper.holds(), self._options.transport == "group"
+        fresh = before is None and not keeper.asleep
+        channel = await keeper.line.channel(fresh) if group else None
+        await self._dialect.load(keeper.peer, weights, before, channel)
 
     async def _ask(self, keeper: Keeper) -> int | None:
         """The version of a server that is up."""
@@ -274,15 +241,17 @@ class Fleet:
                 return await self._dialect.version(keeper.peer)
 
     async def _revive(self, keeper: Keeper, process: Process) -> None:
-        """Starts a process anew that has ended, or has not been well for as long as a start may take."""
+        """Starts a process anew that has ended, says no, or has not been well for as long as a start may take."""
         ended, now = process.ended(), time.monotonic()
         if ended:
             if keeper.never_well or now < process.again:
                 raise Failed(f"{keeper.peer.name} {ended}")
-        elif now - keeper.well < self._options.start_s:
-            return
         else:
+            unwilling = keeper.refusals > self._options.retries and not keeper.anew
+            if now - keeper.well < self._options.start_s and not unwilling:
+                return
             ended = f"has not been well for {now - keeper.well:.0f} s: {keeper.problem}"
+            keeper.refusals, keeper.anew = 0, unwilling
             process.end()
             await asyncio.to_thread(process.wait)
         logging.getLogger(__name__).warning("%s is started anew: it %s", keeper.peer.name, ended)

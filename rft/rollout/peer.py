@@ -44,10 +44,11 @@ class Peer:
     Args:
         number: its place in the list of servers.
         address: host:port.
+        kind: what messages call it.
     """
 
-    def __init__(self, number: int, address: str) -> None:
-        self.name = f"server {number} ({address})"
+    def __init__(self, number: int, address: str, kind: str = "server") -> None:
+        self.name = f"{kind} {number} ({address})"
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
 

@@ -1,21 +1,20 @@
-"""Spreads groups of samples over servers: least loaded first, every sample taken once, whatever a server does.
+"""Spreads groups of questions over servers: least loaded first, every answer taken once, whatever a server does.
 
-A group, the samples of one prompt, goes to one server, which then computes the prompt once. How much a server is given
-at once is halved where it is busy or late, and grows again with every answer. When no group is left to hand out, an
-idle server is given the oldest group of another one too, and the first answers win.
+A group, such as the samples of one prompt, goes to one server, which then computes the prompt once. How much a server
+is given at once is halved where it is busy or late, and grows again with every answer. When no group is left to hand
+out, an idle server is given the oldest group of another one too, and the first answers win.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from rft.rollout.dialect import Call, Dialect, Sampled
-from rft.rollout.groups import Group, Run, Server
-from rft.rollout.peer import LOOK_S, Failed, waiting
-from rft.rollout.server_options import KEY, Servers
+from rft.rollout.groups import Group, Question, Run, Server
+from rft.rollout.peer import LOOK_S, Failed, Peer, waiting
+from rft.rollout.server_options import Patience
 
 TICK = 0.1  # seconds between looks at groups that are late
 LATE = 2.0  # times the mean of the groups that are done,
@@ -26,30 +25,34 @@ class Router:
     """One round of groups.
 
     Args:
-        who: asks, for messages and logs.
-        dialect: of the servers.
+        who, what, wanted: who asks for what of which servers, for messages and logs.
         servers: what is learnt about them is kept from round to round.
-        version: that samples must be of.
+        look: asks a server whether it can be asked: None, or why not.
         options: cap on a server's window, failures of a group that are put up with, deadlines.
+        key: of the options in the yaml.
         counts: receives `retries` and `hedged`, in groups.
-        progress: called with the number of samples that are there.
+        progress: called with the number of answers that are there.
     """
 
     def __init__(
         self,
         who: str,
-        dialect: Dialect,
+        what: str,
+        wanted: str,
         servers: list[Server],
-        version: int,
-        options: Servers,
+        look: Callable[[Peer], Awaitable[str | None]],
+        options: Patience,
+        key: str,
         counts: Counter[str],
         progress: Callable[[int], None] | None,
     ) -> None:
         self._who = who
-        self._dialect = dialect
+        self._what = what
+        self._wanted = wanted
         self._servers = servers
-        self._version = version
+        self._ask = look
         self._options = options
+        self._key = key
         self._counts = counts
         self._progress = progress
         self._stirred = asyncio.Event()
@@ -59,19 +62,19 @@ class Router:
         self._seconds: list[float] = []  # that groups took
         self._done = 0
 
-    async def run(self, calls: list[list[tuple[Call, int]]]) -> list[list[Sampled]]:
-        """Samples per group, in the order of its calls.
+    async def run(self, asked: Sequence[Sequence[Question]]) -> list[list[Any]]:
+        """The answers, in the order of the questions.
 
         Args:
-            calls: per group, what asks for each sample and the cap on its tokens.
+            asked: per group, its questions.
 
         Raises:
             Failed: a group has failed too often; names the server.
             TimeoutError: no server is ready within its deadline; names them all.
         """
-        groups = [Group(group) for group in calls if group]
+        groups = [Group(list(group)) for group in asked if group]
         self._queue.extend(groups)
-        total = sum(len(group.calls) for group in groups)
+        total = sum(len(group.questions) for group in groups)
         for server in self._servers:
             server.ready, server.running = False, 0
         try:
@@ -79,7 +82,8 @@ class Router:
             await asyncio.wait([self._start(self._look(server)) for server in self._servers], timeout=LATE_S)
             for server in self._servers:
                 self._start(self._watch(server))
-            async with waiting(lambda: f"{self._who} has {self._done} of {total} samples ({self._loads()})", None):
+            has = f"{self._who} has {{}} of {total} {self._what}s ({{}})"
+            async with waiting(lambda: has.format(self._done, self._loads()), None):
                 while self._done < total:
                     if not any(server.ready for server in self._servers):
                         await self._until_ready()
@@ -91,7 +95,7 @@ class Router:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         done = iter(groups)
-        return [[sample for _, sample in sorted(next(done).found.items())] if group else [] for group in calls]
+        return [[answer for _, answer in sorted(next(done).found.items())] if group else [] for group in asked]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -116,29 +120,27 @@ class Router:
         )
 
     async def _until_ready(self) -> None:
-        what = f"{self._who} waits for a server that serves version {self._version}"
+        what = f"{self._who} waits for a server that {self._wanted}"
         async with waiting(lambda: f"{what} ({self._loads()})", self._options.start_s):
             while not any(server.ready for server in self._servers):
                 self._stirred.clear()
                 await self._stir(self._options.poll_s)
 
     async def _watch(self, server: Server) -> None:
-        """Asks a server that is not ready for its version, again and again."""
+        """Looks at a server that is not ready, again and again."""
         while True:
             await asyncio.sleep(self._options.poll_s)
             if not server.ready:
                 await self._look(server)
 
     async def _look(self, server: Server) -> None:
-        what = f"{self._who} waits for {server.peer.name} to say its version"
+        what = f"{self._who} waits for {server.peer.name} to say what it serves"
         try:
             async with waiting(what, min(LOOK_S, self._options.answer_s)):
-                with server.peer.sense("its version"):
-                    found = await self._dialect.version(server.peer)
+                problem = await self._ask(server.peer)
         except OSError as error:
-            server.problem = str(error)
-        else:
-            server.ready, server.problem = found == self._version, f"serves version {found}"
+            problem = str(error)
+        server.ready, server.problem = problem is None, problem or ""
 
     def _hand_out(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -182,8 +184,8 @@ class Router:
                 self._queue.appendleft(group)
 
     async def _work(self, server: Server, group: Group, numbers: list[int]) -> None:
-        """Has a server sample these of a group."""
-        work = (self._sample(server, group, number) for number in numbers)
+        """Has a server answer these of a group."""
+        work = (self._answer(server, group, number) for number in numbers)
         problems = [found for found in await asyncio.gather(*work, return_exceptions=True) if found is not None]
         for problem in problems:
             if not isinstance(problem, OSError):
@@ -191,34 +193,29 @@ class Router:
         if problems:
             self._blame(server, group, problems[0])
 
-    async def _sample(self, server: Server, group: Group, number: int) -> None:
-        call, limit = group.calls[number]
-        run = group.runs[server]
+    async def _answer(self, server: Server, group: Group, number: int) -> None:
+        question, run = group.questions[number], group.runs[server]
+        call = question.call(server.peer)
         try:
             async with asyncio.timeout(self._options.answer_s):
                 answer = await server.peer.post(call.path, call.body)
         except TimeoutError as error:
-            what = f"{self._who} waits for {server.peer.name} to answer a sample, {self._options.answer_s:g} s"
+            what = f"{self._who} waits for {server.peer.name} to answer a {self._what}, {self._options.answer_s:g} s"
             raise TimeoutError(what) from error
         finally:
             server.running -= 1
             run.owes -= 1
             self._stirred.set()
-        with server.peer.sense("the answer to a sample"):
-            sampled = self._dialect.parse(answer)
-            if len(sampled.tokens) > limit or (sampled.finish_reason == "length" and len(sampled.tokens) < limit):
-                said = f"{sampled.finish_reason} after {len(sampled.tokens)} of {limit} tokens"
-                raise ValueError(f"{said}: are prompt and answer longer than what rollout.engine_args allows?")
-        if sampled.version != self._version:
-            raise Failed(f"{server.peer.name} serves version {sampled.version}, not {self._version}")
+        with server.peer.sense(f"the answer to a {self._what}"):
+            found = question.read(server.peer, answer)
         server.answered(self._options.concurrency)
-        self._take(group, number, sampled, run)
+        self._take(group, number, found, run)
 
-    def _take(self, group: Group, number: int, sampled: Sampled, run: Run) -> None:
-        """Takes a sample that nobody has brought yet; with the last one of its group all work on it ends."""
+    def _take(self, group: Group, number: int, found: Any, run: Run) -> None:
+        """Takes an answer that nobody has brought yet; with the last one of its group all work on it ends."""
         if number in group.found:
             return
-        group.found[number] = sampled
+        group.found[number] = found
         self._done += 1
         if self._progress is not None:
             self._progress(self._done)
@@ -239,12 +236,12 @@ class Router:
             server.busy = now if server.busy is None else server.busy
             if now - server.busy < self._options.answer_s:
                 return
-        logging.getLogger(__name__).warning("%s; its samples are asked for again", problem)
+        logging.getLogger(__name__).warning("%s; its %ss are asked for again", problem, self._what)
         self._counts["retries"] += 1
         group.failed[server] += 1
         failures = group.failed.total()
         if failures > self._options.retries and len(group.runs) == 1:
             raise Failed(
-                f"{self._who} gives up on {len(group.calls)} samples after {failures} failures "
-                f"({KEY}.retries={self._options.retries}); the last: {problem}"
+                f"{self._who} gives up on {len(group.questions)} {self._what}s after {failures} failures "
+                f"({self._key}.retries={self._options.retries}); the last: {problem}"
             )

@@ -47,6 +47,15 @@ class SelfPlaySource(DatasetSource):
         self._sampling = sampling
         self._seed = seed
 
+    @staticmethod
+    def given(options: dict[str, Any]) -> type[DatasetSource] | None:
+        """See `RolloutSource.given`."""
+        return DatasetSource
+
+    def samples(self) -> bool:
+        """See `Source.samples`."""
+        return True
+
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
         drawn = self._drawn()

@@ -13,17 +13,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.distributed import World
-from rft.rollout.dialect import LOCAL, Call
+from rft.rollout.dialect import LOCAL
 from rft.rollout.engine import Completion, Engine, Request, Sampling
-from rft.rollout.fleet import Fleet, Process, free_port
-from rft.rollout.groups import Server
+from rft.rollout.fleet import Fleet
+from rft.rollout.groups import Draw, Server
 from rft.rollout.peer import Peer
+from rft.rollout.process import Process, free_port
 from rft.rollout.router import Router
 from rft.rollout.server_options import KEY, Servers
 from rft.rollout.skeleton import write_skeleton
@@ -39,11 +41,16 @@ class ServersEngine(Engine):
 
     A subclass per kind brings `dialect`: what servers of this kind are told.
 
+    Attributes:
+        to_sleep: engine arguments without which servers with a GPU cannot sleep.
+
     Args:
         world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
             servers must be able to read in it; `engine_args` become flags of the servers that are started.
         servers: where they are, and deadlines.
     """
+
+    to_sleep: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -63,7 +70,7 @@ class ServersEngine(Engine):
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
-        self._dialect = self.dialect(engine_args)
+        self._dialect = self.dialect(self.arguments(engine_args, servers))
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
@@ -96,6 +103,11 @@ class ServersEngine(Engine):
         cls.dialect(options["engine_args"]).check(sampling)
         options["servers"].check_type(options["engine_args"])
 
+    @classmethod
+    def arguments(cls, engine_args: dict[str, Any], servers: Servers) -> dict[str, Any]:
+        """Of the servers that are started."""
+        return (cls.to_sleep if servers.sleep and torch.cuda.is_available() else {}) | engine_args
+
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
@@ -108,28 +120,36 @@ class ServersEngine(Engine):
         self._dialect.check(sampling)
         router = Router(
             who=f"rank {self._world.rank}",
-            dialect=self._dialect,
+            what="sample",
+            wanted=f"serves version {self.version}",
             servers=self._servers,
-            version=self.version,
+            look=self._look,
             options=self._options,
+            key=KEY,
             counts=self._counts,
             progress=progress,
         )
-        groups = self._do(router.run([self._calls(request, sampling) for request in requests]))
+        groups = self._do(router.run([self._draws(request, sampling) for request in requests]))
         rows = [sample for group in groups for sample in group]
         tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
         stamps = [[self.version] * len(row.tokens) for row in rows]
         found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, stamps))
         return [[next(found) for _ in request.seeds] for request in requests]
 
-    def _calls(self, request: Request, sampling: Sampling) -> list[tuple[Call, int]]:
-        """What asks for each sample, and its cap on tokens."""
+    async def _look(self, peer: Peer) -> str | None:
+        with peer.sense("its version"):
+            found = await self._dialect.version(peer)
+        return None if found == self.version else f"serves version {found}"
+
+    def _draws(self, request: Request, sampling: Sampling) -> list[Draw]:
+        """What asks for each sample."""
         assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
         limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
-        return [
-            (self._dialect.request(request.prompt, seed, limit, self._ends, sampling), limit)
+        calls = [
+            self._dialect.request(request.prompt, seed, limit, self._ends, sampling)
             for seed, limit in zip(request.seeds, limits, strict=True)
         ]
+        return [Draw(call, limit, self._dialect, self.version) for call, limit in zip(calls, limits, strict=True)]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights, and has the servers load them. A collective.
@@ -161,6 +181,20 @@ class ServersEngine(Engine):
             raise weights
         self._do(self._fleet.commit(weights))
         self._staging.keep(weights)
+
+    def sleep(self) -> None:
+        """Once all ranks have their samples; `update_weights` wakes. A collective.
+
+        Raises:
+            OSError: no server goes to sleep within its deadline; names it.
+        """
+        if self._options.sleep:
+            self._world.gather(None)
+            self._world.decide(self._give_back)
+
+    def _give_back(self) -> None:
+        assert self._fleet is not None
+        self._do(self._fleet.sleep())
 
     def close(self) -> None:
         """Ends the servers of our own and deletes the weights that were written for servers."""

@@ -7,14 +7,14 @@ Left out: weights over CUDA IPC and tensors in messages, images.
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from rft.rollout.channel import Channel, Make, lacking
-from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_type, flags, stamped
+from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_memory, check_type, flags, stamped
 from rft.rollout.engine import Sampling
-from rft.rollout.peer import Peer, Refused
+from rft.rollout.peer import LOOK_S, Peer, Refused
 from rft.rollout.server_options import KEY
 from rft.rollout.servers import ServersEngine
 from rft.rollout.staging import Weights
@@ -30,12 +30,18 @@ ON_CPU = {
     "disable_overlap_schedule": True,
     "max_total_tokens": 16384,  # of keys and values; SGLang itself would take most of the machine's memory for them
 }
-LOADING = "loading"  # what a server is stamped with between two versions
+NEW = "default"  # what a server is stamped with that was given nothing
+LOADING = "loading"  # between two versions; it may be paused
+UNSURE = "unsure"  # while it gives memory back, or takes it
+ASLEEP, DOZING = "asleep", "dozing"  # paused; without the memory of
+GIVEN_BACK = {ASLEEP: ("kv_cache", "weights"), DOZING: ("kv_cache",)}
 TAKEN = frozenset(("model_path", "model", "host", "port", "api_key", "weight_version", *FIXED))
 
 
 class SGLangServers(ServersEngine):
     """Samples with SGLang servers; see `ServersEngine`."""
+
+    to_sleep: ClassVar = {"enable_memory_saver": True}
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
@@ -117,11 +123,11 @@ class SGLangDialect:
 
     async def healthy(self, peer: Peer) -> None:
         """Asks the scheduler. `/health` does so too, but takes a second: it is for a server that may be warming up."""
-        await peer.get("/health" if await self.version(peer) is None else "/server_info")
+        await peer.get("/health" if await self._label(peer) == NEW else "/server_info")
 
     async def version(self, peer: Peer) -> int | None:
         """What `load` stamped last."""
-        return stamped((await peer.get("/model_info"))["weight_version"])
+        return stamped(await self._label(peer))
 
     async def join(self, peer: Peer, make: Make) -> Channel:
         """Ends the group before, and has all its workers join the new one."""
@@ -139,25 +145,66 @@ class SGLangDialect:
         await channel.join(peer.post("/init_weights_update_group", told))
         return channel
 
+    async def sleep(self, peer: Peer) -> None:
+        """It forgets its weights. What comes meanwhile waits."""
+        about, label = await peer.get("/server_info"), await self._known(peer)
+        check_memory(peer, about["device"], about["enable_memory_saver"], "--enable-memory-saver")
+        if held := [part for part in GIVEN_BACK[ASLEEP] if part not in GIVEN_BACK.get(label, ())]:
+            if label not in GIVEN_BACK:
+                await self._stamp(peer, LOADING)
+            await peer.post("/pause_generation", {"mode": "abort"})
+            # Told while it still puts its last sample away, it would end.
+            await peer.tell(f"/flush_cache?timeout={LOOK_S:g}")
+            await self._memory(peer, "release", held, ASLEEP)
+
+    async def _memory(self, peer: Peer, verb: str, parts: list[str], label: str) -> str:
+        """Tells of memory, which must not be told twice: a server ends by that."""
+        await self._stamp(peer, UNSURE)
+        await peer.tell(f"/{verb}_memory_occupation", {"tags": parts})
+        await self._stamp(peer, label)
+        return label
+
     async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
         """Ends what runs, loads, forgets cached prefixes and stamps; what comes meanwhile waits.
 
-        From a folder it is one message, which leaves nothing half done. What comes through a channel is loaded bucket
-        by bucket, and nothing that is sampled between two of them is stamped with a version.
+        From a folder it is one message to a server that is awake, which leaves nothing half done. What comes through a
+        channel is loaded bucket by bucket, and nothing that is sampled between two of them is stamped with a version.
         """
         if weights.dtype is not None:
             check_type(peer, weights.dtype, (await peer.get("/server_info"))["dtype"])
+        label, version = await self._known(peer), str(weights.version)
+        if label == ASLEEP:
+            label = await self._memory(peer, "resume", ["weights"], DOZING)
+        between = DOZING if label == DOZING else LOADING
+        whole = channel is None and label not in (DOZING, LOADING)
         if channel is not None:
-            await peer.post("/update_weight_version", {"new_version": LOADING, "abort_all_requests": True})
+            await self._stamp(peer, between, abort=True)
             for bucket in lacking(weights, before):
                 names, dtypes, shapes = zip(*bucket.about(), strict=True)
                 told = {"group_name": channel.meeting.name, "names": names, "dtypes": dtypes, "shapes": shapes}
                 call = peer.post("/update_weights_from_distributed", told | {"abort_all_requests": True})
                 await channel.send(bucket.tensors(), call)
-            stamp = {"new_version": str(weights.version), "abort_all_requests": False}
-            await peer.post("/update_weight_version", stamp)
-            return
-        told = {"model_path": str(weights.folder), "load_format": "auto", "weight_version": str(weights.version)}
-        answer = await peer.post("/update_weights_from_disk", told | {"abort_all_requests": True, "flush_cache": True})
-        if answer["success"] is not True:
-            raise peer.garbage(f"it did not take the weights of {weights.folder}: {answer['message']}")
+        else:
+            where = {"model_path": str(weights.folder), "load_format": "auto"}
+            where |= {"weight_version": version if whole else between}
+            ending = {"abort_all_requests": True, "flush_cache": True}
+            answer = await peer.post("/update_weights_from_disk", where | ending)
+            if answer["success"] is not True:
+                raise peer.garbage(f"it did not take the weights of {weights.folder}: {answer['message']}")
+        if label == DOZING:
+            label = await self._memory(peer, "resume", ["kv_cache"], LOADING)
+        if label == LOADING:
+            await peer.post("/continue_generation")
+        if not whole:
+            await self._stamp(peer, version)
+
+    async def _label(self, peer: Peer) -> str:
+        return str((await peer.get("/model_info"))["weight_version"])
+
+    async def _known(self, peer: Peer) -> str:
+        if (label := await self._label(peer)) == UNSURE:
+            raise peer.garbage("it gives memory back or takes it, and did not say that it is done: start it anew")
+        return label
+
+    async def _stamp(self, peer: Peer, label: str, abort: bool = False) -> None:
+        await peer.post("/update_weight_version", {"new_version": label, "abort_all_requests": abort})

@@ -15,6 +15,7 @@ from rft.batch import SOURCE_COLUMNS, collate
 from rft.data.encode import Encoder
 from rft.data.lazy import Rows
 from rft.data.mixture import cursor
+from rft.data.source import DatasetSource
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine import Completion, Engine, Request, Sampling, row_seed
@@ -109,6 +110,15 @@ class RolloutSource:
     def needs(options: dict[str, Any]) -> tuple[str, ...]:
         """The fields of a row that this source reads."""
         return ("prompt",)
+
+    @staticmethod
+    def given(options: dict[str, Any]) -> type[DatasetSource] | None:
+        """The class that draws the texts alone that are not sampled, with some of the options; None without any."""
+        return None
+
+    def samples(self) -> bool:
+        """See `Source.samples`."""
+        return True
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""

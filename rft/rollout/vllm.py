@@ -28,6 +28,7 @@ from rft.rollout.vllm_adapters import KEYS, check_adapters, refused, replace_ada
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
+SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -42,6 +43,15 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(
             f"rollout.min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
             "distribution; set one of the two, or choose rollout=hf"
+        )
+
+
+def check_speculation(engine_args: dict[str, Any]) -> None:
+    """Raises a ValueError that names rollout.engine_args.<key> where vLLM is to speculate."""
+    if asked := [name for name in SPECULATES if engine_args.get(name) is not None]:
+        raise ValueError(
+            f"rollout.engine_args.{asked[0]}: where vLLM speculates, log-probabilities are not those of what it draws; "
+            "take it out"
         )
 
 
@@ -157,6 +167,7 @@ class VLLMEngine(Engine):
         """See `Engine.check`."""
         if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+        check_speculation(options["engine_args"])
         check_sampling(sampling)
         if not options["merge_lora"]:
             check_adapters(options["lora"], options["sleep_level"])

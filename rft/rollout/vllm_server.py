@@ -7,8 +7,9 @@ Left out: weights over CUDA IPC, images.
 import os
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,13 +18,14 @@ from rft.actor.lora import AdaptedWeights, Lora
 from rft.distributed import World
 from rft.rollout import remote
 from rft.rollout.channel import Channel, Make, lacking
-from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_type, flags, stamped
+from rft.rollout.dialect import LOCAL, Aborted, Call, Dialect, Sampled, check_memory, check_type, flags, stamped
 from rft.rollout.engine import Request, Sampling
+from rft.rollout.groups import Draw
 from rft.rollout.peer import Peer
 from rft.rollout.server_options import KEY, Servers
 from rft.rollout.servers import ServersEngine, Written
 from rft.rollout.staging import Weights
-from rft.rollout.vllm import check_sampling
+from rft.rollout.vllm import check_sampling, check_speculation
 from rft.rollout.vllm_adapters import KEYS, MERGE, check_adapters, room
 
 # python -m, for the `vllm` command of the CPU build asks for a package of another name and fails
@@ -39,6 +41,7 @@ FIXED = {
     "worker_extension_cls": RECEIVER,  # for weights that come through a process group
 }
 OURS = "rft-"  # begins the names of adapters
+ASLEEP = "asleep"  # what a server is stamped with while it sleeps
 BESIDE = "+"  # in what a server is stamped with, between the version and the name of the adapter
 TAKEN = frozenset(("model", "host", "port", "api_key", *FIXED))
 
@@ -50,6 +53,8 @@ class VLLMServers(ServersEngine):
         merge_lora: false: the weights beside the policy's adapters are written once, and then adapters alone.
         lora: supplied; of the policy.
     """
+
+    to_sleep: ClassVar = {"enable_sleep_mode": True}
 
     def __init__(
         self,
@@ -77,6 +82,11 @@ class VLLMServers(ServersEngine):
             if (way := options["servers"].transport) != "folder":
                 raise ValueError(
                     f"{KEY}.transport={way}: adapters are read from a folder; set it to folder, or {MERGE}"
+                )
+            if options["servers"].sleep:
+                raise ValueError(
+                    f"{KEY}.sleep=true: servers forget the weights beside the adapters, which come once; set it to "
+                    f"false, or {MERGE}"
                 )
             if taken := sorted(KEYS & options["engine_args"].keys()):
                 raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
@@ -114,9 +124,10 @@ class VLLMServers(ServersEngine):
         self._adapter = self._world.decide(lambda: commit(base))
         self.version, self._base_version = version, tensors.base_version
 
-    def _calls(self, request: Request, sampling: Sampling) -> list[tuple[Call, int]]:
+    def _draws(self, request: Request, sampling: Sampling) -> list[Draw]:
         named = {} if self._adapter is None else {"model": self._adapter}
-        return [(Call(call.path, call.body | named), limit) for call, limit in super()._calls(request, sampling)]
+        draws = super()._draws(request, sampling)
+        return [replace(draw, told=Call(draw.told.path, draw.told.body | named)) for draw in draws]
 
 
 class VLLMDialect:
@@ -134,6 +145,7 @@ class VLLMDialect:
     def __init__(self, engine_args: dict[str, Any]) -> None:
         if taken := sorted(TAKEN & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+        check_speculation(engine_args)
         self._engine_args = engine_args
 
     def check(self, sampling: Sampling) -> None:
@@ -204,12 +216,22 @@ class VLLMDialect:
         await channel.join(self._workers(peer, "rft_join", kwargs=told))
         return channel
 
+    async def sleep(self, peer: Peer) -> None:
+        """At level 2: it forgets its weights. What comes meanwhile waits."""
+        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
+        check_memory(peer, device, prepared, "--enable-sleep-mode")
+        await peer.post("/update_weight_version", {"new_version": ASLEEP})
+        await peer.post("/sleep?level=2")
+
     async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
         """Pauses, loads what it has not, forgets cached prefixes, stamps and resumes. What comes meanwhile waits."""
         config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
         model, label = config["model_config"], str(weights.version)
         if model["logprobs_mode"] != FIXED["logprobs_mode"]:
             raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}")
+        if config["speculative_config"] is not None:
+            raise peer.garbage("it speculates, and tells log-probabilities of something else: start it without")
         if weights.dtype is not None:
             check_type(peer, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:
@@ -217,6 +239,9 @@ class VLLMDialect:
                 "it takes no adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
                 f"--max-lora-rank, or {MERGE}"
             )
+        slept = (await peer.get("/weight_info"))["weight_version"] == ASLEEP
+        if slept:
+            await peer.post("/wake_up?tags=weights")
         await peer.post("/pause?mode=abort")
         if before is None or not before.holds(weights):
             await self._reload(peer, weights, before, channel)
@@ -228,6 +253,8 @@ class VLLMDialect:
             label += BESIDE + folder.name
         if not (await peer.post("/reset_prefix_cache"))["success"]:
             raise peer.garbage("it keeps prefixes of the weights before")
+        if slept:
+            await peer.post("/wake_up?tags=kv_cache")
         await peer.post("/update_weight_version", {"new_version": label})
         await peer.post("/resume")
 

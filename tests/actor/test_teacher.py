@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.actor.teacher import Teacher, check_teacher
+from rft.actor.teacher import Teacher
 from rft.data.tokenizer import characters
 from tests.actor.samples import MODEL, make, make_batch, make_method, same, update, weights
 from tests.defaults import make_strategy, yaml_options
@@ -82,17 +82,17 @@ def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):
     ours, options = characters(alphabet=ALPHABET), {"path": None, "model_config": None, "top_k": 4}
     with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is nobody to learn from"):
-        check_teacher(options, ours)
+        Teacher.check(options, ours, 1.0)
     with pytest.raises(ValueError, match=r"^teacher\.top_k=0: set it to 1 or more"):
-        check_teacher(options | {"top_k": 0}, ours)
+        Teacher.check(options | {"top_k": 0}, ours, 1.0)
     with pytest.raises(ValueError, match=r"^teacher\.path: no model can be read from"):
-        check_teacher(options | {"path": str(tmp_path / "none")}, ours)
+        Teacher.check(options | {"path": str(tmp_path / "none")}, ours, 1.0)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 18}')
     ours.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher\.path=\S+: the model knows 18 tokens, but actor\.tokenizer has 19"):
-        check_teacher(options | {"path": str(tmp_path)}, ours)
+        Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 32}')
-    check_teacher(options | {"path": str(tmp_path)}, ours)
+    Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)
     characters(alphabet=ALPHABET[::-1]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher\.path=\S+: its tokenizer is another than actor\.tokenizer: "):
-        check_teacher(options | {"path": str(tmp_path)}, ours)
+        Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)

@@ -1,5 +1,6 @@
 """Mixtures: exact shares, parts that repeat, and the same order on any number of ranks and after any stop."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -17,7 +18,7 @@ from rft.metrics import Metrics
 from rft.trainer import sampled_texts
 
 TOKENIZER = characters(alphabet="0123456789=")
-SIZES = {"a": 10, "b": 3, "c": 50}
+SIZES = {"a": 10, "b": 3, "c": 50, "d": 10}
 
 
 def mixed(weights: dict[str, float], sizes: dict[str, int] = SIZES) -> Mixed:
@@ -135,6 +136,86 @@ def test_ranks_share_what_one_draws_and_go_on_on_another_number(size, ranks):
     assert sorted(pair for found, _ in shared for pair in found) == alone
     [(later, _)] = ranks(1, lambda world: steps(world, shared[0][1]))
     assert later[:16] == alone[16:]
+
+
+@pytest.fixture
+def streamed(tmp_path):
+    """Opens a mixture of files with `SIZES` rows, each read in blocks of 4."""
+    nodes = files(tmp_path, **SIZES)
+
+    def opened(weights, most=None, say=str):
+        parts = {name: Part(weight, nodes[name]["rows"]) for name, weight in weights.items()}
+        encoder = Encoder(TOKENIZER, "none", None, None, "response")
+        return Mixture(parts, "data.train").stream(["prompt"]).open(4, encoder, most, say)
+
+    return opened
+
+
+def test_streams_have_the_turns_of_rows_that_are_known_and_epochs_of_their_own(streamed):
+    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
+    stream = streamed(weights)
+    walk, found = cursor(stream, 3), []
+    for count in (1, 7, 30, 162):
+        found += [stream[number] for _, number in walk.take(count)]
+    assert [row["data_source"] for row in found] == drawn(mixed(weights), 200, seed=3)
+    for name in weights:
+        numbers, size = [int(row["prompt"]) for row in found if row["data_source"] == name], SIZES[name]
+        epochs = [tuple(numbers[start : start + size]) for start in range(0, len(numbers) - size + 1, size)]
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs), "every row once"
+        assert len(epochs) == len(numbers) // size and (name == "c" or len(set(epochs)) > 3)
+
+
+def test_streams_of_one_size_are_shuffled_apart(streamed):
+    stream = streamed({"a": 1, "d": 1})
+    found = [stream[number] for _, number in cursor(stream, 0).take(20)]
+    orders = [[row["prompt"] for row in found if row["data_source"] == name] for name in ("a", "d")]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+
+
+def test_rows_that_a_stream_drops_take_no_turn(streamed):
+    said = []
+    stream = streamed({"b": 1, "c": 3}, most=1, say=said.append)
+    found = [stream[number] for _, number in cursor(stream, 0).take(80)]
+    assert Counter(row["data_source"] for row in found) == {"b": 20, "c": 60}
+    assert {row["prompt"] for row in found if row["data_source"] == "c"} == set("0123456789")
+    assert said and all(line.startswith("data.train.parts.c.rows: ") for line in said), "every prompt of b is short"
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: no prompt of an epoch is as short as .*=0"):
+        cursor(streamed({"b": 1, "c": 3}, most=0), 0).take(1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_streams_go_on_with_the_very_rows_on_any_number_of_ranks(size, ranks, streamed):
+    def steps(world, states=None):
+        encoder = Encoder(TOKENIZER, "none", None, None, "response")
+        rows = streamed({"a": 3, "c": 2}, most=1)
+        source = DatasetSource(world, encoder, rows, 8, 2, "answer")
+        if states:
+            source.load_state_dict(json.loads(json.dumps(states)))
+        return [(world.gather(source.state_dict()), told(source.next(Metrics()))) for _ in range(5)]
+
+    [alone] = ranks(1, steps)
+    shared = ranks(size, steps)
+    for step in range(5):
+        assert sorted(row for theirs in shared for row in theirs[step][1]) == alone[step][1]
+        [later] = ranks(1, lambda world, step=step: steps(world, shared[0][step][0]))
+        assert [rows for _, rows in later[: 5 - step]] == [rows for _, rows in alone[step:]]
+
+
+def told(batch):
+    rows = zip(batch["unit"].tolist(), fields(batch), strict=True)
+    return [(unit, row["data_source"], row["prompt"]) for unit, row in rows]
+
+
+def test_parts_that_cannot_be_streamed_are_refused(tmp_path):
+    parts = {name: Part(1.0, node["rows"]) for name, node in files(tmp_path, x=3).items()}
+    symbols = {"_target_": "rft.data.symbolic.Symbolic", "task": "add", "split": "train", "count": 4}
+    symbols |= {"length": [4, 4], "slips": 0.0, "seed": 0}
+    whole = Mixture(parts | {"y": Part(1.0, symbols)}, "data.train")
+    with pytest.raises(ValueError, match=r"^data\.streaming: data\.train\.parts\.y\.rows is a Symbolic, which"):
+        whole.stream(["prompt"])
+    inner = {"_target_": "rft.data.mixture.Mixture", "parts": files(tmp_path, x=3)}
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.z\.rows: a mixture in a mixture would lose its weights"):
+        Mixture(parts | {"z": Part(1.0, inner)}, "data.train")
 
 
 def files(tmp_path, **counts):

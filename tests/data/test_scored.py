@@ -1,10 +1,10 @@
-"""Pairs from scored answers, in the forms in which answers are written down."""
+"""Scored answers in the forms in which they are written down: as pairs, and one by one."""
 
 import json
 
 import pytest
 
-from rft.data.scored import ScoredPairs
+from rft.data.scored import ScoredAnswers, ScoredPairs
 
 
 def pairs(folder, rows, answers="samples", text="response", score="score", most=None, limit=None, required=("chosen",)):
@@ -72,3 +72,24 @@ def test_what_cannot_be_paired_is_refused(row, said, tmp_path):
 def test_no_pairs_of_a_prompt_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^data\.train\.most=0 leaves no pairs"):
         pairs(tmp_path, [], most=0)
+
+
+def test_answers_one_by_one_are_good_or_bad(tmp_path):
+    rows = [answered("a", ("w", 0.0), ("x", 1.0), ("x", 0.5), data_source="s"), answered("b", ("y", True))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    node = {"_target_": "rft.data.rows.FileRows", "columns": {}, "schema": None, "limit": None}
+    node["path"] = str(tmp_path / "rows.jsonl")
+
+    def answers(good, limit=None, required=("completion", "label")):
+        return ScoredAnswers(node, "samples", "response", "score", good, limit, "data.train").load(required)
+
+    assert [tuple(row.values()) for row in answers(0.5)] == [
+        ("a", "s", "w", False), ("a", "s", "x", True), ("a", "s", "x", True), ("b", "y", True),
+    ]  # fmt: skip
+    assert [row["label"] for row in answers(1.0, limit=3)] == [False, True, False]
+    with pytest.raises(ValueError, match=r"data\.train\.good=2: 0 of 4 answers are good; choose another"):
+        answers(2)
+    with pytest.raises(ValueError, match=r"data\.train\.good=0: 4 of 4 answers are good"):
+        answers(0)
+    with pytest.raises(ValueError, match=r"line 1: no field 'chosen'"):
+        answers(0.5, required=("chosen",))

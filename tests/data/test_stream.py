@@ -10,7 +10,7 @@ from rft.data.encode import Encoder
 from rft.data.pairs import PairSource
 from rft.data.rows import FileRows, HubRows
 from rft.data.source import DatasetSource
-from rft.data.stream import Stream, StreamCursor, first_rows
+from rft.data.stream import Shards, Stream, StreamCursor
 from rft.data.tokenizer import characters
 from rft.metrics import Metrics
 
@@ -65,8 +65,9 @@ def test_nothing_is_read_that_is_not_needed(files):
             read.append(number)
             yield ROWS[number % 23]
 
-    assert len(first_rows([part], "data.train")) == 64 == len(read)
-    drawn([part], 50, 101)
+    shards = Shards([part], "data.train")
+    assert len(shards.first()) == 64 == len(read)
+    drawn(shards, 50, 101)
     assert len(read) == 64 + 150
 
 
@@ -120,12 +121,12 @@ def test_a_data_set_is_streamed_as_it_is_loaded(tmp_path, monkeypatch, form):
         half.to_parquet(name) if form == "parquet" else half.to_json(name)
     rows = HubRows(str(folder), None, None if form == "saved" else "train", {}, None, None, "data.train")
     shards = rows.stream(["prompt"])
-    assert len(shards) == (1 if form == "saved" else 2)
+    assert len(shards.parts) == (1 if form == "saved" else 2)
     in_order, _ = drawn(shards, 1, 23)
     assert in_order == list(rows.load(["prompt"])) == ROWS
-    assert list(shards[-1](4)) == ROWS[(4 if form == "saved" else 13) :], "a shard is begun in its midst"
+    assert list(shards.parts[-1](4)) == ROWS[(4 if form == "saved" else 13) :], "a shard is begun in its midst"
     with pytest.raises(ValueError, match=r"set(\[train\])? shard 1 row 1: no field 'answer'"):
-        first_rows(rows.stream(["answer"]), "data.train")
+        rows.stream(["answer"]).first()
 
 
 def test_rows_with_long_prompts_are_counted_as_they_are_dropped(files):
@@ -149,13 +150,18 @@ def config_of(config, files, **data):
     return config | {"data": config["data"] | {"streaming": 5, "train": node} | data}
 
 
-def test_a_run_streams_both_stages_and_goes_on_after_its_last_checkpoint(files, tiny, tmp_path, capsys):
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_run_streams_both_stages_and_goes_on_after_its_last_checkpoint(mixed, files, tiny, tmp_path, capsys):
     config = config_of(tiny("steps=2", "checkpoint.every=3", "eval.every=0", "warmup.eval_every=0"), files)
     data = config["data"]
     data |= {"max_prompt_tokens": 2, "eval": {"heldout": data["train"] | {"path": files[0]}}}
+    if mixed:
+        parts = {"few": {"weight": 1, "rows": data["eval"]["heldout"]}, "all": {"weight": 2, "rows": data["train"]}}
+        data["train"] = {"_target_": "rft.data.mixture.Mixture", "parts": parts}
     Job(config).fit("")
     said = " ".join(capsys.readouterr().out.split())
-    assert "data.train is streamed: its first 23 rows were looked at" in said and "They were dropped" in said
+    assert f"data.train is streamed: its first {34 if mixed else 23} rows were looked at" in said
+    assert f"data.train{'.parts.all.rows' if mixed else ''}: " in said and "They were dropped" in said
     run = tmp_path / "run"
 
     def numbers():
@@ -175,7 +181,7 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
     config = tiny("warmup=none")
     for data, message in (
         ({"streaming": 0}, r"data\.streaming=0: .* give at least 1"),
-        ({"train": config["data"]["train"]}, r"data\.streaming=5: Symbolic knows all its rows at once"),
+        ({"train": config["data"]["train"]}, r"data\.streaming: data\.train is a Symbolic, which knows all its rows"),
     ):
         with pytest.raises(ValueError, match=message):
             Job(config_of(config, files) | {"data": config_of(config, files)["data"] | data})
@@ -193,7 +199,7 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
     ):
         parts(str(tmp_path / "d.json"))
     with pytest.raises(ValueError, match=r"data\.streaming: what draws the rows has to know how many there are"):
-        len(Stream([], 1, ENCODER, None, [].append))
+        len(Stream(Shards([], "data.train"), 1, ENCODER, None, [].append))
 
 
 def test_an_example_that_is_too_long_is_refused_when_it_comes(files):

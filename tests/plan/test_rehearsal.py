@@ -78,7 +78,7 @@ WRONG = {
     "a stream": (
         ("plan.prompt_tokens=null", "data.streaming=8"),
         [
-            "data.streaming=8: Symbolic knows all its rows at once; set data.streaming=null",
+            "data.streaming: data.train is a Symbolic, which knows all its rows at once; set data.streaming=null",
             "plan.prompt_tokens=null: a stream is not read to find out; set it",
         ],
     ),

@@ -20,15 +20,21 @@ from pathlib import Path
 END = 2
 SERVER_INFO = {
     "vllm_config": {
-        "model_config": {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"},
+        "model_config": {
+            "logprobs_mode": "processed_logprobs", "dtype": "torch.float32", "enable_sleep_mode": False,
+        },
         "parallel_config": {
             "worker_extension_cls": "rft_receiver.Receiver", "world_size": 1, "data_parallel_size": 1,
         },
         "device_config": {"device": "cpu"},
         "lora_config": None,
+        "speculative_config": None,
     },
-    "device": "cpu", "dtype": "float32", "tp_size": 1, "dp_size": 1, "pp_size": 1,
+    "device": "cpu", "dtype": "float32", "tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_memory_saver": False,
 }  # fmt: skip
+
+
+PARTS = frozenset(("weights", "kv_cache"))
 
 
 def answer_of(prompt, seed, limit, weights):
@@ -70,6 +76,7 @@ class FakeServer:
         capacity: samples at once; more are refused with 503.
         calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
         running, most: samples at work now, and at most so far.
+        memory: what it has memory for; `loaded`: what it had it for at the last load.
         workers, wait_s: see fake_workers.py; how long they wait, where no message says it.
     """
 
@@ -79,7 +86,8 @@ class FakeServer:
         self.seconds, self.capacity = 0.0, 10**6
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
-        self.paused = False
+        self.paused, self.idle = False, True
+        self.memory = self.loaded = PARTS
         self.workers, self.wait_s = None, 10.0
         self.gone = threading.Event()
         self.lock = threading.Lock()
@@ -182,8 +190,18 @@ class FakeServer:
             return 200, {"success": True, "message": "as scripted"}
         if path.startswith("/pause"):
             self.paused = True
-        elif path == "/resume":
+        elif path in ("/resume", "/continue_generation"):
             self.paused = False
+        elif path == "/sleep?level=2":
+            self.paused, self.memory = True, frozenset()
+            self.forget()
+        elif path.startswith("/wake_up?tags="):
+            self.memory |= {path.rpartition("=")[2]}
+            self.paused = self.paused and self.memory != PARTS
+        elif path.startswith("/flush_cache?timeout="):
+            self.idle = True
+        elif path.endswith("_memory_occupation"):
+            self.occupy(path.startswith("/resume"), frozenset(body["tags"]))
         elif path == "/update_weights_from_disk":
             self.load(body["model_path"])
             self.version = body.get("weight_version") or self.version
@@ -192,11 +210,11 @@ class FakeServer:
                 self.load(body["kwargs"]["weights_path"])
             elif body["method"] in ("rft_join", "rft_receive"):
                 getattr(self.workers, body["method"])(**body["kwargs"])
-                self.weights = checksum(self.workers.held)
+                self.take(checksum(self.workers.held))
         elif path.endswith(("_weights_update_group", "_weights_from_distributed")):
             if not self.workers.message(path, body, self.wait_s):
                 return 400, {"success": False, "message": "as its workers say"}
-            self.weights = checksum(self.workers.held)
+            self.take(checksum(self.workers.held))
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         elif path != "/reset_prefix_cache":
@@ -206,7 +224,28 @@ class FakeServer:
     def load(self, folder):
         if not list(Path(folder).glob("*.safetensors")):
             raise ValueError(f"no weights in {folder}")
-        self.weights = read_weights(folder)
+        self.take(read_weights(folder))
+
+    def take(self, weights):
+        self.end_unless("weights" in self.memory)
+        self.loaded, self.weights = self.memory, weights
+
+    def occupy(self, more, parts):
+        """What SGLang does; told what does not fit it ends."""
+        self.end_unless(self.idle and bool(parts) and (not parts & self.memory if more else parts <= self.memory))
+        self.memory = self.memory | parts if more else self.memory - parts
+        if "weights" not in self.memory:
+            self.forget()
+
+    def forget(self):
+        self.weights = 0
+        if self.workers is not None:
+            self.workers.held.clear()
+
+    def end_unless(self, well):
+        if not well:
+            self.kill()
+            raise RuntimeError("it has ended")
 
     def generate(self, path, body, fault):
         with self.lock:
@@ -216,6 +255,10 @@ class FakeServer:
             self.most = max(self.most, self.running)
         try:
             self.gone.wait(self.seconds)
+            while self.paused and not self.gone.wait(0.01):
+                pass
+            self.end_unless(self.memory == PARTS)
+            self.idle = False
             how = body["sampling_params"]
             if path == "/generate":
                 prompt, seed, limit = body["input_ids"], how["sampling_seed"], how["max_new_tokens"]

@@ -49,7 +49,7 @@ class KilledServers(VLLMServers):
 
         found = super().generate(requests, sampling, kill)
         until(self.back, 300)
-        [call, _], old = self._calls(requests[0], sampling)[0], found[0][0]
+        call, old = self._draws(requests[0], sampling)[0].told, found[0][0]
         new = self._dialect.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
         self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim.port)}

@@ -7,6 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from rft.reward.grade import Grade
+from rft.reward.judge_server import ServedJudge
+
 SHARED = Path("/dev/shm")
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -15,6 +18,24 @@ def interpreter(package):
     """What RFT_VLLM_PYTHON or RFT_SGLANG_PYTHON names, or this one where it has the package; empty where none has."""
     named = os.environ.get(f"RFT_{package.upper()}_PYTHON", sys.executable if importlib.util.find_spec(package) else "")
     return named if Path(named).is_file() else ""
+
+
+def judges(engine, model):
+    """Whether the server of an engine, asked in chat for one token, says what a model finds most likely."""
+    question, grade = {"text": "{prompt}{response}", "words": ["a", "b"]}, {"pattern": r"^(.*)$", "unparsed": -1.0}
+    peer = engine._servers[0].peer
+    name = engine._do(peer.get("/v1/models"))["data"][0]["id"]
+    judge = ServedJudge(
+        "judge", f"http://{peer.host}:{peer.port}/v1", name, question, grade, None, 1, {}, None, 4, 60.0, 1
+    )
+    judge.check()
+    said = {}
+    for text in map(str, range(40)):
+        best = model(engine._tokenizer(f"3a{text}", return_tensors="pt").input_ids).logits[0, -1].argmax()
+        if int(best) not in (1, 5, 6):  # these end a text
+            said[text] = engine._tokenizer.decode([int(best)])
+    graded = [Grade(**grade, words=["a", "b"], key="")(text) for text in said.values()]
+    return len({*graded}) > 4 and judge.values([*said], [{"prompt": "3a"}] * len(said)) == graded
 
 
 def processes_of(port):

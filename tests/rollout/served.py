@@ -21,6 +21,7 @@ OPTIONS = {
     "dtype": None,
     "transport": "folder",
     "deltas": False,
+    "sleep": False,
     "concurrency": 8,
     "retries": 3,
     "start_s": 10.0,

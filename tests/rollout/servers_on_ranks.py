@@ -15,7 +15,7 @@ from tests.rollout.served import KINDS, SAMPLING, make_engine, requests, said, w
 def main() -> None:
     folder, kind, *addresses = sys.argv[1:]
     world = start("cpu")
-    changes = {"addresses": addresses, "sync_s": 0.5, "start_s": 5.0}
+    changes = {"addresses": addresses, "sync_s": 0.5, "start_s": 5.0, "sleep": True}
     engine = make_engine(world, KINDS[kind](), Path(folder), **changes)
     mine = requests(12)[world.rank :: 2]
     found, walked = {}, []
@@ -28,7 +28,10 @@ def main() -> None:
 
     for version in (0, 1):
         engine.update_weights(version, tensors(version))
+        time.sleep(0.3 * world.rank * (version == 0))
         found[version] = said(engine.generate(mine, SAMPLING))
+        if version == 0:
+            engine.sleep()  # when the other rank has its samples, too
     world.gather(None)
     if world.rank == 0:
         Path(folder, "kill").touch()  # the test ends the first server now

@@ -99,9 +99,19 @@ def test_a_server_that_was_killed_takes_part_in_the_next_version(launch, tmp_pat
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
 
 
+def test_a_server_that_is_killed_while_it_sleeps_wakes_with_the_next_version(launch, tmp_path):
+    samples = launch(count=1, sleep=True)
+    samples.update_weights(0, weights(0).items())
+    samples.sleep()
+    os.kill(pids(tmp_path, 0)[0], signal.SIGKILL)
+    samples.update_weights(1, weights(1).items())
+    assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
+    assert len(pids(tmp_path, 0)) == 2
+
+
 def test_a_server_that_hangs_is_started_anew(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("rft.rollout.fleet.LOOK_S", 0.3)
-    monkeypatch.setattr("rft.rollout.fleet.GRACE_S", 0.3)
+    monkeypatch.setattr("rft.rollout.process.GRACE_S", 0.3)
     samples = launch(count=1)
     samples.update_weights(1, weights(1).items())
     samples._options.start_s = 3.0

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rft.rollout.fleet import free_port
 from rft.rollout.peer import Failed, Garbage, Peer, Refused, waiting
+from rft.rollout.process import free_port
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rft.rollout.fleet import free_port
+from rft.rollout.process import free_port
 from rft.rollout.server_options import Servers
 from tests.rollout.fake_server import FakeServer
 from tests.rollout.served import ASK, OPTIONS, SAMPLING, requests, right, said, weights
@@ -194,6 +194,10 @@ def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypat
         ({"count": 1, "concurrency": 0}, r"concurrency=0"),
         ({"count": 1, "retries": -1}, r"retries=-1"),
         ({"count": 1, "deltas": True}, r"deltas=true: .* set rollout\.engine\.servers\.transport=group"),
+        (
+            {"count": 1, "transport": "group", "deltas": True, "sleep": True},
+            r"deltas=true: .*set .*servers\.sleep=false",
+        ),
         ({"count": 1, "sync_s": 0.0}, r"'sync_s': 0.0.*above 0"),
     ],
 )

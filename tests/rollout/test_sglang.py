@@ -24,8 +24,9 @@ from rft.rollout.server_options import Servers
 from rft.rollout.sglang import SGLangDialect, SGLangServers
 from rft.rollout.staging import Weights
 from tests.defaults import yaml_options
-from tests.rollout.real_servers import gone, interpreter, processes_of, shared_memory, until
+from tests.rollout.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.served import SAMPLING, make_engine, requests, right, said, tied_model, weights
+from tests.rollout.taught import check_columns, check_runs
 
 VOCABULARY = 30
 PROMPT = [3, 8, 9, 12, 20, 4]
@@ -158,6 +159,9 @@ def test_an_answer_of_sglang_that_makes_no_sense_is_refused(changes):
 
 def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
     class Unwilling(Peer):
+        async def get(self, path):
+            return {"weight_version": "default"}
+
         async def post(self, path, body=None):
             return {"success": False, "message": "no room"}
 
@@ -198,6 +202,7 @@ def engine(model, tmp_path_factory):
     """A real server, which serves version 1: the model as it is."""
     python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
     folder, tokenizer = tmp_path_factory.mktemp("run"), characters(alphabet="0123456789abcdefghijklmnop ")
+    tokenizer.chat_template = "{{ messages[-1].content }}"
     options = Servers(**shared(python=python))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -211,8 +216,7 @@ def engine(model, tmp_path_factory):
             made.close()
     assert len(own) > 2
     until(lambda: gone(own), 20)
-    left = [file.name for file in held if file.exists()]
-    assert all(name.startswith("sglang_loads_") for name in left), "SGLang itself leaves these"
+    assert held and not [file for file in held if file.exists()]
 
 
 def gap(model, requests, found, temperature=1.0):
@@ -251,6 +255,16 @@ def test_greedy_tokens_of_a_real_server_are_the_most_likely_and_carry_plain_log_
 
 
 @pytest.mark.slow
+def test_a_real_server_is_a_teacher(engine, model, tiny, tmp_path):
+    model.save_pretrained(tmp_path / "teacher")
+    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "warmup=none", "steps=1")
+    check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, run)
+
+
+@pytest.mark.slow
 def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
     [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
     assert {row.tokens[-1] for row in group if row.finish_reason == "stop"} == {1, 5, 6}, "of tokenizer and model"
@@ -270,6 +284,11 @@ def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_real_server_is_a_judge(engine, model):
+    assert judges(engine, model)
+
+
+@pytest.mark.slow
 def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model, monkeypatch):
     requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
     for version, transport in enumerate(("folder", "group", "group"), 2):
@@ -277,6 +296,9 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
         assert gap(model, requests, engine.generate(requests, how())) < 1e-4
         disturb(model)
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
+        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        engine.sleep()
+        assert (engine._do(engine._dialect.version(engine._servers[0].peer)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert gap(model, requests, found) < 1e-4

@@ -177,6 +177,7 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
     ("arguments", "sampling", "message"),
     [
         ({"model": "x"}, PLAIN, r"rollout.engine_args.model: .*take it out"),
+        ({"speculative_config": {"method": "ngram"}}, PLAIN, r"rollout.engine_args.speculative_config: .*take it out"),
         ({}, Sampling(8, 0.001, 1.0, 0, 0.0, [], None), "rollout.temperature=0.001"),
         ({}, Sampling(8, 2.5, 1.0, 0, 0.0, [], None), "rollout.temperature=2.5"),
         ({}, Sampling(8, 1.0, 0.9, 0, 0.1, [], None), "rollout.min_p=0.1 with top_p=0.9"),

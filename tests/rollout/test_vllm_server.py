@@ -172,10 +172,10 @@ def test_an_answer_that_makes_no_sense_is_refused(changes):
         VLLMDialect({}).parse(answer(**changes))
 
 
-def told(lora=None, **changes):
+def told(lora=None, speculative=None, **changes):
     """What a server says of itself."""
     model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
-    return {"vllm_config": {"model_config": model | changes, "lora_config": lora}}
+    return {"vllm_config": {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}}
 
 
 class Scripted(Peer):
@@ -187,6 +187,7 @@ class Scripted(Peer):
         self.answers = {
             INFO: told(),
             "/reset_prefix_cache": {"success": True},
+            "/weight_info": {"weight_version": "default"},
             **answers,
         }
 
@@ -206,6 +207,15 @@ def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weight
     with pytest.raises(Garbage, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
         asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
     assert not peer.told
+
+
+def test_a_server_that_speculates_is_given_no_weights():
+    peer = Scripted(**{INFO: told(speculative={"method": "ngram"})})
+    with pytest.raises(Garbage, match=r"it speculates, .*: start it without"):
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    assert not peer.told
+    with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .*take it out"):
+        VLLMDialect({"speculative_config": {"method": "ngram"}})
 
 
 def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):

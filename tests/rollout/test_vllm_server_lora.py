@@ -189,6 +189,10 @@ def test_the_options_say_whether_adapters_are_merged(resolved):
         ({"lora": None}, r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
         ({"engine_args": {"max_lora_rank": 8}}, r"engine_args.max_lora_rank: it follows from actor.lora; take it out"),
         ({"servers": Servers(**OPTIONS | {"count": 1, "transport": "group"})}, r"transport=group: adapters are read"),
+        (
+            {"servers": Servers(**OPTIONS | {"count": 1, "sleep": True})},
+            r"sleep=true: servers forget the weights beside",
+        ),
     ],
 )
 def test_what_servers_cannot_do_with_adapters_is_refused(changes, message):

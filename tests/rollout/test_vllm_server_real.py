@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 
 from rft.data.tokenizer import characters
 from rft.distributed import start
-from rft.reward.grade import Grade
-from rft.reward.judge_server import ServedJudge
 from rft.rollout.engine import Request, Sampling
 from rft.rollout.peer import Refused
 from rft.rollout.sampling import truncate
@@ -23,8 +21,9 @@ from rft.rollout.server_options import Servers
 from rft.rollout.staging import Weights
 from rft.rollout.vllm_server import VLLMServers
 from tests.defaults import yaml_options
-from tests.rollout.real_servers import QUIET, gone, interpreter, processes_of, shared_memory, until
+from tests.rollout.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.served import tied_model
+from tests.rollout.taught import check_columns, check_runs
 
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
 VOCABULARY = 30
@@ -114,20 +113,17 @@ def test_greedy_tokens_are_the_most_likely_and_carry_plain_log_probabilities(eng
 
 @pytest.mark.slow
 def test_such_a_server_is_a_judge(engine, model):
-    question, grade = {"text": "{prompt}{response}", "words": ["a", "b"]}, {"pattern": r"^(.*)$", "unparsed": -1.0}
-    peer = engine._servers[0].peer
-    [name] = [entry["id"] for entry in engine._do(peer.get("/v1/models"))["data"]]
-    judge = ServedJudge(
-        "judge", f"http://{peer.host}:{peer.port}/v1", name, question, grade, None, 1, {}, None, 4, 60.0, 1
-    )
-    judge.check()
-    tokenizer, texts = engine._tokenizer, [str(number) for number in range(40)]
-    best = [model(tokenizer(f"3a{text}", return_tensors="pt").input_ids).logits[0, -1].argmax() for text in texts]
-    said = ["" if int(token) in (1, 5, 6) else tokenizer.decode([int(token)]) for token in best]
-    assert judge.values(texts, [{"prompt": "3a"}] * 40) == [
-        Grade(**grade, words=["a", "b"], key="")(text) for text in said
-    ]
-    assert len({*said}) > 4
+    assert judges(engine, model)
+
+
+@pytest.mark.slow
+def test_such_servers_are_a_teacher(engine, model, tiny, tmp_path):
+    model.save_pretrained(tmp_path / "teacher")
+    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    runs = ("algorithm=distill", "steps=2"), ("algorithm=on_policy_distill", "warmup=none", "steps=1")
+    check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, *runs)
 
 
 @pytest.mark.slow
@@ -177,6 +173,9 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
             else:
                 weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
         stale = gap(model, requests, engine.generate(requests, how()))
+        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        engine.sleep()
+        assert [up(engine, server.peer) for server in engine._servers] == [version >= 4] * 2
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert before < 1e-4 and stale > 1e-2

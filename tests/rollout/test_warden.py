@@ -1,5 +1,6 @@
 """Processes end with the one that started them."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -105,15 +106,23 @@ open("tidy", "w")
     assert (tmp_path / "tidy").exists()
 
 
-@pytest.mark.parametrize("ending", ["os.killpg(0, 9)", "signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+@pytest.mark.parametrize("ending", ["os.killpg(0, 9)", "time.sleep(600)"])
 def test_shared_memory_of_a_server_that_is_killed_is_removed(tmp_path, ending):
-    """Python's own helper, which would remove it, is killed as well."""
-    own = SharedMemory(create=True, size=8)  # of somebody else, who lives
+    """Python's own helper, which would remove it, is killed as well. What others have, or may want, stays."""
+    before = SharedMemory(create=True, size=8)
+    before.close()
     try:
         body = f"""
-import os, signal, time
+import mmap, os, signal, time
 from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 memory = SharedMemory(create=True, size=2**20)
+mapped = []
+ours = [(f"{{memory.name}}-{{name}}", mode) for name, mode in (("ours", 0o600), ("two", 0o600), ("all", 0o644))]
+for name, mode in ({before.name!r}, 0o600), *ours:
+    number = os.open(f"/dev/shm/{{name}}", os.O_RDWR | os.O_CREAT, mode)
+    os.write(number, bytes(8))
+    mapped.append(mmap.mmap(number, 8))
 with open("name", "w") as file:
     file.write(memory.name)
 time.sleep(2)
@@ -123,14 +132,18 @@ time.sleep(2)
         process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
         await_that(lambda: (tmp_path / "name").exists() and (tmp_path / "name").read_text())
         memory = Path("/dev/shm", (tmp_path / "name").read_text())
-        assert memory.stat().st_size == 2**20
-        time.sleep(2)
-        process.stdin.close()
-        assert process.wait(20) == 137
-        assert not memory.exists() and Path("/dev/shm", own.name).exists()
+        ours, two, everyones = (Path(f"{memory}-{name}") for name in ("ours", "two", "all"))
+        assert memory.stat().st_size == 2**20 and ours.exists()
+        with two.open("r+b") as file, mmap.mmap(file.fileno(), 8):
+            time.sleep(0 if ending.startswith("time") else 2)
+            process.stdin.close()
+            assert process.wait(20) == 137
+        assert not memory.exists() and not ours.exists()
+        assert two.exists() and everyones.exists() and Path("/dev/shm", before.name).exists()
+        two.unlink()
+        everyones.unlink()
     finally:
-        own.close()
-        own.unlink()
+        before.unlink()
 
 
 def test_a_server_that_is_killed_says_so(tmp_path):

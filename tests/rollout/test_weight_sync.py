@@ -68,7 +68,9 @@ def test_a_message_that_always_fails(fakes, engine, kind, message):
         server.always[message] = fault
         error = outcome(samples, version)
         server.always.clear()
-        if error:
+        if error.startswith(f"server 0 ({server.address}): "):
+            assert fault == "garbage", "it says no for good: no deadline is waited for"
+        elif error:
             assert error.startswith(f"rank 0 waits for server 0 ({server.address}) to acknowledge version {version} (")
             assert error.endswith("), 0.3 s")
         else:
@@ -111,6 +113,46 @@ def test_a_server_that_refuses_the_first_weights_is_not_asked_for_long(fakes, en
     samples = engine(kind, [bad, good], start_s=100.0)
     bad.always[message] = fault
     assert f"server 0 ({bad.address}): POST {message}: " in outcome(samples, 0)
+
+
+class Own:
+    """A process of the run's own."""
+
+    def __init__(self, heals):
+        self.heals = heals
+        self.starts = 0
+
+    def ended(self):
+        return ""
+
+    def calm(self):
+        pass
+
+    end = wait = calm
+
+    def start(self):
+        self.starts += 1
+        self.heals.clear()
+
+
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize(("kind", "message"), [("vllm", "/collective_rpc"), ("sglang", MESSAGES["sglang"][-1])])
+def test_servers_that_refuse_later_weights_are_started_anew_once(fakes, engine, kind, message, helps):
+    servers = fakes()
+    samples = engine(kind, servers, start_s=100.0)
+    assert outcome(samples, 0) == ""
+    for keeper, server in zip(samples._fleet._keepers, servers, strict=True):
+        server.always[message] = 400
+        keeper.process = Own(server.always if helps else {})
+    error = outcome(samples, 1)
+    assert (
+        (error == "")
+        if helps
+        else all(f"server {n} ({s.address}): POST {message}: " in error for n, s in enumerate(servers))
+    )
+    if helps:
+        assert outcome(samples, 2) == "" and committed(samples, 2)
+    assert [keeper.process.starts for keeper in samples._fleet._keepers] == [1, 1]
 
 
 def test_a_server_that_is_killed_between_prepare_and_commit(kind, fakes, engine, caplog):
