@@ -1,6 +1,8 @@
 """What tests of several folders share."""
 
 import atexit
+import copy
+import functools
 import os
 import shutil
 import subprocess
@@ -48,6 +50,22 @@ WITHOUT_WARMUP = (
     "distill", "generative_reward_model", "gkd", "pretrain", "process_reward_model", "reward_model", "sft"
 )  # fmt: skip
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
+RUN = "/where/the/run/is"  # where a tiny run is put while its config is composed, so that the same is composed once
+
+
+def composed(overrides: tuple[str, ...], folder: Path, name: str) -> dict:
+    """A config as the command line composes it, resolved to plain containers."""
+    # as with -cd: the folder is where the config is looked for first, then the package's own
+    extra = [] if folder == CONFIG else [f"hydra.searchpath=[file://{CONFIG}]"]
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        config = compose(name, [*overrides, *extra])
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+@functools.cache
+def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple[str, str]]) -> dict:
+    """The same of the package's own folder; `read` is what it may read of the environment."""
+    return composed(overrides, CONFIG, name)
 
 
 @pytest.fixture(scope="session")
@@ -55,11 +73,10 @@ def resolved():
     """Composes a config as the command line does, and resolves it to plain containers."""
 
     def resolve(*overrides: str, folder: Path = CONFIG, name: str = "main") -> dict:
-        # as with -cd: the folder is where the config is looked for first, then the package's own
-        extra = [] if folder == CONFIG else [f"hydra.searchpath=[file://{CONFIG}]"]
-        with initialize_config_dir(str(folder), version_base="1.3"):
-            config = compose(name, [*overrides, *extra])
-        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        if folder != CONFIG:
+            return composed(overrides, folder, name)
+        read = frozenset((key, value) for key, value in os.environ.items() if key.startswith("RFT_"))
+        return copy.deepcopy(composed_before(overrides, name, read))
 
     return resolve
 
@@ -91,12 +108,21 @@ def sized():
     return sizes
 
 
+def placed(node, folder: str):
+    """The config of a run in another folder than `RUN`."""
+    if isinstance(node, dict):
+        return {key: placed(value, folder) for key, value in node.items()}
+    if isinstance(node, list):
+        return [placed(value, folder) for value in node]
+    return node.replace(RUN, folder) if isinstance(node, str) else node
+
+
 @pytest.fixture
 def tiny(resolved, sized, tmp_path):
     """The resolved config of a tiny run in `tmp_path`, with the overrides on top."""
 
     def resolve(*overrides: str) -> dict:
-        return resolved(*sized(f"output_dir={tmp_path / 'run'}", *overrides))
+        return placed(resolved(*sized(f"output_dir={RUN}", *overrides)), str(tmp_path / "run"))
 
     return resolve
 

@@ -99,7 +99,7 @@ def test_other_modes_look_at_both_kinds_of_its_steps(tiny):
     assert "train: the given texts, what trains is highlighted; other answers are sampled" in shown.file.getvalue()
     assert "row 1: 18 tokens, 5 train" in shown.file.getvalue()
     assert 0 <= visit(tiny("mode=doctor", "algorithm=gkd")) < 1e-5
-    with pytest.raises(ValueError, match="mode=doctor: algorithm=gkd samples nothing"):
+    with pytest.raises(ValueError, match="mode=doctor: algorithm=gkd has no steps of samples alone"):
         visit(tiny("mode=doctor", "algorithm=gkd", "algorithm.source.sampled_share=0"))
     stop()
     rare = ("algorithm.source.sampled_share=0.01", "algorithm.group_size=4", "plan.prompt_tokens=6")

@@ -28,13 +28,15 @@ def visit(config: dict[str, Any]) -> float:
         The largest gap.
 
     Raises:
-        ValueError: a check fails; names the likely cause. Or the algorithm samples nothing.
+        ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
     """
     job, asked = Job(config), Asked()
     run = job.run
     sample_always(job.source)
     if given(job.source) is not None:
-        raise ValueError(f"mode=doctor: algorithm={run.algorithm.name} samples nothing; choose another algorithm")
+        raise ValueError(
+            f"mode=doctor: algorithm={run.algorithm.name} has no steps of samples alone; choose another algorithm"
+        )
     world, loaded = job.begin()
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:

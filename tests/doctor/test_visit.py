@@ -93,7 +93,7 @@ def test_truncation_is_told_and_not_blamed(examined):
 
 
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
-    with pytest.raises(ValueError, match="mode=doctor: algorithm=sft samples nothing"):
+    with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
         visit(tiny("mode=doctor", "algorithm=sft"))
 
 
