@@ -139,6 +139,12 @@ class Job(Parts):
                 teacher = self.helpers[TEACHER.key]
                 temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
                 teacher.factory.check(teacher.options, tokenizer, temperature)
+        for role in ROLES:
+            helper = self.helpers[role.key].options
+            gone = role is REFERENCE and self.precompute  # it may be, where a run goes on
+            with check():
+                if role.follows and role.writes(self.method.reads()) and not (gone or self.starts_as_policy(role)):
+                    read_config(helper["path"], helper["model_config"], len(tokenizer), role.key)
         for actor in (self.actor, *self.helpers.values()):
             with check():
                 if frozen := actor.options.get("frozen"):

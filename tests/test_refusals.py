@@ -206,6 +206,17 @@ def test_a_model_path_that_does_not_exist(refused, tmp_path):
     assert refused(change=put("actor.tokenizer", node)).startswith(f"actor.tokenizer.path={missing}: cannot load a tok")
 
 
+@pytest.mark.parametrize(("role", "algorithm"), [("reference", "dpo"), ("critic", "ppo"), ("prm", "prime")])
+def test_a_model_beside_the_policy_that_does_not_exist(role, algorithm, refused, tmp_path):
+    missing = str(tmp_path / "nowhere")
+    said = refused(f"algorithm={algorithm}", f"{role}.path={missing}", f"{role}.model_config=null")
+    assert said.startswith(f"{role}.path: no model can be read from '{missing}'")
+    said = refused(f"algorithm={algorithm}", f"{role}.path={missing}")
+    assert said.startswith(f"{role}: set one of {role}.path")
+    nobody_reads_it = refused(f"{role}.path={missing}", "steps=0")
+    assert role not in nobody_reads_it
+
+
 def test_cuda_where_there_is_none(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refused("strategy.device=cuda").startswith("strategy.device=cuda, but this torch sees no CUDA device")
