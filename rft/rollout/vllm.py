@@ -47,12 +47,11 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def check_speculation(engine_args: dict[str, Any]) -> None:
-    """Raises a ValueError that names rollout.engine_args.<key> where vLLM is to speculate on a CPU."""
-    asked = [name for name in SPECULATES if engine_args.get(name) is not None]
-    if asked and not torch.cuda.is_available():
+    """Raises a ValueError that names rollout.engine_args.<key> where vLLM is to speculate."""
+    if asked := [name for name in SPECULATES if engine_args.get(name) is not None]:
         raise ValueError(
-            f"rollout.engine_args.{asked[0]}: where vLLM speculates on a CPU, log-probabilities are not those of what "
-            "it draws; take it out"
+            f"rollout.engine_args.{asked[0]}: where vLLM speculates, log-probabilities are not those of what it draws; "
+            "take it out"
         )
 
 
@@ -168,6 +167,7 @@ class VLLMEngine(Engine):
         """See `Engine.check`."""
         if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+        check_speculation(options["engine_args"])
         check_sampling(sampling)
         if not options["merge_lora"]:
             check_adapters(options["lora"], options["sleep_level"])
@@ -180,7 +180,6 @@ class VLLMEngine(Engine):
                 "rollout.engine: vllm is not installed; install it with `pip install 'rft[vllm]'`, on a CPU with "
                 "scripts/install_vllm_cpu.sh, or choose rollout=hf"
             )
-        check_speculation(options["engine_args"])
 
     @staticmethod
     def dialect(engine_args: dict[str, Any]) -> Dialect:

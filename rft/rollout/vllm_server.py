@@ -95,7 +95,6 @@ class VLLMServers(ServersEngine):
     def check_here(options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
-        check_speculation(options["engine_args"])
 
     @staticmethod
     def dialect(engine_args: dict[str, Any]) -> Dialect:
@@ -146,6 +145,7 @@ class VLLMDialect:
     def __init__(self, engine_args: dict[str, Any]) -> None:
         if taken := sorted(TAKEN & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+        check_speculation(engine_args)
         self._engine_args = engine_args
 
     def check(self, sampling: Sampling) -> None:
@@ -230,10 +230,8 @@ class VLLMDialect:
         model, label = config["model_config"], str(weights.version)
         if model["logprobs_mode"] != FIXED["logprobs_mode"]:
             raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}")
-        if config["speculative_config"] is not None and config["device_config"]["device"] == "cpu":
-            raise peer.garbage(
-                "it speculates on a CPU, and tells log-probabilities of something else: start it without"
-            )
+        if config["speculative_config"] is not None:
+            raise peer.garbage("it speculates, and tells log-probabilities of something else: start it without")
         if weights.dtype is not None:
             check_type(peer, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:

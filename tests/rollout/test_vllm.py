@@ -177,6 +177,7 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
     ("arguments", "sampling", "message"),
     [
         ({"model": "x"}, PLAIN, r"rollout.engine_args.model: .*take it out"),
+        ({"speculative_config": {"method": "ngram"}}, PLAIN, r"rollout.engine_args.speculative_config: .*take it out"),
         ({}, Sampling(8, 0.001, 1.0, 0, 0.0, [], None), "rollout.temperature=0.001"),
         ({}, Sampling(8, 2.5, 1.0, 0, 0.0, [], None), "rollout.temperature=2.5"),
         ({}, Sampling(8, 1.0, 0.9, 0, 0.1, [], None), "rollout.min_p=0.1 with top_p=0.9"),
@@ -186,16 +187,6 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
 def test_what_vllm_cannot_do_is_refused_before_it_starts(arguments, sampling, message):
     with pytest.raises(ValueError, match=message):
         VLLMEngine.check({"engine_args": arguments, "merge_lora": True}, sampling)
-
-
-def test_speculation_is_refused_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    options = {"engine_args": {"speculative_config": {"method": "ngram"}}}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    VLLMEngine.check_here(options)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .* on a CPU.*take it out"):
-        VLLMEngine.check_here(options)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
