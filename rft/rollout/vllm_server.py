@@ -202,7 +202,7 @@ class VLLMDialect:
 
     async def join(self, peer: Peer, make: Make) -> Channel:
         """Asks its workers, which must have been started with `Receiver`."""
-        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        config = await self._config(peer)
         workers = config["parallel_config"]
         if RECEIVER.rpartition(".")[0] not in workers["worker_extension_cls"]:
             raise peer.garbage(
@@ -218,7 +218,7 @@ class VLLMDialect:
 
     async def sleep(self, peer: Peer) -> None:
         """At level 2: it forgets its weights. What comes meanwhile waits."""
-        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        config = await self._config(peer)
         prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
         check_memory(peer, device, prepared, "--enable-sleep-mode")
         await peer.post("/update_weight_version", {"new_version": ASLEEP})
@@ -226,7 +226,7 @@ class VLLMDialect:
 
     async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
         """Pauses, loads what it has not, forgets cached prefixes, stamps and resumes. What comes meanwhile waits."""
-        config = (await peer.get("/server_info?config_format=json"))["vllm_config"]
+        config = await self._config(peer)
         model, label = config["model_config"], str(weights.version)
         if model["logprobs_mode"] != FIXED["logprobs_mode"]:
             raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}")
@@ -257,6 +257,10 @@ class VLLMDialect:
             await peer.post("/wake_up?tags=kv_cache")
         await peer.post("/update_weight_version", {"new_version": label})
         await peer.post("/resume")
+
+    async def _config(self, peer: Peer) -> Any:
+        """How it was started."""
+        return (await peer.get("/server_info?config_format=json"))["vllm_config"]
 
     async def _reload(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
         if channel is None:
