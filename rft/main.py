@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from rft.problems import Problems
+from rft.errors import Problems
 from rft.registry import did_you_mean
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
@@ -51,28 +51,28 @@ def run(config: DictConfig) -> float:
         return print_plan(plain, job)
 
     if plain["mode"] == "doctor":
-        from rft.doctor.visit import visit
+        from rft.modes.doctor.run import visit
 
         return visit(plain)
 
     if plain["mode"] == "inspect":
-        from rft.inspection import inspect
+        from rft.modes.inspect import inspect
 
         inspect(plain, Console(quiet=quiet, soft_wrap=True))
         return 0.0
 
     if plain["mode"] == "serve":
-        from rft.serve import serve
+        from rft.modes.serve import serve
 
         serve(plain, Console())
         return 0.0
 
     if plain["mode"] in ("evaluate", "generate", "chat"):
-        from rft.inference import MODES
+        from rft.modes import MODES
 
         return MODES[plain["mode"]](plain, Console(quiet=quiet))
 
-    from rft.build import Job
+    from rft.setup.assembly import Job
 
     suffix = ""
     if job.mode is RunMode.MULTIRUN and job.job.override_dirname:
@@ -85,8 +85,8 @@ def run(config: DictConfig) -> float:
 
 def print_plan(config: dict[str, Any], job: HydraConf) -> float:
     """Prints what the run would take, by rank zero, and returns the memory of a rank in GiB."""
-    from rft.plan.page import plan
-    from rft.plan.provenance import origins
+    from rft.modes.plan.config_origin import origins
+    from rft.modes.plan.report import plan
 
     overrides, name = job.overrides.task, str(job.job.config_name)
     changed = origins(GlobalHydra.instance().config_loader(), name, overrides, "main")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal, Union
 
-from rft.problems import Checks
+from rft.errors import Checks
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -142,7 +142,7 @@ def train_teacher(folder: str) -> str:
 
 def train(folder: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
     """A run in a folder: accuracy and mean reward as [step, value], and the names of all that it logged."""
-    from rft.logger.history import History
+    from rft.report.history import History
 
     fit(resolved(*overrides, f"output_dir={folder}"))
     history = History.of(Path(folder))
@@ -155,7 +155,7 @@ def train(folder: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]
 
 def fit(config: dict[str, Any]) -> None:
     """Runs a job in this process and keeps to itself what it says."""
-    from rft.build import Job
+    from rft.setup.assembly import Job
 
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         Job(config).fit("")

@@ -28,9 +28,9 @@ from atlas_tables import (
 )
 
 from rft.algorithm.roles import ROLES
-from rft.build import Job
-from rft.logger.chart import Curve, draw
 from rft.registry import Plugin
+from rft.report.chart import Curve, draw
+from rft.setup.assembly import Job
 
 ROOT = CONFIG.parent.parent
 DOCS = ROOT / "docs"

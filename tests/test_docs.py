@@ -15,11 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
-from rft.build import Job
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
-from rft.options import Run
 from rft.reward import REWARDS
+from rft.setup.assembly import Job
+from rft.setup.schema import Run
 
 ROOT = Path(rft.__file__).parent.parent
 CONFIG = ROOT / "rft" / "config"
@@ -200,7 +200,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     for number, overrides in enumerate(RUNS):
         config = tiny(*overrides, f"output_dir={tmp_path / str(number)}")
-        sums = {"_target_": "rft.data.rows.FileRows", "columns": {}, "schema": None, "limit": None}
+        sums = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None, "limit": None}
         config["data"]["eval"]["sums"] = sums | {"path": str(tmp_path / "sums.jsonl")}
         algorithm = config["algorithm"]
         losses = [algorithm[key]["name"] for key in ("loss", "critic_loss", "prm_loss") if algorithm[key] is not None]

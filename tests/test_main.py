@@ -10,8 +10,8 @@ import pytest
 
 import rft
 from rft.algorithm import LOSSES
-from rft.build import Job
 from rft.main import main
+from rft.setup.assembly import Job
 
 ROOT = Path(rft.__file__).parent.parent
 JOB = re.compile(r"^Error executing job with overrides: .*\n")  # Hydra's word on which job of a sweep it was

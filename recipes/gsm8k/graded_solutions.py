@@ -1,6 +1,6 @@
 """OpenAI's file of model solutions: a question, and for each of four models its solution and whether it is right."""
 
-from rft.data.schemas import SCHEMAS
+from rft.data.rows.schemas import SCHEMAS
 
 
 @SCHEMAS.register("graded_solutions")

@@ -3,7 +3,7 @@
 import random
 import re
 
-from rft.data.schemas import SCHEMAS
+from rft.data.rows.schemas import SCHEMAS
 
 RESULT = re.compile(r"=([\d.,]*\d)>>\1(?![.,]?\d)")  # of "48/2 = <<48/2=24>>24"
 

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.attention import use_packed_attention
-from rft.actor.cost import model_cost, row_work
-from rft.actor.ema import WeightAverage
 from rft.actor.frozen import freeze
-from rft.actor.load import CLASSIFIERS, blocks, load_model, load_scorer, read_config
-from rft.actor.lora import AdaptedWeights, Lora
-from rft.actor.micro_batches import Cutting, MicroBatch
-from rft.actor.network import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
-from rft.actor.optimizer import Optimizer
-from rft.actor.slices import check_slices
-from rft.actor.split import check_parts, split
+from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
+from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, read_config
+from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.optim.ema import WeightAverage
+from rft.actor.optim.optimizer import Optimizer
+from rft.actor.packing.attention import use_packed_attention
+from rft.actor.packing.cost import model_cost, row_work
+from rft.actor.packing.micro_batches import Cutting, MicroBatch
+from rft.actor.packing.sequence_shard import check_slices
+from rft.actor.tensor_parallel import check_parts, split
 from rft.algorithm.mismatch import record_mismatch
 from rft.algorithm.objective import Objective
-from rft.balance import Cost
-from rft.batch import candidates
+from rft.batch.balance import Cost
+from rft.batch.columns import candidates
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2

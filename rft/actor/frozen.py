@@ -7,7 +7,7 @@ from typing import Literal
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.load import outline
+from rft.actor.init import outline
 from rft.registry import did_you_mean
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
-from rft.actor.load import read_config
+from rft.actor.init import read_config
 from rft.distributed import World
 from rft.strategy.fsdp2 import FSDP2
 

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from rft.algorithm.roles import ROLES
-from rft.problems import Checks
+from rft.errors import Checks
 from rft.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from rft.algorithm.method import Method
+    from rft.algorithm.algorithm import Method
 
 UNITS = ("token", "sequence", "pair", "group")
 POLICY_HEADS = ("lm", "score", "step")

@@ -7,7 +7,7 @@ from torch import Tensor
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
 from rft.algorithm.select import largest, share_of
-from rft.hash import token_draws
+from rft.batch.counter_rng import token_draws
 from rft.registry import within
 
 

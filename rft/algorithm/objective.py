@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
-from rft.batch import over
+from rft.batch.columns import over
 from rft.registry import Plugin
 
 

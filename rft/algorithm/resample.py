@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rft.hash import token_draws
+from rft.batch.counter_rng import token_draws
 
 
 def redrawn(scores: Tensor, power: float, seed: int) -> Tensor:

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from rft.logger.history import STDERR, History, Story, duration, short
+from rft.report.history import STDERR, History, Story, duration, short
 
 SHOWN = (
     "eval/",

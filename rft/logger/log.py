@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rft.logger.console import RunConsole, telling
-from rft.logger.history import (
+from rft.report.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
@@ -24,8 +24,8 @@ from rft.logger.history import (
     trajectory_files,
     write_atomically,
 )
-from rft.logger.report import write_report
-from rft.logger.scaling import outlook
+from rft.report.run_page import write_report
+from rft.report.scaling import outlook
 
 REPORT_EVERY = 60.0  # seconds; the report of a run that goes on is renewed after an evaluation, at most this often
 STARTED: list[Path] = []  # the folders of the runs that this process began, in order: a sweep looks here

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.problems import Checks
+from rft.errors import Checks
 from rft.registry import Plugin, Target, convert, did_you_mean
 from rft.reward import REWARDS
 from rft.reward.term import Term

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rft.data.verdicts import Question
+from rft.data.rows.judge_data import Question
 from rft.registry import consume
 from rft.reward.text import bad_group, last_group
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.load import attention, read_config
+from rft.actor.init import attention, read_config
 from rft.reward.grade import Grade, about_one
 from rft.reward.model import RewardModel
 

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.load import CLASSIFIERS, check_classifier, read_config
-from rft.data.encode import Encoder
+from rft.actor.init import CLASSIFIERS, check_classifier, read_config
+from rft.data.encode.encoder import Encoder
 from rft.reward.term import Term
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.process import HERE, call
 from bench.results import machine, show
 from bench.workload import GROUP, SIZES, Workload, skewed
-from rft.balance import Cost, deal
+from rft.batch.balance import Cost, deal
 
 Bins = list[list[int]]
 # Floating-point operations of Qwen2.5-1.5B: 1.31e9 weights in the layers, 28 of width 1536, 151,936 tokens to know.

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bench.workload import Lengths, score
 from rft.reward import REWARDS
-from rft.rollout.engine import Completion, Request, Sampling
-from rft.rollout.hf import HFEngine
+from rft.rollout.engine.base import Completion, Request
+from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.sampling import Sampling
 
 
 class ForcedLengths(HFEngine):

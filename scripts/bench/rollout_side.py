@@ -15,10 +15,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bench.logprob_side import forget_peak, resident
-from rft.build import Job
 from rft.distributed import start
 from rft.main import CONFIG_FOLDER
-from rft.rollout.engine import Request
+from rft.rollout.engine.base import Request
+from rft.setup.assembly import Job
 
 
 def main(rollout: str, folder: Path, options: dict[str, Any]) -> None:

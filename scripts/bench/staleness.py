@@ -22,7 +22,7 @@ from torch import Tensor
 import rft
 from bench.results import show
 from rft.algorithm import LOSSES
-from rft.algorithm.method import Method, MethodOptions
+from rft.algorithm.algorithm import Method, MethodOptions
 from rft.metrics import Metrics
 from rft.registry import convert
 

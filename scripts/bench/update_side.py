@@ -21,13 +21,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bench.process import HERE
-from rft.algorithm.method import Method, idle_row
-from rft.batch import collate, lengths
-from rft.build import Job
+from rft.algorithm.algorithm import Method, idle_row
+from rft.batch.collate import collate
+from rft.batch.columns import lengths
 from rft.distributed import World, start
 from rft.main import CONFIG_FOLDER
 from rft.metrics import Metrics
-from rft.trainer import peak_gib
+from rft.setup.assembly import Job
+from rft.train.trainer import peak_gib
 
 Gradients = dict[str, Tensor]
 Update = Callable[[Metrics], None]

@@ -3,11 +3,11 @@
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.method import Method, MethodOptions, idle_row
-from rft.batch import collate
+from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.batch.collate import collate
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
-from tests.defaults import make_actor, make_optimizer, make_strategy
+from tests.helpers import make_actor, make_optimizer, make_strategy
 
 MODEL = {
     "model_type": "qwen3",

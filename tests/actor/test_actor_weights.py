@@ -6,7 +6,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.actor.samples import OPTIMIZER, make, make_batch, make_method, same, update, weights
-from tests.defaults import make_actor, make_optimizer
+from tests.helpers import make_actor, make_optimizer
 
 
 @pytest.mark.parametrize("reshard", [False, True])

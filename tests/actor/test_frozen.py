@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rft.actor.frozen import check_frozen, freeze
-from rft.actor.load import load_model, read_config
-from rft.build import Job
+from rft.actor.init import load_model, read_config
 from rft.distributed import start
+from rft.setup.assembly import Job
 from tests.strategy import updates_on_ranks
-from tests.strategy.jobs import MODEL, OPTIMIZER, close, job
+from tests.strategy.rank_jobs import MODEL, OPTIMIZER, close, job
 
 
 def shape(**changes):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rft.algorithm.method import Method
-from rft.batch import lengths
+from rft.algorithm.algorithm import Method
+from rft.batch.columns import lengths
 from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
-from tests.defaults import make_actor, make_strategy
+from tests.helpers import make_actor, make_strategy
 
 BRADLEY_TERRY = {"name": "bradley_terry", "margin": False}
 CENTERING = {"centering": {"name": "score_centering", "coef": 0.1}}

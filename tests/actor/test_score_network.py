@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.load import load_scorer
-from rft.actor.network import ScoreNetwork, StepNetwork, check_scorer
-from tests.actor.test_network import F64, LENGTHS, MODELS, SIZES, batch_of
+from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
+from rft.actor.init import load_scorer
+from tests.actor.test_heads import F64, LENGTHS, MODELS, SIZES, batch_of
 
 PAD = 0
 TINY_BERT = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rft.actor.teacher import Teacher
-from rft.data.tokenizer import characters
+from rft.data.encode.tokenizer import characters
 from tests.actor.samples import MODEL, make, make_batch, make_method, same, update, weights
-from tests.defaults import make_strategy, yaml_options
+from tests.helpers import make_strategy, yaml_options
 
 PADDED, PACKED = {"packing": False}, {"packing": True}
 VOCABULARY = 19

@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
+from rft.algorithm.algorithm import Method, RewardKL
 from rft.algorithm.correction import CorrectionOptions, Rule
-from rft.algorithm.method import Method, RewardKL
 from rft.metrics import Metrics
-from rft.options import Warmup
+from rft.setup.schema import Warmup
 
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 TOKEN_TIS = Rule("ratio", "token", None, "clamp", None, 2.0, "any")

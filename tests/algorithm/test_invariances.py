@@ -16,7 +16,7 @@ from rft.algorithm.certificate.invariances import PERMUTATION
 from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, PAIR, PARTS, of_candidates
 from rft.algorithm.control import build_control
 from rft.algorithm.kl import kl_penalty
-from rft.batch import over
+from rft.batch.columns import over
 from rft.registry import consume
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"

@@ -7,18 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.loss.preference import (
-    chosen_nll,
-    cpo,
-    dpo,
-    hinge,
-    ipo,
-    kto,
-    kto_baseline,
-    orpo,
-    robust_dpo,
-    simpo,
-)
+from rft.algorithm.loss.preference import chosen_nll, cpo, dpo, hinge, ipo, kto, kto_baseline, orpo, robust_dpo, simpo
 
 F64 = torch.float64
 # Two pairs, their rows mixed: rows 0 and 2, rows 3 and 1.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.algorithm.select import crossing, exact_mean, largest, ordered, share_of, up_to_mean
-from rft.hash import token_draws
+from rft.batch.counter_rng import token_draws
 
 F64 = torch.float64
 SPLITS = [(slice(0, 9),), (slice(0, 4), slice(4, 9)), (slice(0, 0), slice(0, 1), slice(1, 9))]

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm import ADVANTAGES, LOSSES
 from rft.metrics import Metrics
-from tests.algorithm.test_method import make
+from tests.algorithm.test_algorithm import make
 
 F64 = torch.float64
 SCORES = torch.tensor([1.0, 0.3 * 7, 0.0, 1.0, 0.5, 2.1], dtype=F64)  # 0.3 * 7 is not 2.1, but for rounding

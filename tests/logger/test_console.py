@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rft.logger.console import BLOCKS, RunConsole, trend
-from rft.logger.history import History, Story
+from rft.report.history import History, Story
 
 
 def terminal(width: int = 120, height: int = 40) -> tuple[RunConsole, io.StringIO]:

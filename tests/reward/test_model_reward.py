@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rft.data.tokenizer import characters
+from rft.data.encode.tokenizer import characters
 from rft.reward.compose import WeightedSum
 from tests.actor.samples import MODEL
 

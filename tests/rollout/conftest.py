@@ -3,8 +3,8 @@
 import pytest
 
 from rft.distributed import start
-from tests.rollout.fake_server import FakeServer
-from tests.rollout.served import KINDS, make_engine
+from tests.rollout.server.fake_server import FakeServer
+from tests.rollout.server.scripted import KINDS, make_engine
 
 
 @pytest.fixture(params=list(KINDS))

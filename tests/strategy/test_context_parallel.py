@@ -4,8 +4,8 @@ import pytest
 
 from rft.distributed import start
 from rft.strategy.context import Context
-from tests.defaults import make_actor, make_strategy
-from tests.strategy.jobs import ALL_ON_ONE, DISTILL, EVEN, MODEL, UNEVEN, close, job, make_batch, make_taught
+from tests.helpers import make_actor, make_strategy
+from tests.strategy.rank_jobs import ALL_ON_ONE, DISTILL, EVEN, MODEL, UNEVEN, close, job, make_batch, make_taught
 
 TOGETHER = {"context_parallel": 2}
 WINDOWED = {

@@ -9,8 +9,8 @@ import torch
 from rft.actor.actor import Diverged
 from rft.distributed import start
 from rft.strategy.loss_scale import LossScale
-from tests.defaults import make_actor, make_optimizer, make_strategy
-from tests.strategy.jobs import LENGTHS, MODEL, OPTIMIZER, close, job, make_batch, update
+from tests.helpers import make_actor, make_optimizer, make_strategy
+from tests.strategy.rank_jobs import LENGTHS, MODEL, OPTIMIZER, close, job, make_batch, update
 
 
 @pytest.fixture

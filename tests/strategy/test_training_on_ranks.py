@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.strategy.jobs import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_taught
+from tests.strategy.rank_jobs import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_taught
 
 pytestmark = pytest.mark.slow
 ODD = MODEL | {"intermediate_size": 25, "num_hidden_layers": 3}  # neither rows nor layers divide over two ranks

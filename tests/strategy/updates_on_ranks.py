@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rft.actor.actor import Diverged
-from rft.algorithm.method import Method, MethodOptions, idle_row
+from rft.algorithm.algorithm import Method, MethodOptions, idle_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
-from tests.defaults import make_actor, make_optimizer, make_strategy
+from tests.helpers import make_actor, make_optimizer, make_strategy
 
 COLLECTIVES = {
     "_allgather_base_": "all_gather",

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from rft.algorithm.certificate.evaluate import Kind, Outcome, call_loss, evaluate, prepared, sample_for
 from rft.algorithm.certificate.sample import KEEP, OF_CANDIDATES, PARTS, of_candidates
-from rft.batch import over
+from rft.batch.columns import over
 from rft.registry import Plugin
 
 PERMUTATION = torch.tensor([6, 2, 4, 0, 5, 1, 3])

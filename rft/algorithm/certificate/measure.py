@@ -5,14 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft.algorithm.certificate.evaluate import (
-    Kind,
-    call_loss,
-    differentiated,
-    evaluate,
-    prepared,
-    sample_for,
-)
+from rft.algorithm.certificate.evaluate import Kind, call_loss, differentiated, evaluate, prepared, sample_for
 from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import alone

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.batch import over
+from rft.batch.columns import over
 from rft.registry import within
 
 TEACHER = ("teacher_top_ids", "teacher_top_logprobs")

@@ -1,0 +1,275 @@
+"""The module that is sharded and trained: a transformers model whose forward returns per-token columns.
+
+The head's weight is used inside this forward and stays in the root group of FSDP, so tied embeddings and sharding
+agree. No attention mask is needed: packed rows have an attention function of their own, and in padded rows, which are
+padded on the right, a causal model's real tokens never look at what follows them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rft.actor.logprobs import token_logprobs, top_logprobs
+from rft.actor.moe import listening
+from rft.actor.packing.layout import Layout
+from rft.actor.packing.sequence_shard import Slice, asked_for
+from rft.batch.columns import over
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a forward is asked: the next token of some states.
+
+    Attributes:
+        states: (Q, D) hidden states.
+        targets: (Q,) the tokens that follow them, or (Q, 1 + K), with candidates behind them.
+        places: (Q,) where those states lie among the tokens of the forward.
+        slice: where ranks compute a sequence together, who asks; None where this rank does.
+    """
+
+    states: Tensor
+    targets: Tensor
+    places: Tensor
+    slice: Slice | None
+
+    def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
+        """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
+
+        Answers (Q, K) become columns (B, T, K).
+        """
+        if self.slice is not None:
+            answers = {name: self.slice.hand_back(values) for name, values in answers.items()}
+        return {name: aligned(values, where) for name, values in answers.items()}
+
+
+def read(backbone: nn.Module, tokens: TensorDict, layout: Layout | None) -> tuple[Tensor, Tensor]:
+    """The hidden states (N, D) of a forward, and which of them is that of each token of the rows (B, T).
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        layout: how the rows are packed; None leaves them padded. Where ranks have joined their rows it is not known
+            here whose a state is: `layout.slice` says it.
+    """
+    columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
+    if layout is None:
+        ids = columns["input_ids"]
+        states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
+        return states, torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+    if layout.slice is None:
+        packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
+        packed |= {"position_ids": layout.positions}
+    else:
+        packed = layout.slice.tokens
+    inputs = {name: column[None] for name, column in packed.items()}
+    return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
+
+
+def ask(
+    backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None, candidates: Tensor | None = None
+) -> Questions:
+    """The hidden states that predict the chosen tokens.
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        layout: how the rows are packed; None leaves them padded.
+        candidates: (B, T, K) other tokens to ask for in each one's place.
+    """
+    states, place = read(backbone, tokens, layout)
+    if layout is None or layout.slice is None:
+        asked = place[:, :-1][where]
+        return Questions(states[asked], asked_for(tokens, where, candidates), asked, None)
+    asked = layout.slice.asked
+    return Questions(states[asked], layout.slice.targets, asked, layout.slice)
+
+
+def aligned(values: Tensor, where: Tensor) -> Tensor:
+    """Spreads values (N,) or (N, K) over the chosen positions (B, T - 1) of a zero column (B, T) or (B, T, K)."""
+    chosen = nn.functional.pad(where, (1, 0))
+    column = torch.zeros(*chosen.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
+    return column.masked_scatter(over(chosen, column), values)
+
+
+class LanguageNetwork(nn.Module):
+    """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`,
+    `candidate_logprobs`, `top_ids` and `top_logprobs`, and `router_balance` of a mixture of experts."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+        candidates: Tensor | None = None,
+        top: tuple[int, int] = (0, 0),
+    ) -> dict[str, Tensor]:
+        """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
+
+        Args:
+            candidates: (B, T, K) tokens that `candidate_logprobs` (B, T, K) are of.
+            top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
+        """
+        where = select[:, 1:]
+        with listening(self.model.base_model, "router_balance" in outputs) as heard:
+            asked = ask(self.model.base_model, tokens, where, layout, candidates)
+        head = self.model.get_output_embeddings()
+        columns: dict[str, Tensor] = {}
+        if {"top_ids", "top_logprobs"} & set(outputs):
+            columns["top_ids"], columns["top_logprobs"] = top_logprobs(
+                asked.states, head.weight, head.bias, temperature, *top
+            )
+        if set(outputs) - set(columns):
+            logprobs, entropy, squares = token_logprobs(
+                asked.states,
+                head.weight,
+                head.bias,
+                asked.targets,
+                temperature,
+                with_entropy="entropy" in outputs,
+                with_squares="sum_p_squared" in outputs,
+            )
+            columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
+            if candidates is not None:
+                columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
+        if "router_balance" in outputs:
+            columns["router_balance"] = heard.balance(asked.places, where)
+        return asked.columns({name: columns[name] for name in outputs}, where)
+
+
+class ValueNetwork(nn.Module):
+    """A backbone with a scalar head. Column: `values`, the expected return before each selected token."""
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = backbone
+        self.head = nn.Linear(backbone.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+    ) -> dict[str, Tensor]:
+        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
+        where = select[:, 1:]
+        asked = ask(self.model, tokens, where, layout)
+        dtype = torch.promote_types(asked.states.dtype, torch.float32)
+        values = nn.functional.linear(asked.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
+            :, 0
+        ]
+        return asked.columns({"values": values}, where)
+
+
+class ScoreNetwork(nn.Module):
+    """A sequence classifier of transformers with one label. Column: `score`, one number a row, from its last token.
+
+    The last token is found as transformers does it: the last one that is not the padding token.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+    ) -> dict[str, Tensor]:
+        """Computes `score`, (B, T) float32: the row's, at its last token of `select` (B, T) bool, and zero elsewhere.
+
+        A row without a selected token has none; the temperature plays no part.
+        """
+        assert layout is None or layout.slice is None, "each rank reads the last tokens of its own rows"
+        states, place = read(self.model.base_model, tokens, layout)
+        rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
+        pad = self.model.config.get_text_config().pad_token_id
+        real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
+        last = (columns * real).argmax(1)  # (B,)
+        asked = place.gather(1, last[:, None])[:, 0][rows]
+        scores = labelled(self.model, states[asked])[:, 0]
+        where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
+        return {"score": scores.new_zeros(select.shape).masked_scatter(where, scores)}
+
+
+class StepNetwork(nn.Module):
+    """A token classifier of transformers with two labels, bad and good. Column: `score`, the logit of good.
+
+    That of a token is read from its own state, which has seen it: unlike a prediction it looks back.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: Layout | None = None,
+    ) -> dict[str, Tensor]:
+        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
+        assert layout is None or layout.slice is None, "each rank reads the tokens of its own rows"
+        states, place = read(self.model.base_model, tokens, layout)
+        where = select[:, 1:]
+        bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)
+        return {"score": aligned(good - bad, where)}
+
+
+def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """The logits (N, labels) of a classifier, at least in float32, of hidden states (N, D)."""
+    dtype, head = torch.promote_types(states.dtype, torch.float32), model.score
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return nn.functional.linear(states.to(dtype), head.weight.to(dtype), bias)
+
+
+def check_scorer(model: PreTrainedModel, key: str) -> None:
+    """Refuses a classifier whose score is not a linear function of a token's state.
+
+    Raises:
+        ValueError: names the key and the architecture.
+    """
+    children = {name: child for name, child in model.named_children() if name != "dropout"}  # which is off
+    if set(children) != {model.base_model_prefix, "score"} or not isinstance(children["score"], nn.Linear):
+        raise ValueError(
+            f"{key}: {type(model).__name__} does not read its score from a token by one linear layer; choose a causal "
+            "language model such as a qwen3 or a llama"
+        )
+
+
+def check_head(model: PreTrainedModel, key: str) -> None:
+    """Refuses a model that changes its logits after the head (soft-capping, scaling): our columns would differ.
+
+    Raises:
+        ValueError: names the key and the architecture.
+    """
+    model.eval()
+    ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
+    head = model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda module, arguments, logits: 1e3 * logits)  # a new model's are under any cap
+    with torch.no_grad():
+        theirs = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        ours = 1e3 * nn.functional.linear(hidden, head.weight, head.bias).float()
+    hook.remove()
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(ours.abs().max())):
+        raise ValueError(
+            f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
+            "log-probabilities here do not; choose a model without it"
+        )

@@ -1,0 +1,250 @@
+"""LoRA (2106.09685) through peft: the weights of a model stay as they are, small matrices beside its layers train.
+
+A layer of weight W (out, in) computes with W + scale * B A, where A is (rank, in), B (out, rank) and zero at first,
+and scale is alpha / rank, or alpha / sqrt(rank) for rsLoRA (2312.03732). Left out: dropout, which no actor has, and
+adapters on the head, whose weight the log-probabilities are computed with directly.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rft.actor.init import outline
+from rft.actor.lora.nf4 import PackedLinear, pack
+
+NAME = "default"  # what peft calls an adapter that is given no name
+
+
+@dataclass
+class Lora:
+    """Options of the adapters of an actor.
+
+    Attributes:
+        rank: of A and B.
+        alpha: the product is scaled by alpha / rank.
+        rslora: by alpha / sqrt(rank) instead.
+        targets: `all-linear` (every linear layer but the head), or patterns of the last parts of their names: `q_proj`,
+            `layers.0.*`.
+        quantize: `nf4` packs the weights of all linear layers but the head into 4 bits; see `rft.actor.lora.nf4`.
+        export: what a checkpoint's `actor/` holds: a model with the adapters `merged` in, or the `adapter` alone, as
+            peft loads it beside the model of actor.path.
+    """
+
+    rank: int
+    alpha: int
+    rslora: bool
+    targets: Literal["all-linear"] | list[str]
+    quantize: Literal["nf4"] | None
+    export: Literal["merged", "adapter"]
+
+    def check(self, key: str, path: str | None, trains: bool) -> None:
+        """Looks at the options alone.
+
+        Args:
+            key, path: of the actor.
+            trains: it has an optimizer.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        packages = {"peft": "actor/lora=lora"} | (
+            {} if self.quantize is None else {"bitsandbytes": f"{key}.lora.quantize=nf4"}
+        )
+        for package, option in packages.items():
+            if importlib.util.find_spec(package) is None:
+                raise ValueError(f'{option} needs {package}: pip install "rft[lora]"')
+        if not trains:
+            raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
+        if self.rank < 1:
+            raise ValueError(f"{key}.lora.rank={self.rank}: set it to 1 or more")
+        if not self.targets:
+            raise ValueError(f"{key}.lora.targets=[] is no layer; set {key}.lora.targets=all-linear")
+        if self.quantize is not None and key != "actor":
+            raise ValueError(
+                f"{key}.lora.quantize={self.quantize}: packed weights cannot take over those of the actor; set "
+                f"{key}.lora.quantize=null"
+            )
+        if self.export == "adapter" and key != "actor":
+            raise ValueError(
+                f"{key}.lora.export=adapter: checkpoints hold the model of the actor alone; set "
+                f"{key}.lora.export=merged"
+            )
+        if self.export == "adapter" and path is None:
+            raise ValueError(
+                f"{key}.lora.export=adapter: an adapter is of use beside the model that it was trained on, and without "
+                f"{key}.path none will be left; set {key}.lora.export=merged"
+            )
+
+    def find(self, shape: PretrainedConfig, key: str) -> None:
+        """Looks for the layers in a model without weights; see `layers`."""
+        self.layers(outline(shape), key)
+
+    def layers(self, model: PreTrainedModel, key: str) -> list[str]:
+        """The names of the layers that get adapters.
+
+        Raises:
+            ValueError: a pattern takes in no linear layer of the model, or its head; a layer cannot be quantized.
+        """
+        names, head = linear_layers(model)
+        if self.quantize is not None and any(isinstance(model.get_submodule(name), Conv1D) for name in names):
+            raise ValueError(
+                f"{key}.lora.quantize={self.quantize}: {type(model).__name__} keeps its weights transposed (Conv1D), "
+                f"which cannot be packed; set {key}.lora.quantize=null"
+            )
+        if self.targets == "all-linear":
+            return names
+        chosen = set()
+        for pattern in self.targets:
+            found = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
+            if not found:
+                ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+                raise ValueError(f"{key}.lora.targets: {pattern!r} is no linear layer of the model (there are: {ends})")
+            if found & set(head):
+                raise ValueError(
+                    f"{key}.lora.targets: {pattern!r} takes in the head, whose weight the log-probabilities are "
+                    "computed with directly: an adapter would not be seen; name other layers, or set all-linear"
+                )
+            chosen |= found
+        return [name for name in names if name in chosen]
+
+    def add(
+        self, model: PreTrainedModel, path: str | None, key: str, seed: int, dtype: torch.dtype, device: torch.device
+    ) -> "Adapters":
+        """Puts adapters into the model, in place, and freezes everything else.
+
+        Args:
+            path: where the model came from, for the adapter's own folder.
+            key: the actor's place in the yaml.
+            seed: of A.
+            dtype, device: what and where the model is going to compute.
+        """
+        from peft import LoraConfig, inject_adapter_in_model
+
+        targets, (names, _) = self.layers(model, key), linear_layers(model)
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            use_rslora=self.rslora,
+            target_modules=targets,
+            fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
+            base_model_name_or_path=path,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, model, NAME)
+        if self.quantize is not None:
+            pack(model, [f"{name}.base_layer" if name in targets else name for name in names], dtype, device)
+        return Adapters(model, config, self.export == "adapter")
+
+
+class Adapters:
+    """The adapters of a model.
+
+    Args:
+        model: which holds them; it may be sharded after this object is made.
+        config: peft's.
+        exported_alone: see `Lora.export`.
+    """
+
+    def __init__(self, model: nn.Module, config: Any, exported_alone: bool) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        self.model = model
+        self.config = config
+        self.exported_alone = exported_alone
+        modules = dict(model.named_modules())
+        self.layers = {name: layer for name, layer in modules.items() if isinstance(layer, LoraLayer)}
+        self.packed = {
+            name.removesuffix(".base_layer"): layer
+            for name, layer in modules.items()
+            if isinstance(layer, PackedLinear)
+        }
+
+    @torch.no_grad()
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and weights of a model without adapters that computes the same, one at a time, spread as they are.
+
+        A collective.
+        """
+        for name, tensor in self.base():
+            layer, _, part = name.rpartition(".")
+            if part == "weight" and layer in self.layers:
+                tensor = tensor + self.layers[layer].get_delta_weight(NAME)
+            yield name, tensor
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that the adapters are to be merged into. What is packed is not, then. A collective."""
+        for name, tensor in self.frozen():
+            layer, _, part = name.rpartition(".")
+            packed = part == "weight" and layer in self.packed
+            yield name, self.packed[layer].gathered(tensor) if packed else tensor
+
+    def frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights beside the adapters, by the names that they have in a model without."""
+        for name, tensor in self.model.state_dict().items():
+            if not _is_adapter(name):
+                yield name.replace(".base_layer.", "."), tensor
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of A and B, spread as they are."""
+        return ((name, tensor) for name, tensor in self.model.state_dict().items() if _is_adapter(name))
+
+    def reset(self) -> None:
+        """Makes the model compute as it would without adapters."""
+        for layer in self.layers.values():
+            nn.init.zeros_(layer.lora_B[NAME].weight)
+
+    def save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
+        """Writes the whole `tensors` as a folder that `peft.PeftModel.from_pretrained` loads."""
+        self.config.save_pretrained(folder)
+        theirs = {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()}
+        save_file(theirs, folder / "adapter_model.safetensors")
+
+
+@dataclass(frozen=True)
+class AdaptedWeights(Iterable[tuple[str, Tensor]]):
+    """Names and whole weights of a model, its adapters merged in, and the parts that they are merged from.
+
+    To walk through any of them is a collective.
+
+    Attributes:
+        adapters: of the model.
+        gather: makes tensors whole, one at a time.
+        base_version: another number when the weights beside the adapters have changed.
+    """
+
+    adapters: Adapters
+    gather: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
+    base_version: int
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self.gather(self.adapters.merged())
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Adapters.base`."""
+        return self.gather(self.adapters.base())
+
+    def alone(self) -> Iterator[tuple[str, Tensor]]:
+        """What `Adapters.save` writes."""
+        return self.gather(self.adapters.tensors())
+
+
+def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
+    """The names of all linear layers but the head, and that of the head, where there is one."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    head = [name for name, module in linear.items() if module is model.get_output_embeddings()]
+    return [name for name in linear if name not in head], head
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name

@@ -1,0 +1,101 @@
+"""Optimizer and learning-rate schedule of an actor."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rft.actor.optim import adamw_8bit, muon
+
+RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
+
+
+class AdamW(torch.optim.AdamW):
+    """Fused AdamW, except for the parameter groups whose `rule` is another one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of all parameters that have a gradient. Gradients that another rule has used up are dropped."""
+        assert closure is None
+        for group in self.param_groups:
+            if group["rule"] != "adamw":
+                moved = [p for p in group["params"] if p.grad is not None]
+                states = [self.state[p] for p in moved]
+                for state in states:
+                    state["step"] = state.get("step", torch.zeros(())) + 1
+                RULES[group["rule"]](moved, states, group)
+                for parameter in moved:
+                    parameter.grad = None
+        return super().step()
+
+
+@dataclass
+class Optimizer:
+    """Options of an optimizer and its schedule; the numbers stand in the yaml of the actor.
+
+    Attributes:
+        name: `adamw`, `adamw_8bit` (matrices keep two bytes of state a number, not eight), or `muon` (for the matrices
+            of the blocks; what is left is AdamW's).
+        lr: peak learning rate.
+        betas, eps: of AdamW.
+        weight_decay: on matrices only, not on biases and norms.
+        max_grad_norm: the global gradient norm is clipped to this.
+        schedule: what the rate does after the warm-up.
+        warmup_updates: optimizer updates of a linear rise from 0.
+        final_lr: where linear and cosine end, as a fraction of lr.
+    """
+
+    name: Literal["adamw", "adamw_8bit", "muon"]
+    lr: float
+    betas: list[float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_updates: int
+    final_lr: float
+
+    def build(
+        self, network: nn.Module, blocks: Iterable[nn.Module], updates: int
+    ) -> tuple[AdamW, torch.optim.lr_scheduler.LambdaLR]:
+        """The optimizer of what trains in a network, and its schedule over a known number of updates.
+
+        Args:
+            blocks: the parts of the network whose matrices are Muon's.
+        """
+        in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+
+        def rule_of(parameter: nn.Parameter) -> str:
+            special = {
+                "adamw": False,
+                "adamw_8bit": adamw_8bit.takes(parameter),
+                "muon": id(parameter) in in_blocks and muon.takes(parameter),
+            }
+            return self.name if special[self.name] else "adamw"
+
+        groups: dict[tuple[str, float], list[nn.Parameter]] = {}
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                decay = self.weight_decay if parameter.dim() >= 2 else 0.0
+                groups.setdefault((rule_of(parameter), decay), []).append(parameter)
+        optimizer = AdamW(
+            [{"params": group, "rule": rule, "weight_decay": decay} for (rule, decay), group in groups.items()],
+            lr=self.lr,
+            betas=(self.betas[0], self.betas[1]),
+            eps=self.eps,
+            fused=True,
+        )
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: self.factor(update, updates))
+
+    def factor(self, update: int, updates: int) -> float:
+        """The learning rate of an update (counted from 0) as a fraction of lr."""
+        if update < self.warmup_updates:
+            return (update + 1) / self.warmup_updates
+        if self.schedule == "constant":
+            return 1.0
+        done = min(1.0, (update - self.warmup_updates) / max(1, updates - self.warmup_updates))
+        fall = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.final_lr + (1.0 - self.final_lr) * fall

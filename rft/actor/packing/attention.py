@@ -1,0 +1,166 @@
+"""Attention over packed rows: every row sees itself causally, what it shares with others of its group included.
+
+It stands in the place of transformers' attention functions, so it serves every model that calls them. There is one
+call of scaled_dot_product_attention for all rows of one length: nothing is computed between rows, and no mask of
+(tokens, tokens) exists.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+
+from rft.actor.packing.layout import Layout, Segment, pack
+
+NAME = "rft_packed"
+WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
+
+
+@torch.compiler.disable(reason="it loops over rows of any length")
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, in the signature of transformers' attention functions.
+
+    Args:
+        query: (1, heads, N, width) of the packed sequence; key, value: of as many or fewer heads.
+        layout: what the rows are.
+        scaling: of the products, or None for 1 / sqrt(width).
+        sliding_window: a token sees at most so many, itself included; None for all.
+
+    Returns:
+        (1, N, heads, width), and no attention weights.
+
+    Raises:
+        TypeError: the model asks for something else, as soft-capping or sinks.
+    """
+    others["attention_mask"] = attention_mask
+    if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
+        raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
+    part = layout.slice
+    if part is None or not part.context.gathers_in_attention:
+        return _attend(query, key, value, layout.segments, scaling, sliding_window), None
+    copies = part.context.size // math.gcd(key.shape[1], part.context.size)
+    key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
+    query, key, value = (part.context.spread_heads(states, part.counts) for states in (query, key, value))
+    states = _attend(query, key, value, layout.segments, scaling, sliding_window).transpose(1, 2)
+    return part.context.collect_heads(states, part.counts).transpose(1, 2), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Sequence[Segment],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    tokens = [segment.rows * segment.length for segment in segments]
+    queries, keys, values = (states.split(tokens, dim=2) for states in (query, key, value))
+    results = []
+    for q, k, v, segment in zip(queries, keys, values, segments, strict=True):
+        q, k, v = (_apart(states, segment) for states in (q, k, v))
+        if segment.prefix is not None:
+            k, v = (_behind(parts[segment.prefix], own) for parts, own in ((keys, k), (values, v)))
+        total = k.shape[2]
+        before, window = total - segment.length, total if sliding_window is None else min(sliding_window, total)
+        mask = seen(segment.length, before, window, q.device) if before or window < total else None
+        copies = q.shape[1] // k.shape[1]
+        if copies > 1 and mask is not None:  # with a mask CUDA shares heads only where it writes all products down
+            k, v = (states.repeat_interleave(copies, dim=1) for states in (k, v))
+        gqa = k.shape[1] != q.shape[1]
+        states = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa)
+        results.append(states.transpose(1, 2).flatten(0, 1)[None])  # (1, rows * length, H, D)
+    return torch.cat(results, 1)
+
+
+def _apart(states: Tensor, segment: Segment) -> Tensor:
+    """The rows of a segment by themselves: (1, H, rows * length, D) to (rows, H, length, D)."""
+    return states[0].unflatten(1, (segment.rows, segment.length)).transpose(0, 1)
+
+
+def _behind(prefix: Tensor, own: Tensor) -> Tensor:
+    """What rows begin with (1, H, P, D) in front of each of them (rows, H, length, D)."""
+    return torch.cat((prefix.expand(len(own), -1, -1, -1), own), 2)
+
+
+def seen(length: int, before: int, window: int, device: torch.device) -> Tensor:
+    """Which keys (before + length) each of `length` tokens sees: itself and what is less than `window` behind it."""
+    places = torch.arange(before + length, device=device)
+    distance = places[before:, None] - places
+    return (distance >= 0) & (distance < window)
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+@torch.no_grad()
+def use_packed_attention(model: PreTrainedModel, key: str) -> None:
+    """Switches the attention of a causal language model, after a look at what it makes of packed rows.
+
+    Raises:
+        ValueError: the model does not make of them what it makes of each row alone.
+    """
+    model.eval()
+    shape = model.config.get_text_config()
+    others = set(shape.to_dict().get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        obstacle: str | None = f"has layers of {', '.join(sorted(others))}"
+    elif not (model._supports_attention_backend and model._supports_flash_attn):
+        obstacle = "has an attention that cannot be replaced"
+    else:
+        try:
+            obstacle = None if _keeps_rows_apart(model, shape) else "mixes rows, or has a window that it does not tell"
+        except TypeError as error:
+            obstacle = f"cannot be told of rows ({error})"
+    if obstacle is not None:
+        name = type(model).__name__
+        raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
+
+
+def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
+    """Whether packed rows have the states of padded ones, up to a hundredth of what a token's context changes."""
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 0, 0], [9, 8, 7, 6, 5]])
+    real = ids > 0
+    ids = ids % shape.vocab_size
+    tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
+    rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
+    layout = pack(rows, torch.tensor([2, 2, 0])).to(model.device)
+    ids = ids.to(model.device)
+    packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
+    with _narrow_windows(model, shape):
+        apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        shape._attn_implementation = NAME
+        together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]
+    effect = (apart[0, 4] - apart[2, 4]).abs().max()
+    error = (together - apart)[real].abs().max()
+    return bool(error <= 1e-2 * effect + 1e-6 * apart.abs().max())
+
+
+@contextmanager
+def _narrow_windows(model: nn.Module, shape: PretrainedConfig) -> Iterator[None]:
+    """Sliding windows of two tokens for a while, so that a few tokens show who is told of them."""
+    owners = [vars(owner) for owner in (shape, *model.modules()) if vars(owner).get("sliding_window")]
+    widths = [owner["sliding_window"] for owner in owners]
+    try:
+        for owner in owners:
+            owner["sliding_window"] = 2
+        yield
+    finally:
+        for owner, width in zip(owners, widths, strict=True):
+            owner["sliding_window"] = width

@@ -1,0 +1,60 @@
+"""What a row costs a model: the prediction that balances ranks."""
+
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rft.batch.balance import Cost, work
+from rft.batch.columns import lengths
+
+
+def head_size(shape: PretrainedConfig) -> int:
+    """Numbers in a query of one head of a text model."""
+    return int(shape.to_dict().get("head_dim") or shape.hidden_size // shape.num_attention_heads)
+
+
+def model_cost(model: PreTrainedModel) -> Cost:
+    """Floating-point operations of a forward and a backward through a model, all of whose weights train.
+
+    A token takes 6 per weight of a matrix product, and attention 12 * layers * heads * head_dim per key that it looks
+    at (PaLM, arXiv 2204.02311, appendix B), which are half of the row's tokens on average. The head works on trained
+    tokens alone and takes 8 per weight, as the backward makes its logits again.
+
+    Approximate: experts are counted by how many a token takes, a layer with a sliding window as if every token saw a
+    full one, linear attention by its weights alone, latent attention by its `head_dim`. Frozen weights, recomputed
+    activations and shared prefixes shift the parts against each other and are left out.
+    """
+    shape = model.config.get_text_config()
+    options = shape.to_dict()
+    lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    head = model.get_output_embeddings()
+    weights = 0.0  # that one token passes in the layers
+    for parameter in model.base_model.parameters():
+        if parameter.dim() == 2 and id(parameter) not in lookups:
+            weights += parameter.numel()
+        elif parameter.dim() == 3 and "num_experts_per_tok" in options:  # (experts, out, in)
+            weights += parameter[0].numel() * options["num_experts_per_tok"]
+    heads = shape.num_attention_heads
+    width = heads * head_size(shape)
+    window = options.get("sliding_window")
+    kind = "sliding_attention" if window else "full_attention"
+    kinds = options.get("layer_types") or [kind] * shape.num_hidden_layers
+    return Cost(
+        linear=6.0 * weights + 12.0 * width * kinds.count("sliding_attention") * (window or 0),
+        quadratic=6.0 * width * kinds.count("full_attention"),
+        head=0.0 if head is None else 8.0 * head.weight.numel(),
+    )
+
+
+def row_work(cost: Cost, batch: TensorDict, shared: Tensor) -> Tensor:
+    """Predicted work of each row, (B,) float64.
+
+    Args:
+        cost: of a row.
+        batch: B rows.
+        shared: (B,) first tokens that the rows of a group compute once; each of them takes its part of those.
+    """
+    _, places, counts = batch["group"].unique(return_inverse=True, return_counts=True)
+    saved = 1 - 1 / counts[places].double()  # (B,)
+    whole, once = (work(tokens, cost.linear, cost.quadratic) for tokens in (lengths(batch), shared))
+    return whole - saved * once + cost.head * batch["keep"].sum(1)

@@ -1,0 +1,204 @@
+"""Cuts the rows of a rank into micro-batches: one forward each, a hard cap on its tokens, as many on every rank."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.actor.packing.layout import Layout, pack, shared_prefixes
+from rft.actor.packing.sequence_shard import join
+from rft.batch.balance import deal
+from rft.batch.collate import trim
+from rft.batch.columns import lengths
+from rft.distributed import World
+from rft.strategy.context import Context
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward, on the device.
+
+    Attributes:
+        rows: their numbers in what was cut; empty for the idle row of a rank that has nothing left to do.
+        batch: the rows, as wide as the longest of them.
+        layout: how they are packed, or None where they are padded.
+        computed: tokens of the forward, padding included.
+        last: no other one follows.
+    """
+
+    rows: Tensor
+    batch: TensorDict
+    layout: Layout | None
+    computed: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How micro-batches are made.
+
+    Attributes:
+        max_tokens: cap on the tokens of a forward, padding included.
+        packing: rows lie behind one another; otherwise rows of like length are padded to the longest.
+        share_prefix: the rows of a group compute the tokens that they begin with once.
+    """
+
+    max_tokens: int
+    packing: bool
+    share_prefix: bool
+
+    def __post_init__(self) -> None:
+        assert self.packing or not self.share_prefix, "padded rows cannot share tokens"
+
+    def shared(self, batch: TensorDict) -> Tensor:
+        """First tokens that each row computes once with its group, (B,) int64."""
+        return shared_prefixes(batch) if self.share_prefix else torch.zeros(len(batch), dtype=torch.int64)
+
+    def micro_batches(
+        self, batch: TensorDict, idle: TensorDict, world: World, context: Context | None
+    ) -> Iterator[MicroBatch]:
+        """Cuts the rows of this rank; every rank gets as many micro-batches. A collective.
+
+        Args:
+            batch: this rank's rows, maybe none.
+            idle: one row, whose first token a rank computes that has nothing left to do while others have.
+            context: the ranks that compute a sequence together, if this one does: the cap is per rank, so a row may
+                have as many tokens as all of them take.
+
+        Raises:
+            ValueError: on every rank where a unit of any is over the cap; names the key and the number that would do.
+        """
+        shared = self.shared(batch)
+        size = 1 if context is None else context.size
+        idle_tokens = size - 1  # each rank but one may have nothing but its idle row in a joint sequence
+        cap = self.max_tokens * size - idle_tokens
+        if (largest := max(world.gather(largest_unit(batch, shared, self.packing)))) > cap:
+            raise ValueError(
+                f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, have "
+                f"{largest} tokens; set actor.micro_batch_tokens to at least {-(-(largest + idle_tokens) // size)}"
+            )
+
+        def agree(count: int) -> int:
+            return max(world.gather(count))
+
+        if self.packing:
+            cuts = cut_packed(batch, shared, cap, agree, context)
+        else:
+            cuts = cut_padded(batch, self.max_tokens)
+            cuts += [[]] * (agree(len(cuts)) - len(cuts))
+        for number, rows in enumerate(cuts, start=1):
+            chosen = torch.tensor(rows, dtype=torch.int64)
+            part = trim(batch[chosen]) if rows else first_token(idle)
+            layout = None
+            if self.packing:
+                layout = pack(part, shared[chosen] if rows else torch.zeros(1, dtype=torch.int64))
+            computed = part["response_mask"].numel() if layout is None else len(layout.source)
+            if context is not None and layout is not None:
+                layout = join(layout, part, context)
+            moved = layout and layout.to(world.device)
+            yield MicroBatch(chosen, part.to(world.device), moved, computed, number == len(cuts))
+
+
+def first_token(row: TensorDict) -> TensorDict:
+    """One row cut to its first token, which does not train."""
+    row = row.clone()
+    row["tokens", "attention_mask"][:, 1:] = 0
+    row["keep"] = torch.zeros_like(row["keep"])
+    return trim(row)
+
+
+def cut_packed(
+    batch: TensorDict,
+    shared: Tensor,
+    max_tokens: int,
+    agree: Callable[[int], int],
+    context: Context | None = None,
+) -> list[list[int]]:
+    """Row numbers of micro-batches of as equal token counts as can be, the fullest first; some may be empty.
+
+    Args:
+        batch: B rows. Units stay together.
+        shared: (B,) first tokens that a row computes once with its group.
+        max_tokens: cap on the tokens of a micro-batch.
+        agree: from the number of micro-batches that this rank needs, the number that all of them make.
+        context: ranks that cut their rows together, under this cap.
+    """
+    parcels = _parcels(batch, shared, max_tokens)
+    mine = [cost for _, cost in parcels]
+    everyones = [mine] if context is None else context.gather(mine)
+    costs = [cost for theirs in everyones for cost in theirs]
+    first = 0 if context is None else sum(len(theirs) for theirs in everyones[: context.rank])
+    bins: list[tuple[int, list[int]]] = []  # first fit of the largest first: few, but uneven
+    for parcel in sorted(range(len(costs)), key=lambda parcel: (-costs[parcel], parcel)):
+        number = next((n for n, (full, _) in enumerate(bins) if full + costs[parcel] <= max_tokens), len(bins))
+        full, inside = bins[number] if number < len(bins) else (0, [])
+        bins[number : number + 1] = [(full + costs[parcel], [*inside, parcel])]
+    count = agree(len(bins))
+    dealt = deal(costs, count)
+    if any(sum(costs[parcel] for parcel in inside) > max_tokens for inside in dealt):
+        dealt = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
+    own = [[parcel - first for parcel in inside if first <= parcel < first + len(mine)] for inside in dealt]
+    return [sorted(row for parcel in inside for row in parcels[parcel][0]) for inside in own]
+
+
+def _parcels(batch: TensorDict, shared: Tensor, max_tokens: int) -> list[tuple[list[int], int]]:
+    """Rows that stay together, and their tokens: units, or as many units of a group as the cap takes."""
+    own, first = (lengths(batch) - shared).tolist(), shared.tolist()
+    group = batch["group"].tolist()
+    parcels: list[tuple[list[int], int]] = []
+    open_parcels: dict[int, int] = {}  # of a group that shares: the parcel that still takes rows
+    for rows in _units(batch):
+        beginnings = {group[row]: first[row] for row in rows}
+        new = sum(own[row] for row in rows)
+        alone = new + sum(beginnings.values())
+        shares = len(beginnings) == 1 and first[rows[0]] > 0
+        at = open_parcels.get(group[rows[0]]) if shares else None
+        if at is not None and parcels[at][1] + new <= max_tokens:
+            parcels[at] = (parcels[at][0] + rows, parcels[at][1] + new)
+        else:
+            if shares:
+                open_parcels[group[rows[0]]] = len(parcels)
+            parcels.append((rows, alone))
+    return parcels
+
+
+def cut_padded(batch: TensorDict, max_tokens: int) -> list[list[int]]:
+    """Row numbers of micro-batches of like lengths, longest rows first; rows x longest row is under the cap.
+
+    Args:
+        batch: B rows. Units stay together.
+        max_tokens: cap on rows x longest row of a micro-batch.
+    """
+    length = lengths(batch).tolist()
+    cuts: list[list[int]] = []
+    longest = 0
+    for rows in sorted(_units(batch), key=lambda rows: (-max(length[row] for row in rows), rows)):
+        own = max(length[row] for row in rows)
+        if cuts and (len(cuts[-1]) + len(rows)) * max(longest, own) <= max_tokens:
+            cuts[-1].extend(rows)
+        else:
+            cuts.append(list(rows))
+            longest = own
+    return cuts
+
+
+def largest_unit(batch: TensorDict, shared: Tensor, packing: bool) -> int:
+    """Tokens that the largest unit takes in a forward; 0 where there is no row.
+
+    Args:
+        shared: (B,) first tokens that a row computes once with its group.
+    """
+    if packing:
+        return max((tokens for _, tokens in _parcels(batch, shared, 0)), default=0)
+    length = lengths(batch).tolist()
+    return max((len(rows) * max(length[row] for row in rows) for rows in _units(batch)), default=0)
+
+
+def _units(batch: TensorDict) -> list[list[int]]:
+    """The rows of every unit."""
+    members: dict[int, list[int]] = {}
+    for row, unit in enumerate(batch["unit"].tolist()):
+        members.setdefault(unit, []).append(row)
+    return list(members.values())

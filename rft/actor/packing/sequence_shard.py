@@ -1,0 +1,119 @@
+"""One packed sequence over several ranks: each computes a slice of what all of them have packed."""
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from rft.actor.packing.layout import Layout, Segment
+from rft.batch.columns import candidates
+from rft.strategy.context import Context
+
+
+@dataclass(frozen=True)
+class Slice:
+    """This rank's tokens of a sequence that its group has joined, and what the group asks of them.
+
+    Attributes:
+        context: the group.
+        counts: tokens of every rank's slice.
+        tokens: columns (n,) of this rank's slice, `position_ids` among them.
+        asked: (Q,) places in the slice whose next token somebody asks for.
+        targets: (Q,) those next tokens, or (Q, 1 + K), with candidates behind them.
+        askers: how many of them every rank asks for; they come in the order of the ranks.
+        answers: how many of this rank's own questions every rank answers.
+        order: (P,) where the answer to each of this rank's own questions comes in.
+    """
+
+    context: Context
+    counts: list[int]
+    tokens: dict[str, Tensor]
+    asked: Tensor
+    targets: Tensor
+    askers: list[int]
+    answers: list[int]
+    order: Tensor
+
+    def to(self, device: torch.device) -> "Slice":
+        """The same on a device."""
+        tokens = {name: column.to(device) for name, column in self.tokens.items()}
+        moved = {name: vars(self)[name].to(device) for name in ("asked", "targets", "order")}
+        return replace(self, tokens=tokens, **moved)
+
+    def hand_back(self, values: Tensor) -> Tensor:
+        """From the answers of this rank (Q, ...) to those to its own questions (P, ...). Differentiable."""
+        shapes = [(count, *values.shape[1:]) for count in self.answers]
+        arrived = self.context.exchange(values.split(self.askers), shapes)
+        return torch.cat(arrived)[self.order]
+
+
+def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
+    """Refuses what ranks cannot compute together.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if not packing:
+        raise ValueError(f"{context.key}={context.size} needs packed rows: set {key}.packing=true")
+    heads = shape.get_text_config().num_attention_heads
+    if heads % context.size:
+        raise ValueError(
+            f"{context.key}={context.size} does not divide the {heads} attention heads of {key}; choose a divisor"
+        )
+
+
+def asked_for(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:
+    """The chosen tokens (Q,), or (Q, 1 + K) with their candidates behind them.
+
+    Args:
+        tokens: columns (B, T).
+        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        candidates: (B, T, K) token ids, or None.
+    """
+    targets = tokens["input_ids"][:, 1:][where]
+    if candidates is None:
+        return targets
+    return torch.cat([targets[:, None], candidates[:, 1:][where].to(targets.dtype)], 1)
+
+
+def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
+    """Joins the packed rows of the ranks of a group. A collective.
+
+    Args:
+        layout: of this rank's rows, maybe without a token.
+        batch: the rows.
+        context: the group.
+    """
+    where = batch["keep"][:, 1:]
+    asked = layout.place[:, :-1][where]  # (P,)
+    targets = asked_for(batch["tokens"], where, candidates(batch))
+    columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}
+    columns = {**columns, "position_ids": layout.positions}
+    del columns["attention_mask"]
+    everyones = context.gather((columns, layout.segments, asked, targets))
+
+    joined = {name: torch.cat([theirs[name] for theirs, *_ in everyones]) for name in columns}
+    starts = [0, *accumulate(len(theirs["position_ids"]) for theirs, *_ in everyones)]
+    bounds = [starts[-1] * rank // context.size for rank in range(context.size + 1)]
+    begin, end = bounds[context.rank], bounds[context.rank + 1]
+    segments: list[Segment] = []
+    for _, theirs, *_ in everyones:
+        shift = len(segments)
+        segments += [replace(s, prefix=None if s.prefix is None else s.prefix + shift) for s in theirs]
+    places = [theirs + start for (_, _, theirs, _), start in zip(everyones, starts, strict=False)]
+    here = [(theirs >= begin) & (theirs < end) for theirs in places]
+    answerer = torch.bucketize(places[context.rank], torch.tensor(bounds[1:]), right=True)  # (P,)
+    mine = Slice(
+        context=context,
+        counts=[after - before for before, after in pairwise(bounds)],
+        tokens={name: column[begin:end] for name, column in joined.items()},
+        asked=torch.cat([theirs[asks] for theirs, asks in zip(places, here, strict=True)]) - begin,
+        targets=torch.cat([theirs[asks] for (*_, theirs), asks in zip(everyones, here, strict=True)]),
+        askers=[int(asks.sum()) for asks in here],
+        answers=torch.bincount(answerer, minlength=context.size).tolist(),
+        order=answerer.argsort(stable=True).argsort(),
+    )
+    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), slice=mine)

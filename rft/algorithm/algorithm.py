@@ -1,0 +1,322 @@
+"""An algorithm, put together from registered functions by its yaml: what one step does with the columns of a batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
+from rft.algorithm.aggregation import unit_weights
+from rft.algorithm.check import check_method
+from rft.algorithm.control import Control, build_control
+from rft.algorithm.correction import Correction, CorrectionOptions
+from rft.algorithm.groups import best_rows, informative_groups
+from rft.algorithm.kl import kl_penalty
+from rft.algorithm.objective import Objective, Term
+from rft.algorithm.pairs import best_and_worst, both
+from rft.algorithm.registries import AllSum
+from rft.algorithm.rewards import token_rewards
+from rft.algorithm.roles import ROLES
+from rft.errors import Checks
+from rft.metrics import Metrics
+from rft.registry import Plugin, Registry
+
+
+@dataclass
+class RewardKL:
+    """KL to the reference inside the reward.
+
+    Attributes:
+        estimator: of the KL per token.
+        coef: a number, or an adaptive control.
+    """
+
+    estimator: Literal["k1", "k2", "k3", "abs"]
+    coef: Any
+
+
+@dataclass
+class MethodOptions:
+    """The yaml of an algorithm.
+
+    Attributes:
+        name: goes into the name of the run.
+        group_size: responses per prompt.
+        source: where batches come from, as a `_target_`.
+        advantage: null where the loss needs none.
+        loss: the policy's loss.
+        terms: summands beside the loss, each with a `coef`.
+        aggregation: the weight of a token; null where the loss is not per token.
+        shaping: what happens to the score before the advantage, in order.
+        reward_kl: KL in the reward, or null.
+        critic_loss: what the critic minimises, or null.
+        prm_loss: what the process reward model minimises, or null.
+        critic_warmup: steps at the start in which the critic alone is trained.
+        resample_power: rows are redrawn with weight |score|^power before the update, or null.
+        correction: what is done about a rollout policy that is not the training policy, or null.
+        gradient_mask: which tokens pass the loss's gradient, or null for all of them.
+        old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
+        mask_truncated: rows that the length limit ended do not train (overlong filtering).
+        mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
+        pick: which rows of a group train, by their scores before any shaping: the best one, or the best and the worst
+            one as a pair, where they differ.
+        iteration: steps after which the reference becomes a copy of the policy; 0: it stays.
+        sampler: whose weights the engine samples with: the policy's, or those of the reference, as they were when the
+            iteration began.
+    """
+
+    name: str
+    group_size: int
+    source: Any
+    advantage: Any
+    loss: Any
+    terms: dict[str, Any]
+    aggregation: Any
+    shaping: dict[str, Any]
+    reward_kl: RewardKL | None
+    critic_loss: Any
+    prm_loss: Any
+    critic_warmup: int
+    resample_power: float | None
+    correction: CorrectionOptions | None
+    gradient_mask: Any
+    old_logprobs: Literal["actor", "rollout"]
+    mask_truncated: bool
+    mask_tied: bool
+    pick: Literal["all", "best", "best_and_worst"]
+    iteration: int
+    sampler: Literal["actor", "reference"]
+
+
+class Method:
+    """The functions of an algorithm with their options bound.
+
+    Args:
+        options: the yaml.
+        key: its place ("algorithm").
+        term_weights: the weight of every reward term, for advantages that combine raw terms.
+
+    Raises:
+        ValueError: names the key of an option that does not fit.
+    """
+
+    def __init__(self, options: MethodOptions, key: str, term_weights: Mapping[str, float] | None = None) -> None:
+        self.options = options
+        self.term_weights = term_weights
+        check = Checks()
+
+        def build(registry: Registry, node: Any, name: str) -> Any:
+            return None if node is None else check.attempt(registry.build, node, f"{key}.{name}")
+
+        self.advantage: Plugin | None = build(ADVANTAGES, options.advantage, "advantage")
+        loss = check.attempt(LOSSES.build, options.loss, f"{key}.loss")
+        terms = [check.attempt(_term, name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
+        mask = build(GRADIENT_MASKS, options.gradient_mask, "gradient_mask")
+        self.correction: Correction | None = None
+        if options.correction is not None:
+            self.correction = check.attempt(Correction, options.correction, f"{key}.correction")
+        learners = {
+            role.key: check.attempt(LOSSES.build, node, f"{key}.{role.loss}")
+            for role in ROLES
+            if role.loss is not None and (node := vars(options)[role.loss]) is not None
+        }
+        self.aggregation: Plugin | None = build(AGGREGATIONS, options.aggregation, "aggregation")
+        self.shaping = [
+            check.attempt(SHAPINGS.build, node, f"{key}.shaping.{name}") for name, node in options.shaping.items()
+        ]
+        self.reward_kl = options.reward_kl
+        coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
+        self.reward_control = check.attempt(build_control, coef, f"{key}.reward_kl.coef")
+        with check():
+            if loss.name in options.terms:
+                raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
+        check.end()
+        weighs = self.correction is not None and self.correction.weighs
+        self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
+        self.learners = {  # what the models beside the policy minimise, by their role
+            role: Objective([Term(plugin.name, plugin, Control(1.0))]) for role, plugin in learners.items()
+        }
+        check_method(self, key)
+
+    def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
+        stages = self.early_stages()
+        stages.append(("algorithm.aggregation", ("keep", "group"), ("loss_weights",)))
+        stages.append(("algorithm.loss", self.policy.reads, ()))
+        stages += [(f"algorithm.{role}_loss", objective.reads, ()) for role, objective in self.learners.items()]
+        return stages
+
+    def early_stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """Those of the stages that come before the first update."""
+        stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
+        if self.correction is not None:
+            stages.append(("algorithm.correction", self.correction.reads, ()))
+        if self.reward_kl is not None:
+            stages.append(("algorithm.reward_kl", ("ref_logprobs", "old_logprobs"), ()))
+        for plugin in self.shaping:
+            stages.append(("algorithm.shaping", ("scores", *plugin.facts.reads), ()))
+        if self.advantage is not None:
+            facts = self.advantage.facts
+            stages.append(("algorithm.advantage", ("scores", *facts.reads), tuple(facts.writes)))
+        return stages
+
+    def reads(self) -> set[str]:
+        """Every column that any part of the method reads: decides which actors exist."""
+        return {column for _, columns, _ in self.stages() for column in columns}
+
+    def annotations(self, updates: int) -> dict[str, str]:
+        """Outputs of the policy that are computed before the update, and the columns they become.
+
+        Args:
+            updates: optimizer steps on the batch. With one, the old policy is the current one: a loss alone needs no
+                pass for it.
+        """
+        early = {column for _, columns, _ in self.early_stages() for column in columns}
+        wanted = {"sum_p_squared": "sum_p_squared"} if "sum_p_squared" in early else {}
+        if self.options.old_logprobs == "actor":
+            if "old_logprobs" in early or (updates > 1 and "old_logprobs" in self.policy.reads):
+                wanted["logprobs"] = "old_logprobs"
+            wanted |= {name: f"old_{name}" for name in self.prepares}
+        return wanted
+
+    def filter(self, batch: TensorDict) -> None:
+        """Writes `keep`, (B, T) bool: no pair with one row alone. A loss that needs whole groups gets units of them.
+
+        Where pairs are picked it writes `chosen`, too, and makes a unit of the two rows.
+        """
+        if self.policy.terms[0].plugin.facts.unit == "group":
+            batch["unit"] = batch["group"]
+        keep = batch["response_mask"].clone()
+        keep[:, 0] = False  # nothing predicts the first token
+        if self.options.mask_truncated:
+            keep &= ~batch["truncated"][:, None]
+        if self.options.mask_tied:
+            keep &= informative_groups(batch["scores"], batch["group"])[:, None]
+        if self.options.pick != "all":
+            keep &= self._picked(batch)[:, None]
+        batch["keep"] = keep
+        if self.policy.terms[0].plugin.facts.unit == "pair":
+            *_, whole = both(torch.zeros(len(batch)), batch)
+            batch["keep"] = keep & whole[:, None]
+
+    def _picked(self, batch: TensorDict) -> Tensor:
+        rows = batch["scores"], batch["group"], batch["unit"]
+        if self.options.pick == "best":
+            return best_rows(*rows)
+        batch["chosen"], batch["unit"], picked = best_and_worst(*rows)
+        return picked
+
+    def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+        """Corrects for the rollout policy, then writes what the advantage estimator writes.
+
+        Scores are shaped, KL is taken off, then the estimator runs over the rows that were neither rejected
+        nor masked because their group is tied.
+
+        Raises:
+            ValueError: a score is not finite; names the rows.
+        """
+        correction = self.correction if self.correction and self.correction.anchor == "old" else None
+        if correction is not None:
+            correction.unsigned(batch["old_logprobs"], batch, all_sum, metrics)
+        if self.advantage is not None:
+            self._estimate(batch, all_sum, metrics)
+        if correction is not None:
+            correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
+
+    def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+        assert self.advantage is not None
+        scores = batch["scores"]
+        for shape in self.shaping:
+            scores = shape(scores, batch)
+        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+            raise ValueError(f"the scores of rows {wrong} are not finite after algorithm.shaping: {scores[wrong]}")
+        if self.shaping:
+            metrics.mean("reward/shaped", scores)
+        penalty = None
+        if self.reward_kl is not None:
+            penalty = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], estimator=self.reward_kl.estimator)
+            metrics.mean("kl/reward", penalty, batch["keep"])
+        if {"teacher_logprobs", "old_logprobs"} <= set(batch.keys()):
+            metrics.mean("kl/teacher", batch["old_logprobs"] - batch["teacher_logprobs"], batch["keep"])
+        scores, rewards = token_rewards(scores, batch["keep"], penalty, self.reward_control.coef)
+        used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
+        if self.options.mask_tied:
+            used &= informative_groups(batch["scores"], batch["group"])
+        rows = batch.exclude("fields")[used]
+        supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
+        for name, column in self.advantage(scores[used], rewards[used], rows, **supplied).items():
+            batch[name] = torch.zeros(batch["keep"].shape, device=scores.device)
+            batch[name][used] = column.float()
+
+    def prepare(
+        self, current: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int, metrics: Metrics
+    ) -> None:
+        """What depends on the whole mini-batch: correction against the current policy, statistics, weights.
+
+        Writes `loss_weights` (B, T), `unit_weights` (B,), with totals over all ranks, and what the plugins prepare.
+
+        Args:
+            current: what the current policy computes of this mini-batch, the columns `prepares`, (B, T) each.
+            batch: this rank's rows of the mini-batch.
+            seed: of this optimizer step.
+        """
+        if self.correction is not None and self.correction.anchor == "rollout":
+            self.correction.unsigned(current["logprobs"], batch, all_sum, metrics)
+            self.correction.signed(current["logprobs"], batch, all_sum, metrics)
+        self.policy.prepare(current, batch, all_sum, seed)
+        self.weigh(batch, all_sum)
+
+    @property
+    def prepares(self) -> tuple[str, ...]:
+        """Outputs of the current policy that `prepare` asks for."""
+        corrects = self.correction is not None and self.correction.anchor == "rollout"
+        return tuple(dict.fromkeys((*(("logprobs",) if corrects else ()), *self.policy.prepares)))
+
+    def weigh(self, batch: TensorDict, all_sum: AllSum) -> None:
+        """Writes `loss_weights` (B, T) and `unit_weights` (B,) of a mini-batch, with totals over all ranks."""
+        if self.aggregation is not None:
+            batch["loss_weights"] = self.aggregation(batch["keep"], batch["group"], all_sum=all_sum)
+        batch["unit_weights"] = unit_weights(batch["keep"], all_sum=all_sum)
+
+    def steer(self, numbers: dict[str, float], rows: int) -> None:
+        """Tells the controllers what the KL was over the step."""
+        if "kl/reward" in numbers:
+            self.reward_control.update(numbers["kl/reward"], rows)
+        for term in self.policy.terms[1:]:
+            if term.plugin.facts.steered_by in numbers:
+                term.coef.update(numbers[term.plugin.facts.steered_by], rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The controllers' coefficients."""
+        terms = {term.name: term.coef.state_dict() for term in self.policy.terms[1:]}
+        return {"reward_kl": self.reward_control.state_dict(), "terms": terms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` wrote."""
+        self.reward_control.load_state_dict(state["reward_kl"])
+        for term in self.policy.terms[1:]:
+            term.coef.load_state_dict(state["terms"][term.name])
+
+
+def _term(name: str, node: Any, key: str) -> Term:
+    if not isinstance(node, dict) or "coef" not in node:
+        raise ValueError(f"{key}.coef is missing: every term has a coefficient; add `coef: <number>`")
+    options = {k: v for k, v in node.items() if k != "coef"}
+    return Term(name, LOSSES.build(options, key), build_control(node["coef"], f"{key}.coef"))
+
+
+def idle_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
+    """A row of weight zero, for a rank that has nothing left to do while others still work.
+
+    Args:
+        batch: this rank's rows of the step; it has at least one.
+        rows: those of them that are in the mini-batch, maybe none, with all columns.
+    """
+    row = batch[:1].clone()
+    for name, column in rows.items():
+        if isinstance(column, Tensor) and (name not in row.keys() or name in ("keep", "loss_weights", "unit_weights")):
+            row[name] = column.new_zeros(1, *column.shape[1:])
+    return row

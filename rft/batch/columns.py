@@ -1,0 +1,94 @@
+"""The batch protocol: one TensorDict that flows through the stages of a step and only ever gains columns.
+
+B rows, T tokens, right-padded with zeros. Every per-token column is aligned with `input_ids`: column t speaks of the
+prediction *of* token t, and column 0 is 0. There is no prompt/response split: `response_mask` says which tokens train.
+
+| column             | shape           | written by            | read by                                             |
+|--------------------|-----------------|-----------------------|-----------------------------------------------------|
+| `tokens`           | (B, T) each     | source                | actor, as keyword arguments of the model            |
+| `response_mask`    | (B, T) bool     | source                | losses: True where the token trains                 |
+| `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
+| `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
+| `chosen`           | (B,) bool       | a source of pairs     | preference losses: the better row of its unit       |
+| `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
+| `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
+| `mismatched`       | (B,) bool       | a source of labels    | KTO: it answers another prompt, and trains nothing  |
+| `step_labels`      | (B, T) float32  | a source of steps     | process reward: how right it is up to the token     |
+| `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
+| `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
+| `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
+| `version`          | (B, T) int64    | rollout source        | staleness metrics: weights that sampled each token  |
+| `scores`           | (B,) float32    | reward                | advantages                                          |
+| `terms`            | (B,) each       | reward                | filters, logs: the raw value of every reward term   |
+| `greedy_scores`    | (B,) float32    | source, if it is read | ReMax: the score of the prompt's greedy answer      |
+| `baseline_scores`  | (B,) float32    | a source that tracks  | SPO: how often the prompt was solved before         |
+| `old_logprobs`     | (B, T) float32  | actor                 | clipped losses                                      |
+| `ref_logprobs`     | (B, T) float32  | reference             | KL                                                  |
+| `prm_logprobs`     | (B, T) float32  | process reward model  | PRIME                                               |
+| `teacher_logprobs` | (B, T) float32  | teacher               | on-policy distillation                              |
+| `teacher_top_ids`  | (B, T, K) int32 | teacher               | actor: the tokens that the teacher finds likeliest  |
+| `teacher_top_logprobs` | (B, T, K) float32 | teacher         | divergences from the teacher: of those tokens       |
+| `sum_p_squared`    | (B, T) float32  | actor, if it is read  | optimal token baseline                              |
+| `values`           | (B, T) float32  | critic                | GAE, value loss                                     |
+| `advantages`       | (B, T) float32  | advantage             | losses                                              |
+| `returns`          | (B, T) float32  | advantage             | value loss                                          |
+| `rejected`         | (B,) bool       | correction            | advantages: rows that lost all their trained tokens |
+| `correction_weights` | (B, T) float32 | correction           | policy loss                                         |
+| `gradient_mask`    | (B, T) bool     | gradient mask         | policy loss: tokens that pass a gradient            |
+| `loss_weights`     | (B, T) float32  | aggregation           | trainer                                             |
+| `fields`           | one dict a row  | source                | rewards, logs: the row of the data set, the text    |
+
+`tokens` and `terms` are nested TensorDicts. Padding happens once, in `collate`; the actor's forward packs rows without
+it, or cuts away what the rows of a micro-batch do not need.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+SOURCE_COLUMNS = ("tokens", "response_mask", "group", "unit", "truncated", "fields")
+
+
+def over(mask: Tensor, column: Tensor) -> Tensor:
+    """A mask (B, T) in the shape in which it lies over a column (B, T) or (B, T, K)."""
+    return mask.view(*mask.shape, *[1] * (column.dim() - mask.dim()))
+
+
+def candidates(batch: TensorDict) -> Tensor | None:
+    """The tokens of which a forward is asked beside those of the rows themselves, (B, T, K), if there are any."""
+    return batch["teacher_top_ids"] if "teacher_top_ids" in batch.keys() else None
+
+
+def lengths(batch: TensorDict) -> Tensor:
+    """Real tokens per row, (B,) int64."""
+    return batch["tokens", "attention_mask"].sum(-1)
+
+
+def fields(batch: TensorDict) -> list[dict[str, Any]]:
+    """The plain dict of every row."""
+    return batch.get("fields").tolist()
+
+
+def check_columns(stages: Iterable[tuple[str, Sequence[str], Sequence[str]]]) -> None:
+    """Checks that every column that a stage reads was written by an earlier one, and that none has two writers.
+
+    Args:
+        stages: (yaml key, columns read, columns written), in the order of a step.
+
+    Raises:
+        ValueError: names the key, the column, and the columns that are there.
+    """
+    writers: dict[str, str] = {}
+    for key, reads, writes in stages:
+        for column in reads:
+            if column not in writers:
+                raise ValueError(
+                    f"{key} reads the column {column!r}, which nothing before it writes (there are: "
+                    f"{', '.join(sorted(writers))}); choose another {key} or add what writes {column!r}"
+                )
+        for column in writes:
+            if column in writers:
+                raise ValueError(f"{key} writes the column {column!r}, which {writers[column]} already writes")
+            writers[column] = key

@@ -1,0 +1,267 @@
+"""From rows to token ids: what the model reads before it answers, and supervised examples that begin with exactly that.
+
+Text only; the lengths of prompts are not checked here, because what an answer may add is not known here.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from rft.data.encode.masks import Turn, answers, conversation
+from rft.data.encode.templates import ChatTemplate
+
+Trains = Literal["response", "assistant", "last", "all"]
+SHOWN = 60  # characters of a row that a message quotes
+
+
+class Encoder:
+    """Turns rows into token ids.
+
+    Args:
+        tokenizer: supplied.
+        template: "none": the prompt is the text as it stands, behind the tokenizer's begin token where it is one that
+            the tokenizer itself would put there; any other: see `ChatTemplate`, up to where the answer begins.
+        system: system message in front of chats that have none, or null.
+        tools: a json file with a list of tool schemas for rows that have no `tools` of their own, or null.
+        arguments: variables of the template, see `ChatTemplate`.
+        trains: the response of a row; every turn of the assistant's, those in the prompt, too; the last one of them; or
+            every token.
+
+    Attributes:
+        context: tokens that an example may have, or None where the examples have been counted.
+        made_of: all that decides what it makes of a row.
+
+    Raises:
+        ValueError: the tokenizer has no end token, or template, its arguments, system message or tools have no place.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: str,
+        system: str | None,
+        tools: str | None = None,
+        trains: Trains = "response",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no end token (eos_token): without one no answer can end; add it")
+        for key, value in (("system", system), ("tools", tools), ("template_arguments", arguments or None)):
+            if template == "none" and value is not None:
+                raise ValueError(
+                    f"data.{key} has no place in data.template=none; set data.template=chat or take it out"
+                )
+        self._tokenizer = tokenizer
+        self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
+        self._system = system
+        self._trains = trains
+        self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
+        begin = tokenizer.bos_token_id
+        begins = template == "none" and begin is not None and tokenizer("").input_ids[:1] == [begin]
+        self._prefix: list[int] = [begin] if begins else []
+        self.context: int | None = None
+        self.made_of = (tokenizer, template, system, self._tools, trains, dict(arguments))
+
+    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """What the model reads before it answers each row's `prompt`: a text, or chat messages `{role, content}`.
+
+        Raises:
+            ValueError: a prompt is empty, or not what the template takes; names the row's place in `rows`.
+        """
+        if not rows:
+            return []
+        encoded = self.encode([self._prompt(row, f"the prompt of row {number}") for number, row in enumerate(rows)])
+        prompts = [self._prefix + ids for ids in encoded]
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"the prompt of row {number} is empty: there is nothing to answer; take the row out")
+        return prompts
+
+    def prompt(self, row: Mapping[str, Any]) -> list[int]:
+        """`prompts` of one row."""
+        return self.prompts([row])[0]
+
+    def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+        """A supervised row, from its `response` and, unless the response is the whole, its `prompt`.
+
+        A text behind a prompt is what the model is to write, letter for letter, and the end token behind it. A list of
+        chat messages goes through the template, in one render with the prompt: what `trains` names trains, each turn up
+        to the token that ends it. A text alone trains from its second token on; nothing comes before the first. What
+        stands before a trained part is tokenised as sampling would read it, without the answer.
+
+        Returns:
+            T ids, and T flags that are True where the token trains.
+
+        Raises:
+            ValueError: response or prompt are not of such a kind, the template does not let an answer train, or the
+                tokens are more than `context`.
+        """
+        ids, trains = self._example(row)
+        if self.context is not None and len(ids) > self.context:
+            raise ValueError(
+                f"a row has {len(ids)} tokens, over the model's context of {self.context}; take it out of the data, or "
+                f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
+            )
+        return ids, trains
+
+    def _example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+        response, prompt = row["response"], row.get("prompt")
+        if self._trains == "assistant" and self._chat is not None and isinstance(prompt, list):
+            response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
+        if isinstance(response, list):
+            return self._conversation(row, prompt, response)
+        if not isinstance(response, str):
+            raise ValueError(
+                f"a response is {type(response).__name__}, not text or a list of chat messages; name another field in "
+                f"columns.response of the data set"
+            )
+        if prompt is None and self._chat is not None:
+            raise ValueError(
+                f"data.template={self._chat.name}: a text without a prompt has no place in a chat; set "
+                f"data.template=none (it begins {response[:SHOWN]!r})"
+            )
+        before = "" if prompt is None else self._prompt(row, "a prompt")
+        head, tail = self._pieces(before + response, (len(before), len(before) + len(response)))
+        head, tail = self._prefix + head, [*tail, self._tokenizer.eos_token_id]
+        if prompt is not None and not head:
+            raise ValueError("a prompt is empty: there is nothing to answer; take the row out")
+        if prompt is None and not head and len(tail) < 2:
+            raise ValueError("a text is empty: there is nothing to train; take the row out")
+        ids = head + tail
+        if prompt is None or self._trains == "all":
+            return ids, _but_first(ids)
+        return ids, [False] * len(head) + [True] * len(tail)
+
+    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+        """An answer in steps, each tokenised by itself, and so is the separator behind each: as TRL does it.
+
+        Args:
+            row: with a `prompt`.
+            steps: texts.
+
+        Returns:
+            T ids, and the place of the last token of every step, which is the separator's.
+
+        Raises:
+            ValueError: steps are no texts, or there are none, or a step and the separator have no token.
+        """
+        if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
+            raise ValueError(f"steps: expected a list of texts, got {steps!r:.{SHOWN}}")
+        ids, ends = self.prompt(row), []
+        end = self.encode([separator])[0]
+        for step in self.encode(list(steps)):
+            if not step + end:
+                raise ValueError("a step is empty, and the tokenizer has no token for the separator; choose another")
+            ids = ids + step + end
+            ends.append(len(ids) - 1)
+        return ids, ends
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of texts as they stand: no template, no begin token."""
+        return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
+
+    def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[list[int], list[bool]]:
+        if self._chat is None:
+            raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
+        asked = [] if prompt is None else self._asked(prompt, "a prompt")
+        answer = conversation(response, "a response")
+        messages = self._led([*asked, *answer])
+        first = 0 if self._trains == "assistant" else len(messages) - len(answer)
+        chat, tools = self._chat, self._tools_of(row)
+        text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
+        if self._trains == "all":
+            ids = self.encode([text])[0]
+            return ids, _but_first(ids)
+        chosen = turns[-1:] if self._trains == "last" else turns
+        if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
+            said = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
+            why = (
+                "the template rewrites its last answer, or what sampling reads before it, such as a thought that the "
+                "prompt begins and the template then drops; give the answer as a text, which trains as it stands, or "
+                "the path of a template that keeps answers"
+                if turns
+                else "no message is an answer of the assistant's; take the row out"
+            )
+            raise ValueError(f"data.template={chat.name}: in the conversation that begins {said[:SHOWN]!r} {why}")
+        return self._marked(text, [turn for turn in chosen if turn is not None])
+
+    def _marked(self, text: str, turns: list[Turn]) -> tuple[list[int], list[bool]]:
+        """The tokens of a text, with the flags of those of the turns."""
+        pieces = self._pieces(text, [*(cut for turn in turns for cut in turn), len(text)])
+        trains = [bool(number % 2) for number, piece in enumerate(pieces) for _ in piece]
+        return [token for piece in pieces for token in piece], trains
+
+    def _pieces(self, text: str, cuts: Iterable[int]) -> list[list[int]]:
+        """The tokens up to each cut, from the cut before: as of the text up to there, if the cuts before allow it."""
+        cuts = list(cuts)
+        pieces: list[list[int]] = []
+        tokens: list[int] = []
+        done = 0
+        for cut, whole in zip(cuts, self.encode([text[:cut] for cut in cuts]), strict=True):
+            fits = whole[: len(tokens)] == tokens
+            pieces.append(whole[len(tokens) :] if fits else self.encode([text[done:cut]])[0])
+            tokens = tokens + pieces[-1]
+            done = cut
+        return pieces
+
+    def _prompt(self, row: Mapping[str, Any], what: str) -> str:
+        prompt = row["prompt"]
+        if self._chat is not None:
+            return self._chat.render(self._led(self._asked(prompt, what)), self._tools_of(row), True)
+        if isinstance(prompt, list):
+            raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
+        if not isinstance(prompt, str):
+            raise _no_prompt(prompt, what)
+        return prompt
+
+    def _asked(self, prompt: Any, what: str) -> list[dict[str, Any]]:
+        if not isinstance(prompt, str | list):
+            raise _no_prompt(prompt, what)
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else conversation(prompt, what)
+
+    def _led(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self._system is None or messages[0]["role"] == "system":
+            return messages
+        return [{"role": "system", "content": self._system}, *messages]
+
+    def _tools_of(self, row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        tools = row.get("tools")
+        return self._schemas(tools, "the field tools of a row") if tools else self._tools
+
+    def _schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
+        assert self._chat is not None
+        if isinstance(tools, str):  # tables cannot hold schemas that differ from row to row in any other way
+            try:
+                tools = json.loads(tools)
+            except ValueError as error:
+                raise ValueError(f"{what} is no json: {error}") from error
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
+        if not self._chat.takes_tools:
+            raise ValueError(
+                f"{what}: data.template={self._chat.name} ignores tools, the model would not hear of them; choose a "
+                "template that writes them, such as chatml, or take them out"
+            )
+        return tools
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"data.tools={path}: cannot be read ({error}); give the path of a json file") from error
+
+
+def _but_first(ids: list[int]) -> list[bool]:
+    return [False] + [True] * (len(ids) - 1)
+
+
+def _no_prompt(prompt: Any, what: str) -> ValueError:
+    return ValueError(
+        f"{what} is {type(prompt).__name__}, not text or a list of chat messages; name another field in "
+        "columns.prompt of the data set"
+    )

@@ -1,0 +1,155 @@
+"""How many tokens rows have: counted once, by all ranks together, and not again while nothing changes that decides it.
+
+What decides it is hashed: the rows as they reach the tokenizer (whatever files, columns and schemas they came through),
+the tokenizer with its template, the options, the code of this project that encodes and the versions of what it calls.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import jinja2
+import tokenizers
+import transformers
+
+from rft.batch.columns import lengths
+from rft.data.encode import encoder as encode
+from rft.data.encode import masks, templates
+from rft.data.encode.cache import digest, recall, remember
+from rft.data.encode.encoder import Encoder
+from rft.data.given.survey import ALONE, epoch
+from rft.data.rows.lazy import Row, Rows, chosen
+from rft.data.rows.mixture import Mixed
+from rft.distributed import World
+from rft.registry import Target
+
+CHUNK = 1024  # rows that are hashed at once, by one of the ranks
+VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
+Item = TypeVar("Item")
+
+
+class Lengths:
+    """Counts tokens. Every rank has to ask for the same, and is told of all rows.
+
+    Args:
+        world: the ranks that share the work.
+        encoder: of rows.
+        folder: where counts are remembered, or null.
+    """
+
+    def __init__(self, world: World, encoder: Encoder, folder: str | None) -> None:
+        self._world = world
+        self._encoder = encoder
+        self._folder = None if folder is None else Path(folder).expanduser()
+
+    def prompts(self, rows: Rows) -> list[int]:
+        """Tokens of each row's prompt.
+
+        Raises:
+            ValueError: a prompt cannot be encoded; names its row.
+        """
+
+        def count(world: World) -> list[int]:
+            mine = chosen(rows, range(world.rank, len(rows), world.size))
+            return [len(prompt) for prompt in self._encoder.prompts(mine)]
+
+        return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
+
+    def examples(self, source: Target, rows: Rows, prompts: int, **supplied: Any) -> list[int]:
+        """Tokens of each row of the batches of an epoch; arguments as of `epoch`.
+
+        Raises:
+            ValueError: a row cannot be encoded.
+        """
+
+        def count(world: World) -> list[int]:
+            batches = epoch(source, world, self._encoder, rows, prompts, **supplied)
+            return [length for batch in batches for length in lengths(batch).tolist()]
+
+        made_of = (_code(source.factory), source.options, prompts, supplied)
+        return self._known(rows, lambda row: row, made_of, count)
+
+    def _known(
+        self, rows: Rows, read: Callable[[Row], Any], made_of: Any, count: Callable[[World], list[int]]
+    ) -> list[int]:
+        """What is remembered of these rows, or else what the ranks count, each its share."""
+        world, folder = self._world, self._folder
+        if folder is None:
+            return self._counted(count)
+        name = self._name(rows, read, made_of)
+        known: list[int] | None = world.gather(recall(folder, name) if world.rank == 0 else None)[0]
+        if known is None:
+            known = self._counted(count)
+            if world.rank == 0:
+                try:
+                    remember(folder, name, known)
+                except OSError as error:
+                    logging.getLogger(__name__).warning("cache=%s: rows are counted each time (%s)", folder, error)
+        return known
+
+    def _counted(self, count: Callable[[World], list[int]]) -> list[int]:
+        try:
+            mine = count(self._world)
+        except ValueError:
+            mine = None  # no rank is left waiting for this one
+        shares = self._world.gather(mine)
+        return count(ALONE) if None in shares else _dealt_back(shares)  # alone it raises what is wrong with which row
+
+    def _name(self, rows: Rows, read: Callable[[Row], Any], made_of: Any) -> bytes:
+        starts = range(0, len(rows), CHUNK)[self._world.rank :: self._world.size]
+        mine = [digest([read(row) for row in rows[start : start + CHUNK]]) for start in starts]
+        return digest((made_of, VERSIONS, self._encoding, _dealt_back(self._world.gather(mine))))
+
+    @cached_property
+    def _encoding(self) -> list[Any]:
+        """What decides how a row becomes tokens."""
+        tokenizer, *options = self._encoder.made_of
+        with TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        code = [Path(inspect.getfile(module)).read_bytes() for module in (encode, masks, templates)]
+        return [files, code, options]
+
+
+def _dealt_back(shares: Sequence[Sequence[Item]]) -> list[Item]:
+    """What was dealt to the ranks one after the other, in one list."""
+    whole: list[Any] = [None] * sum(map(len, shares))
+    for rank, share in enumerate(shares):
+        whole[rank :: len(shares)] = share
+    return whole
+
+
+def _code(kind: type) -> list[bytes]:
+    """The files of a class and of those that it is made of."""
+    return [Path(inspect.getfile(one)).read_bytes() for one in kind.__mro__ if one.__module__ != "builtins"]
+
+
+def drop_long(
+    rows: Rows, counts: list[int], most: int | None, key: str, say: Callable[[str], None]
+) -> tuple[Rows, list[int]]:
+    """The rows whose prompts have at most so many tokens, and those of each; says how many others there were.
+
+    Args:
+        counts: tokens of each row's prompt, with the template.
+        most: of them; None for all rows.
+        key: of the rows in the yaml.
+
+    Raises:
+        ValueError: no row is left, or none of a part of a mixture.
+    """
+    if most is None or max(counts) <= most:
+        return rows, counts
+    short = [number for number, count in enumerate(counts) if count <= most]
+    said = (
+        f"{key}: {len(rows) - len(short)} of {len(rows)} prompts have more tokens than data.max_prompt_tokens={most}; "
+        f"the longest has {max(counts)}"
+    )
+    if not short:
+        raise ValueError(f"{said}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
+    say(f"{said}. They are dropped")
+    left = rows.kept(short, key) if isinstance(rows, Mixed) else chosen(rows, short)
+    return left, [counts[number] for number in short]

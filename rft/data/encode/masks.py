@@ -1,0 +1,71 @@
+"""Which parts of a conversation train: found in one render of the whole, for any template."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rft.data.encode.templates import Messages
+
+Render = Callable[[Messages, bool], str]
+
+
+class Turn(NamedTuple):
+    """An assistant's turn in the render of a conversation: characters from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def answers(
+    render: Render, length: Callable[[str], int], messages: Messages, first: int
+) -> tuple[str, list[Turn | None]]:
+    """Renders a conversation once, and finds the assistant's turns in it.
+
+    A turn stands in the render as the model would have given it where the render begins with the prompt that sampling
+    would have read at that point, and goes on with what the template makes of the turn as the last one, up to the token
+    that ends it. There is no other condition, so nothing has to be known of the template. Where one of the two fails,
+    the template has rewritten the turn or what stands before it (thinking models drop earlier thoughts; some templates
+    move the system message to the last question): a model that learned from the render would learn what it never reads
+    or never says.
+
+    Args:
+        render: the text of some messages; True: with the beginning of an answer behind it.
+        length: characters of a turn, up to the end of the token that ends it.
+        first: the place of the first message whose turn is looked for.
+
+    Returns:
+        The text, and one entry per assistant's turn that answers somebody: its place, or None where it was rewritten.
+    """
+    text = render(messages, False)
+    turns: list[Turn | None] = []
+    for number, message in enumerate(messages):
+        asked = any(earlier["role"] not in ("system", "assistant") for earlier in messages[:number])
+        if number < first or message["role"] != "assistant" or not asked:
+            continue
+        prompt = render(messages[:number], True)
+        alone = text if number == len(messages) - 1 else render(messages[: number + 1], False)
+        turn = None
+        if alone.startswith(prompt):
+            end = len(prompt) + length(alone[len(prompt) :])
+            turn = Turn(len(prompt), end) if text.startswith(alone[:end]) else None
+        turns.append(turn)
+    return text, turns
+
+
+def conversation(value: Any, what: str) -> list[dict[str, Any]]:
+    """Chat messages without the nulls that tables fill in for keys that only other rows have.
+
+    Args:
+        what: they are, for messages of errors.
+
+    Raises:
+        ValueError: it is no list of messages with a role.
+    """
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{what} is {type(value).__name__ if value != [] else 'empty'}, not a list of chat messages")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(
+                f"message {number} of {what} is {message!r}; expected {{role: user, content: ...}} (map other schemas "
+                "where the rows are loaded)"
+            )
+    return [{key: part for key, part in message.items() if part is not None or key == "content"} for message in value]

@@ -1,0 +1,88 @@
+"""Tokenizers: one that is spelled out, one that is trained on the data at hand, and any that transformers knows.
+
+All three have an end token and a padding token, and come back the same from `save_pretrained` and `AutoTokenizer`.
+"""
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rft.data.rows.files import json_lines
+from rft.data.rows.sources import require
+
+PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+
+
+def characters(*, alphabet: str) -> PreTrainedTokenizerBase:
+    """One token per character, for tasks with a small alphabet.
+
+    Args:
+        alphabet: every character of the task; any other becomes <unk>.
+    """
+    if not alphabet:
+        raise ValueError("actor.tokenizer.alphabet is empty: list every character of the task")
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([PAD, END, UNKNOWN, *alphabet]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _wrap(tokenizer, unk_token=UNKNOWN)
+
+
+def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """Byte-level BPE in the manner of GPT-2, trained on jsonl files; every digit is a token of its own.
+
+    Training is deterministic: every rank gets the same tokenizer from the same files.
+
+    Args:
+        files: jsonl files.
+        fields: the fields of their rows that hold text.
+        vocab_size: at most this many tokens, with the 256 bytes, <pad> and <eos>.
+
+    Raises:
+        ValueError: a file or a field is missing, or the size leaves no room for the bytes.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + 2:
+        raise ValueError(
+            f"actor.tokenizer.vocab_size={vocab_size} cannot hold the bytes; give at least {len(alphabet) + 2}"
+        )
+    texts = []
+    for number, file in enumerate(files):
+        for where, row in json_lines(file, f"actor.tokenizer.files[{number}]"):
+            for field in fields:
+                require(row, field, where, "actor.tokenizer.fields names it")
+                texts.append(str(row[field]))
+    if not texts:
+        raise ValueError("actor.tokenizer.files and actor.tokenizer.fields hold no text to train a tokenizer on")
+    tokenizer = Tokenizer(models.BPE())
+    digits, text = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, text])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _wrap(tokenizer)
+
+
+def pretrained(*, path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model on disk or on the hub. Where it has no padding token, the end token pads.
+
+    Args:
+        path: folder, or name on the hub.
+
+    Raises:
+        ValueError: there is none at `path`.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"actor.tokenizer.path={path}: cannot load a tokenizer ({error})") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, **special
+    )

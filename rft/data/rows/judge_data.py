@@ -1,0 +1,152 @@
+"""Questions for a judge, a model that says in a word whether an answer is good, or which of two is the better one."""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rft.data.encode.masks import conversation
+from rft.data.given.pairs import TRUTHS
+from rft.data.rows.files import check_file
+from rft.data.rows.lazy import Lazy, Row, Rows, load
+from rft.data.rows.mixture import Mixture
+from rft.registry import Target, consume
+
+PLACES = ("prompt", "response", "answer", "a", "b")
+PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
+OURS = ("prompt", "response", "answer")  # what a row with a question has of its own
+
+
+class Question:
+    """A text with places for what is judged.
+
+    Args:
+        text: with {response}, or with {a} and {b}; with {prompt} and {answer}, the row's, where they are wanted. Or the
+            path of a file with such a text.
+        words: the two verdicts: good and not good, or a and b.
+        key: supplied; its place in the yaml.
+
+    Attributes:
+        words: as given.
+        compares: whether it asks about two responses.
+        reads: the fields of a row that it needs, beside responses.
+
+    Raises:
+        ValueError: a place is missing, there is no such file, or there are not two words.
+    """
+
+    def __init__(self, text: str, words: list[str], key: str) -> None:
+        if not PLACE.search(text):
+            text = check_file(text, f"{key}.text").read_text(encoding="utf-8")
+        places = set(PLACE.findall(text))
+        if places & {"response", "a", "b"} not in ({"response"}, {"a", "b"}):
+            raise ValueError(f"{key}.text={text!r:.80}: it needs {{response}}, or {{a}} and {{b}} in its place")
+        if len({word.strip() for word in words} - {""}) != 2 or len(words) != 2:
+            raise ValueError(f"{key}.words={words}: name two verdicts, such as [Yes, No]")
+        self.words = words
+        self.compares = "a" in places
+        self.reads = tuple(place for place in ("prompt", "answer") if place in places)
+        self._text = text
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], key: str) -> "Question":
+        """The question of a yaml node."""
+        return cls(**consume(node, cls, key, "a question", ("key",)), key=key)
+
+    def ask(self, row: Mapping[str, Any], **responses: Any) -> str:
+        """The text of a question.
+
+        Args:
+            row: with the fields of `reads`.
+            responses: `response`, or `a` and `b`: texts, or chat messages.
+
+        Raises:
+            ValueError: one of these has no text.
+        """
+        known = {place: row[place] for place in self.reads} | responses
+        return PLACE.sub(lambda place: spoken(known[place[1]], place[1]), self._text)
+
+
+class Verdicts:
+    """Rows for training a judge (generative reward models, arXiv 2408.15240): a question and the right verdict.
+
+    `response` and `answer` of a row are the verdict, `prompt` is the question. Where the question compares, a pair is
+    one row; which side has the better answer is drawn, and of two pairs behind one another it is once each. Where it
+    asks about one answer, a pair is two rows.
+
+    Args:
+        rows: a class that loads rows, as in `data.train`.
+        of: pairs: `chosen` and `rejected` of a row; labels: its `completion`, which is good where its `label` is true.
+        question: a text and two words, see `Question`.
+        seed: of the sides.
+        key: supplied; the node's place in the yaml.
+
+    Raises:
+        ValueError: rows or question are not what is needed; names the key.
+    """
+
+    def __init__(
+        self, rows: dict[str, Any], of: Literal["pairs", "labels"], question: dict[str, Any], seed: int, key: str
+    ) -> None:
+        self._key = key
+        self._pairs = of == "pairs"
+        self._question = Question.of(question, f"{key}.question")
+        self._seed = seed
+        self._rows = Target(rows, f"{key}.rows", ("key",))
+        if self._rows.factory is Mixture:
+            raise ValueError(f"{key}.rows: a mixture's weights would be lost; make every part of a mixture verdicts")
+        if self._question.compares and not self._pairs:
+            raise ValueError(f"{key}.of=labels: a question about {{a}} and {{b}} needs pairs; ask about {{response}}")
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """All questions; each is looked at once."""
+        judged = ("chosen", "rejected") if self._pairs else ("completion", "label")
+        fields = {*judged, *self._question.reads, *(field for field in required if field not in OURS)}
+        rows = load(self._rows, fields)
+        each = 2 if self._pairs and not self._question.compares else 1
+
+        def read(number: int) -> Row:
+            try:
+                return self._asked(rows[number // each], number)
+            except ValueError as error:
+                raise ValueError(f"{self._key} row {number // each + 1}: {error}") from error
+
+        for number in range(each * len(rows)):
+            read(number)
+        return Lazy(each * len(rows), read)
+
+    def _asked(self, row: Row, number: int) -> Row:
+        if self._question.compares:
+            first = self._draw(number)
+            a, b = ("chosen", "rejected") if first else ("rejected", "chosen")
+            question = self._question.ask(row, a=row[a], b=row[b])
+        elif self._pairs:
+            first = number % 2 == 0
+            question = self._question.ask(row, response=row["chosen" if first else "rejected"])
+        else:
+            if (label := str(row["label"]).lower()) not in TRUTHS:
+                raise ValueError(f"label is {row['label']!r}, not true or false")
+            first = TRUTHS[label]
+            question = self._question.ask(row, response=row["completion"])
+        verdict = self._question.words[0 if first else 1]
+        kept = {field: value for field, value in row.items() if field != "tools"}  # a judge has none
+        return kept | dict(zip(OURS, (question, verdict, verdict), strict=True))
+
+    def _draw(self, number: int) -> bool:
+        return (random.Random(f"{self._seed} {number // 2}").random() < 0.5) == (number % 2 == 0)
+
+
+def spoken(value: Any, what: str) -> str:
+    """A text as it is; of chat messages the text of one, or those of all with their roles.
+
+    Raises:
+        ValueError: a message has no text.
+    """
+    if not isinstance(value, list):
+        return str(value)
+    messages = conversation(value, what)
+    if wrong := [message for message in messages if not isinstance(message.get("content"), str)]:
+        raise ValueError(f"{what} has a message without a text, which no judge can read: {wrong[0]!r:.80}")
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)

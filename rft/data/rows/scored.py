@@ -1,0 +1,169 @@
+"""Rows of scored answers: what a model sampled and a reward judged, or what people wrote and marked."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rft.data.rows.lazy import Row, Rows, load
+from rft.data.rows.sources import check_limit, find
+from rft.data.rows.split import identity
+from rft.registry import Target
+
+
+class Answer(NamedTuple):
+    """A scored answer, and the row that it stands in."""
+
+    row: Row
+    score: float
+    text: Any
+
+
+class Scored:
+    """Rows that hold scored answers.
+
+    Args:
+        rows, answers, text, score, key: see `ScoredPairs`.
+    """
+
+    made: tuple[str, ...]  # fields that come from the answers
+
+    def __init__(self, rows: Any, answers: str | None, text: str, score: str, key: str) -> None:
+        self._rows = Target(rows, f"{key}.rows", ("key",))
+        self._answers = answers
+        self._text = text
+        self._score = score
+        self._key = key
+
+    def answers(self, required: Sequence[str]) -> Iterator[Answer]:
+        """All of them, in the order of the rows.
+
+        Args:
+            required: fields that every row must have, not null, but for those that are made of its answers.
+
+        Raises:
+            ValueError: an answer lacks a field, or a score is no number.
+        """
+        own = {"prompt", *required} - {*self.made} | ({self._answers} if self._answers else set())
+        for number, row in enumerate(load(self._rows, own)):
+            where = f"row {number + 1} of {self._rows.key}"
+            listed = [row] if self._answers is None else row[self._answers]
+            if not isinstance(listed, list):
+                raise ValueError(f"{where}: {self._key}.answers={self._answers} is no list; name another field")
+            for answer in listed:
+                text = find(answer, self._text, where, f"{self._key}.text names it")
+                yield Answer(row, self._number(answer, where), text)
+
+    def _number(self, answer: Any, where: str) -> float:
+        score = find(answer, self._score, where, f"{self._key}.score names it")
+        try:
+            number = float(score)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{where}: the score {score!r} is no number; {self._key}.score names another field")
+        return number
+
+    def kept(self, row: Row) -> Row:
+        """The row without its answers."""
+        return {name: value for name, value in row.items() if name not in (self._answers, self._text, self._score)}
+
+
+class ScoredPairs(Scored):
+    """Pairs of a better and a worse answer to the same prompt, wherever among the rows the two stand.
+
+    A pair has the fields of the first row with its prompt, and `chosen`, `rejected` and `margin`, the difference of the
+    scores. An answer that a prompt has twice counts once, with its first score.
+
+    Args:
+        rows: a class that loads rows with a `prompt`, as in `data.train`.
+        answers: the field that lists the answers to the prompt, or null where a row is one answer itself.
+        text, score: the fields of an answer; those of higher score are better. Names with dots lead into fields.
+        most: pairs of a prompt, those farthest apart, or null for all of them.
+        limit: the first so many pairs, or null for all.
+        key: supplied; the node's place in the yaml, for messages.
+
+    Raises:
+        ValueError: `most` leaves no pairs.
+    """
+
+    made = ("chosen", "rejected", "margin")
+
+    def __init__(
+        self,
+        rows: Any,
+        answers: str | None,
+        text: str,
+        score: str,
+        most: int | None,
+        limit: int | None,
+        key: str,
+    ) -> None:
+        super().__init__(rows, answers, text, score, key)
+        if most is not None and most < 1:
+            raise ValueError(f"{key}.most={most} leaves no pairs; give at least 1, or null for all")
+        self._most = most
+        self._limit = check_limit(limit, key)
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """All pairs, those of a prompt behind one another.
+
+        Args:
+            required: fields that every pair must have, not null.
+
+        Raises:
+            ValueError: no prompt has answers of different scores, or as in `Scored.answers`.
+        """
+        prompts: dict[str, dict[str, Answer]] = {}
+        for answer in self.answers(required):
+            prompts.setdefault(identity(answer.row["prompt"]), {}).setdefault(identity(answer.text), answer)
+        pairs = [pair for known in prompts.values() for pair in self._pairs(list(known.values()))]
+        if not pairs:
+            raise ValueError(f"{self._key}: none of {len(prompts)} prompts has answers of different scores")
+        return pairs[: self._limit]
+
+    def _pairs(self, answers: list[Answer]) -> list[Row]:
+        kept = self.kept(answers[0].row)
+        pairs = [
+            kept | {"chosen": better.text, "rejected": worse.text, "margin": better.score - worse.score}
+            for better in answers
+            for worse in answers
+            if better.score > worse.score
+        ]
+        return sorted(pairs, key=lambda pair: -pair["margin"])[: self._most]
+
+
+class ScoredAnswers(Scored):
+    """The answers one by one: `completion`, and as `label` whether the score is high enough.
+
+    Args:
+        rows, answers, text, score, key: see `ScoredPairs`.
+        good: the lowest score of a good answer.
+        limit: the first so many answers, or null for all.
+    """
+
+    made = ("completion", "label")
+
+    def __init__(
+        self, rows: Any, answers: str | None, text: str, score: str, good: float, limit: int | None, key: str
+    ) -> None:
+        super().__init__(rows, answers, text, score, key)
+        self._good = good
+        self._limit = check_limit(limit, key)
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """All answers, in the order of the rows.
+
+        Args:
+            required: fields that every row must have, not null.
+
+        Raises:
+            ValueError: all answers are good, or none is; or as in `Scored.answers`.
+        """
+        found = [
+            self.kept(row) | {"completion": text, "label": score >= self._good}
+            for row, score, text in self.answers(required)
+        ]
+        if len({row["label"] for row in found}) < 2:
+            good = sum(row["label"] for row in found)
+            raise ValueError(f"{self._key}.good={self._good}: {good} of {len(found)} answers are good; choose another")
+        return found[: self._limit]

@@ -1,0 +1,261 @@
+"""Where rows come from: files, or a data set of the Hugging Face hub or of a folder.
+
+A row is a plain dict. `columns` gives fields the names that the project knows (`{prompt: question}`), `schema` turns
+the rows of a known format into rows of the project; all other fields stay as they are, for rewards and logs. Rows of
+parquet files and data sets stay on disk; each is looked at once, at the start.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
+from rft.data.rows.lazy import Joined, Lazy, Row, Rows
+from rft.data.rows.schemas import SCHEMAS
+from rft.data.rows.stream import Part, Shards, Streams
+from rft.registry import did_you_mean
+
+Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
+
+
+class FileRows(Streams):
+    """Rows of files; the ending says the format: .jsonl, .json, .csv (every cell is text) or .parquet.
+
+    Args:
+        path: a file, a pattern such as "data/part-*.parquet", or a list of them.
+        columns: {our name: its name in the file, or null for a name of an option file that is not wanted}. A name
+            with dots leads into nested fields: `reward_model.ground_truth`.
+        schema: the format of the rows as a node of the registry `SCHEMAS`, or null; applied behind `columns`.
+        limit: the first so many rows, or null for all.
+        key: supplied; the node's place in the yaml, for messages.
+    """
+
+    def __init__(
+        self,
+        path: str | list[str],
+        columns: dict[str, str | None],
+        schema: dict[str, Any] | None,
+        limit: int | None,
+        key: str,
+    ) -> None:
+        self._path = path
+        self._limit = check_limit(limit, key)
+        self._key = key
+        self._shaped = shaping(columns, schema, key)
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """All rows.
+
+        Args:
+            required: fields that every row must have, not null.
+
+        Raises:
+            ValueError: a file is missing, empty or not of its format, or a row lacks a field; names the file, the line
+                or row, and the key.
+        """
+        key, shape = f"{self._key}.path", self._shaped(required)
+        parts: list[Rows] = []
+        left = self._limit
+        for file in find_files(self._path, key):
+            if Path(file).suffix in READERS:
+                located = READERS[Path(file).suffix](file, key)
+                part: Rows = [shape(where, raw) for where, raw in itertools.islice(located, left)]
+            else:
+                part = table_rows(open_parquet(file, key), shape, file, left)
+            if not part:
+                raise ValueError(f"{key}: {file} holds no rows")
+            parts.append(part)
+            left = None if left is None else left - len(part)
+            if left == 0:
+                break
+        return parts[0] if len(parts) == 1 else Joined(parts)
+
+    def stream(self, required: Sequence[str]) -> Shards:
+        """See `Streams.stream`: the files."""
+        key, shape = f"{self._key}.path", self._shaped(required)
+        files = find_files(self._path, key)
+        if whole := [file for file in files if Path(file).suffix not in STREAMED]:
+            raise ValueError(
+                f"{key}: {whole[0]} can only be read whole; write {', '.join(STREAMED)}, or set data.streaming=null"
+            )
+
+        def part(file: str) -> Part:
+            read = STREAMED[Path(file).suffix]
+            return lambda start: (shape(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
+
+        return Shards(limited([part(file) for file in files], self._limit), self._key)
+
+
+class HubRows(Streams):
+    """Rows of a data set: one of the hub, a local folder of parquet, json or csv files, or one of `save_to_disk`.
+
+    Args:
+        path: name on the hub ("openai/gsm8k") or folder.
+        name: its configuration ("main"), or null where it has only one.
+        split: "train", or, but for folders of `save_to_disk`, a slice such as "train[:500]"; null where such a folder
+            holds one table.
+        columns, schema, limit, key: as in `FileRows`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None,
+        split: str | None,
+        columns: dict[str, str | None],
+        schema: dict[str, Any] | None,
+        limit: int | None,
+        key: str,
+    ) -> None:
+        self._path = path
+        self._name = name
+        self._split = split
+        self._limit = check_limit(limit, key)
+        self._key = key
+        self._shaped = shaping(columns, schema, key)
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """All rows.
+
+        Args:
+            required: fields that every row must have, not null.
+
+        Raises:
+            ValueError: the package is not installed, the data set cannot be had, or a row lacks a field; names the key.
+        """
+        table, title = self._open(streaming=False), self._title
+        rows = table_rows(table, self._shaped(required), title, self._limit)
+        if not rows:
+            raise ValueError(f"{self._key}.path: {title} holds no rows")
+        return rows
+
+    def stream(self, required: Sequence[str]) -> Shards:
+        """See `Streams.stream`: the shards of the data set; of the hub's, as they are needed."""
+        table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
+
+        def part(shard: int) -> Part:
+            rows = table.shard(table.num_shards, shard)
+            where = f"{title} shard {shard + 1} row"
+            return lambda start: (
+                shape(f"{where} {number}", without_nulls(raw)) for number, raw in enumerate(rows.skip(start), start + 1)
+            )
+
+        return Shards(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
+
+    @property
+    def _title(self) -> str:
+        return self._path if self._split is None else f"{self._path}[{self._split}]"
+
+    def _open(self, streaming: bool) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise ValueError(f"{self._key} needs the package datasets: pip install datasets") from error
+        folder = Path(self._path).expanduser()
+        saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+        try:
+            if saved and self._name is None:
+                table = datasets.load_from_disk(folder)
+                if self._split is not None and not isinstance(table, dict):
+                    raise ValueError(f"the folder holds one table; set {self._key}.split=null")
+                table = table if self._split is None else table[self._split]
+                if streaming and not isinstance(table, dict):
+                    table = table.to_iterable_dataset()
+            else:
+                table = datasets.load_dataset(self._path, self._name, split=self._split, streaming=streaming)
+        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+            raise ValueError(
+                f"{self._key}: cannot load path={self._path!r} name={self._name!r} split={self._split!r}: {error}"
+            ) from error
+        if isinstance(table, dict):
+            raise ValueError(f"{self._key}.split: {self._path} has the splits {', '.join(table)}; name one of them")
+        return table
+
+
+def limited(parts: list[Part], limit: int | None) -> list[Part]:
+    """The first so many rows of parts, which are then one, as only their own order says which are the first."""
+    if limit is None:
+        return parts
+    return [lambda start: itertools.islice(itertools.chain.from_iterable(part(0) for part in parts), start, limit)]
+
+
+def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
+    """The first rows of a table of the package datasets, each looked at once and read again when it is asked for."""
+
+    def where(number: int) -> str:
+        return f"{title} row {number + 1}"
+
+    count = len(table) if limit is None else min(limit, len(table))
+    for number in range(count):
+        shape(where(number), without_nulls(table[number]))
+    return Lazy(count, lambda number: shape(where(number), without_nulls(table[number])))
+
+
+def shaping(
+    columns: Mapping[str, str | None], schema: dict[str, Any] | None, key: str
+) -> Callable[[Iterable[str]], Shape]:
+    """What turns rows into those of the project, once it is known which fields every row must have.
+
+    Raises:
+        ValueError: there is no such schema, or an option of it is wrong.
+    """
+    names = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
+    convert = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
+
+    def shaped(required: Iterable[str]) -> Shape:
+        def shape(where: str, raw: Row) -> Row:
+            row = dict(raw)
+            for ours, theirs in names.items():
+                named = f"{key}.columns.{ours} names it"
+                row[ours] = find(raw, theirs, where, f"{named}; where it is not wanted, set {key}.columns.{ours}=null")
+                if row[ours] is None and ours in required:
+                    raise ValueError(f"{where}: the field {theirs!r} is null; {named}")
+            if convert is not None:
+                try:
+                    row = convert(row)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}; see {key}.schema") from error
+            for field in required:
+                require(row, field, where, f"say where it is with +{key}.columns.{field}=<its name there>")
+            return row
+
+        return shape
+
+    return shaped
+
+
+def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
+    """The field of that name, or, where the name has dots, of the fields inside of fields that it leads through.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name in row or "." not in name:
+        return _get(row, name, name, where, cure)
+    found: Any = row
+    for step in name.split("."):
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{where}: no field {name!r} (what is before {step!r} holds no fields); {cure}")
+        found = _get(found, step, name, where, cure)
+    return found
+
+
+def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:
+    if step not in row:
+        known = f"there are: {', '.join(row) or 'none'}{did_you_mean(step, row)}"
+        raise ValueError(f"{where}: no field {name!r} ({known}); {cure}")
+    return row[step]
+
+
+def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
+    """Raises a ValueError where a row lacks the field or has null in it."""
+    if _get(row, field, field, where, cure) is None:
+        raise ValueError(f"{where}: the field {field!r} is null; {cure}")
+
+
+def check_limit(limit: int | None, key: str) -> int | None:
+    """Raises a ValueError where a limit would leave no rows."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"{key}.limit={limit} leaves no rows; give at least 1, or null for all")
+    return limit

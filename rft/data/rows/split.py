@@ -1,0 +1,101 @@
+"""Some of the rows of others: a share by the hash of a field, or those that are not among some others.
+
+Both go by the content of a field and not by the place of a row, so rows of one prompt stay together.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rft.data.rows.lazy import Rows, chosen, load
+from rft.data.rows.sources import check_limit
+from rft.registry import Target
+
+
+class Share:
+    """Rows whose field falls into a part of all that it could be. Shares that do not overlap have no value in common.
+
+    Args:
+        rows: a class that loads rows, as in `data.train`.
+        by: the field.
+        share: [start, end) of 0 to 1, where the hash of the field (BLAKE2b, the same on every machine) has to lie.
+        key: supplied; the node's place in the yaml, for messages.
+
+    Raises:
+        ValueError: the share is none.
+    """
+
+    def __init__(self, rows: Any, by: str, share: list[float], key: str) -> None:
+        if len(share) != 2 or not 0 <= share[0] < share[1] <= 1:
+            raise ValueError(f"{key}.share={share}: give where it starts and ends between 0 and 1, such as [0.0, 0.8]")
+        self._rows = Target(rows, f"{key}.rows", ("key",))
+        self._by = by
+        self._start, self._end = share
+        self._key = key
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """The rows of the share, in their order; raises what their class raises, or a ValueError where there are none.
+
+        Args:
+            required: fields that every row must have, not null.
+        """
+        rows = load(self._rows, {*required, self._by})
+        places = (_place(row[self._by]) for row in rows)
+        numbers = [number for number, place in enumerate(places) if self._start <= place < self._end]
+        if not numbers:
+            raise ValueError(
+                f"{self._key}.share=[{self._start}, {self._end}] leaves none of {len(rows)} rows; widen it"
+            )
+        return chosen(rows, numbers)
+
+
+class Without:
+    """Rows whose field is that of none of some others: what was trained on does not come back in an evaluation.
+
+    Args:
+        rows, others: classes that load rows, as in `data.train`.
+        by: the field.
+        limit: the first so many rows of those that are left, or null for all.
+        key: supplied; the node's place in the yaml, for messages.
+    """
+
+    def __init__(self, rows: Any, others: Any, by: str, limit: int | None, key: str) -> None:
+        self._rows = Target(rows, f"{key}.rows", ("key",))
+        self._others = Target(others, f"{key}.others", ("key",))
+        self._by = by
+        self._limit = check_limit(limit, key)
+        self._key = key
+
+    def load(self, required: Sequence[str]) -> Rows:
+        """The rows that are left, in their order.
+
+        Args:
+            required: fields that every row must have, not null.
+
+        Raises:
+            ValueError: none is left, or none is left out, as where the two are written differently; or what the
+                classes raise.
+        """
+        rows = load(self._rows, {*required, self._by})
+        others = load(self._others, [self._by])
+        known = {identity(row[self._by]) for row in others}
+        numbers = [number for number, row in enumerate(rows) if identity(row[self._by]) not in known]
+        if len(numbers) in (0, len(rows)):
+            found = "all of them are" if not numbers else "none of them is"
+            raise ValueError(
+                f"{self._key}: {found} among the {len(others)} of {self._key}.others by the field {self._by!r}; see "
+                "whether both are the files that were meant"
+            )
+        return chosen(rows, numbers[: self._limit])
+
+
+def identity(value: Any) -> str:
+    """The same for equal values, of a text or of messages."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _place(value: Any) -> float:
+    """A number in [0, 1) that looks drawn at random."""
+    digest = hashlib.blake2b(identity(value).encode(), digest_size=6).digest()  # 48 bits are exact in a float
+    return int.from_bytes(digest, "big") / 2**48

@@ -1,0 +1,60 @@
+"""`mode=doctor`: builds the run as mode=train does, in a folder that is gone afterwards, and examines it."""
+
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from rft.actor.actor import Actor
+from rft.data.given.survey import given, sample_always
+from rft.logger.log import SilentLog
+from rft.modes.doctor.examine import Asked, Examination, Facts
+from rft.modes.doctor.report import Chart
+from rft.registry import Target
+from rft.setup.assembly import Job
+from rft.setup.components import FROM_RUN
+from rft.train.run_folder import scratch
+
+PROMPTS = 8  # of a rank, at most
+
+
+def visit(config: dict[str, Any]) -> float:
+    """Prints how far engine and trainer are apart on a few prompts, and why. Nothing is trained.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Returns:
+        The largest gap.
+
+    Raises:
+        ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
+    """
+    job, asked = Job(config), Asked()
+    run = job.run
+    sample_always(job.source)
+    if given(job.source) is not None:
+        raise ValueError(
+            f"mode=doctor: algorithm={run.algorithm.name} has no steps of samples alone; choose another algorithm"
+        )
+    world, loaded = job.begin()
+    run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
+    with scratch(world, run.output_dir, run.mode) as folder:
+        trainer, stages = job.assemble(world, loaded, folder, SilentLog(), asked.of)
+
+        def twin(dtype: str) -> Actor:
+            spread = {**config["strategy"], "dtype": dtype, "compile": False}
+            node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
+            strategy = Target(spread, "strategy", ("world",)).build(world=world)
+            shared = {"world": world, "strategy": strategy, "tokenizer": loaded.tokenizer, "seed": run.seed}
+            actor: Actor = Target(node, "actor", FROM_RUN).build(key="actor", **shared)
+            actor.start_like(trainer.policy)
+            return actor
+
+        try:
+            stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
+            facts = Facts(run.rollout.truncates(), config["strategy"]["dtype"], run.rollout.engine_args.get("dtype"))
+            chart = Chart(world, Console(quiet=world.rank != 0))
+            return Examination(trainer, stage, asked, facts, twin, chart).examine()
+        finally:
+            trainer.engine.close()

@@ -1,0 +1,163 @@
+"""`mode=generate`: completions of a file of prompts, in its order; one that was interrupted is gone on with.
+
+The output is written chunk by chunk. Beside it `<output>.origin.json` says what decides its texts: another input or
+setting is refused, so that a file is never made of two. The sizes of chunks and the number of processes may change.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rft.data.rows.files import json_lines
+from rft.data.rows.lazy import Row, Rows
+from rft.data.rows.sources import require
+from rft.modes.model import Answering, display
+from rft.report.history import write_atomically
+from rft.rollout.engine.base import Completion, Engine, Request, row_seed
+from rft.rollout.engine.sampling import Sampling
+from rft.setup.constraints import check_lengths
+
+
+def generate(config: dict[str, Any], console: Console) -> float:
+    """Writes the rows of `generate.input`, each with its `completions`, to `generate.output`.
+
+    Args:
+        config: the resolved config as plain containers.
+        console: of rank zero.
+
+    Returns:
+        The number of rows in the output.
+
+    Raises:
+        ValueError: what is wrong with the config, the input or the checkpoint, or the output is of another input or
+            setting; names the key.
+    """
+    job = Answering(config)
+    run, options, check = job.run, job.run.generate, job.check
+    job.find(options.checkpoint, "generate.checkpoint")
+    rows = check.attempt(lambda: read(options.input, options.prompt))
+    asked = check.attempt(lambda: [{"prompt": row[options.prompt]} for row in rows])
+    prompts = check.attempt(lambda: job.encoder.prompts(asked))
+    with check():
+        check_lengths("generate.input", [len(prompt) for prompt in prompts], job.shape, run.rollout.max_new_tokens)
+    check.end()
+    world, output, total = job.world, Path(options.output), len(rows)
+    done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
+    with display(world, console) as shown:
+        if done:
+            shown.message(f"{output} holds {done} of {total} rows: going on behind them")
+        if done < total:
+            with job.started() as engine, shown.progress("generate", total) as show:
+                complete(job, engine, rows, prompts, done, show)
+        shown.message(f"{total} rows, completed by {job.title}, are in {output}")
+    return float(total)
+
+
+def complete(
+    job: Answering, engine: Engine, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
+) -> None:
+    """Completes the rows that are not done, chunk by chunk; each rank does its share, and rank zero writes."""
+    run, options, world = job.run, job.run.generate, job.world
+    sampling = run.rollout.untruncated(0.0) if options.greedy else run.rollout
+    for start in range(done, len(rows), options.chunk):
+        end = min(start + options.chunk, len(rows))
+        mine = range(start + world.rank, end, world.size)
+        seeds = {number: [row_seed(run.seed, number, sample) for sample in range(options.samples)] for number in mine}
+        requests = [Request(prompts[number], seeds[number]) for number in mine]
+        found = dict(zip(mine, engine.generate(requests, sampling, None), strict=True))
+        everyones = {number: group for theirs in world.gather(found) for number, group in theirs.items()}
+        if world.rank == 0:
+            append(Path(options.output), [row_of(rows[number], everyones[number]) for number in range(start, end)])
+        show(end)
+
+
+def row_of(row: Row, completions: list[Completion]) -> Row:
+    """A row of the output."""
+    told = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
+    return row | {"completions": told}
+
+
+def append(output: Path, rows: Rows) -> None:
+    """Adds rows to the output, and does not come back before they are on the disk."""
+    with output.open("ab") as file:
+        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: str | None, field: str) -> Rows:
+    """The rows of the input.
+
+    Raises:
+        ValueError: there is no such file, it holds no rows, or a row has no prompt; names the key.
+    """
+    if path is None:
+        raise ValueError("generate.input is null: give the path of a jsonl file with prompts")
+    rows = []
+    for where, row in json_lines(path, "generate.input"):
+        require(row, field, where, "name the field that holds the prompt with generate.prompt=<its name there>")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"generate.input={path}: the file holds no rows")
+    return rows
+
+
+def origin(job: Answering) -> dict[str, Any]:
+    """What decides the texts of the output, by the keys of the yaml."""
+    run, options = job.run, job.run.generate
+    drawn = asdict(run.rollout)
+    assert options.input is not None, "the input has been read"
+    return {
+        "generate.input": f"sha256 {hashlib.sha256(Path(options.input).expanduser().read_bytes()).hexdigest()}",
+        "generate.checkpoint": job.title,
+        "generate.prompt": options.prompt,
+        "generate.samples": options.samples,
+        "generate.greedy": options.greedy,
+        "seed": run.seed,
+        "data.template": run.data.template,
+        "data.template_arguments": run.data.template_arguments,
+        "data.system": run.data.system,
+        "rollout.engine": run.rollout.engine["_target_"],
+        **{f"rollout.{field.name}": drawn[field.name] for field in fields(Sampling)},
+    }
+
+
+def resume(output: Path, made_of: dict[str, Any], chunk: int, total: int) -> int:
+    """Makes the output ready to be gone on with, by whole chunks, and returns how many rows it holds then.
+
+    Raises:
+        ValueError: it was begun with another input or setting, or by something else; names the key.
+    """
+    stated = output.with_name(f"{output.name}.origin.json")
+    if not output.exists():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(stated, json.dumps(made_of, indent=1, ensure_ascii=False))
+        output.touch()
+        return 0
+    if not stated.is_file():
+        raise ValueError(
+            f"generate.output={output}: the file is there, and not of mode=generate ({stated.name} is missing); choose "
+            "another name, or remove it"
+        )
+    begun = json.loads(stated.read_text())
+    for key, value in made_of.items():
+        if begun.get(key) != value:
+            raise ValueError(
+                f"{key}: {output} was begun with {begun.get(key)!r} and would go on with {value!r}; set "
+                "generate.output to another file, or remove this one to begin anew"
+            )
+    ends = [0]  # of the lines, in bytes
+    with output.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                ends.append(ends[-1] + len(line))
+    whole = len(ends) - 1
+    kept = whole if whole >= total else whole - whole % chunk
+    os.truncate(output, ends[kept])
+    return kept

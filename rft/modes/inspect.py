@@ -1,0 +1,135 @@
+"""`mode=inspect`: prints what a run will read and train on, token by token, without loading a model."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from rft.actor.init import read_config
+from rft.batch.columns import lengths
+from rft.data.given.survey import ALONE, epoch, given, only_reads
+from rft.registry import Target
+from rft.setup.assembly import Job
+from rft.setup.datasets import Loaded
+
+TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
+MARKS = ("\u27e6", "\u27e7")  # around what trains, where there are no colours
+
+
+class Example(NamedTuple):
+    """A row: T token ids, and T flags of those that train."""
+
+    ids: list[int]
+    trains: list[bool]
+
+
+def inspect(config: dict[str, Any], console: Console) -> None:
+    """Prints, for every stage of a run, its first rows and how long all of them are.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Raises:
+        Problems: everything that is wrong with the config or the data; what can be shown of it has been printed.
+    """
+    job = Job(config)
+    loaded, check = job.load(1), job.check
+    with check():
+        for said in loaded.said:
+            console.print(Text(said))
+    stages = [("train", job.source, job.run.batch.prompts)]
+    if job.run.warmup is not None:
+        stages.insert(0, ("warmup", job.warmup_source, job.run.warmup.rows))
+    for name, source, prompts in stages:
+        with check():
+            _show(job, loaded, name, source, prompts, console)
+    check.messages = list(dict.fromkeys(check.messages))  # a row that was refused while loading was met again
+    check.end()
+
+
+def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, console: Console) -> None:
+    run, tokenizer = job.run, loaded.tokenizer
+    texts = given(source)
+    reads = texts is not None
+    examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
+    does = "what trains is highlighted" if reads else "what answers are sampled from"
+    if reads and not only_reads(source):
+        does = "the given texts, what trains is highlighted; other answers are sampled"
+    console.rule(Text(f"{name}: {does}", style="bold"), align="left")
+    for number, example in enumerate(examples[: run.inspect.rows], 1):
+        trained = f", {sum(example.trains):,} train" if reads else ""
+        console.print(Text(f"row {number}: {len(example.ids):,} tokens{trained}", style="cyan"))
+        console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS))
+    shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+    context = shape.get_text_config().max_position_embeddings
+    console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens))
+    ends = {example.ids[place] for example in examples for place in _last(example.trains)}
+    for end in sorted(ends - {tokenizer.eos_token_id}) if job.grader is None else ():
+        console.print(
+            Text(
+                f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "
+                f"{tokenizer.eos_token!r}: sampling ends there only if the model's generation config says so.",
+                style="yellow",
+            )
+        )
+
+
+def _examples(loaded: Loaded, source: Target, prompts: int, seed: int) -> Iterable[Example]:
+    """The rows of an epoch in the order of the run."""
+    for batch in epoch(source, ALONE, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
+        rows = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
+        yield from (Example(ids[:length].tolist(), trains[:length].tolist()) for ids, trains, length in rows)
+
+
+def _prompts(loaded: Loaded) -> Iterable[Example]:
+    return (Example(ids, [False] * len(ids)) for ids in loaded.encoder.prompts(loaded.train))
+
+
+def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequence[str]) -> Text:
+    """The text of a row: special tokens by their names, what trains highlighted, or between marks if there are any."""
+    text = Text()
+    special = {*tokenizer.all_special_ids, *(n for n, token in tokenizer.added_tokens_decoder.items() if token.special)}
+    kinds = list(zip((token in special for token in example.ids), example.trains, strict=True))
+    borders = [place for place in range(1, len(kinds)) if kinds[place] != kinds[place - 1]]
+    for start, end in zip([0, *borders], [*borders, len(kinds)], strict=True):
+        (is_special, trains), ids = kinds[start], example.ids[start:end]
+        style = TRAINED if trains else READ
+        if marks and trains and (start == 0 or not kinds[start - 1][1]):
+            text.append(marks[0])
+        if is_special:
+            text.append("".join(tokenizer.convert_ids_to_tokens(ids)), f"{style} {SPECIAL}")
+        else:
+            text.append(tokenizer.decode(ids), style)
+        if marks and trains and (end == len(kinds) or not kinds[end][1]):
+            text.append(marks[1])
+    return text
+
+
+def _numbers(examples: Sequence[Example], context: int, room: int) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
+    for title in ("", "min", "mean", "max"):
+        table.add_column(title, justify="right" if title else "left")
+    counted = {"tokens of a row": [len(example.ids) for example in examples]}
+    if any(any(example.trains) for example in examples):
+        counted["of them train"] = [sum(example.trains) for example in examples]
+        counted["answers that train"] = [_runs(example.trains) for example in examples]
+    for title, counts in counted.items():
+        table.add_row(title, f"{min(counts):,}", f"{sum(counts) / len(counts):,.1f}", f"{max(counts):,}")
+    fit = sum(len(example.ids) + room <= context for example in examples)
+    beside = f" with an answer of {room:,}" if room else ""
+    table.caption = f"{fit:,} of {len(examples):,} rows fit into the model's context of {context:,} tokens{beside}."
+    table.caption_justify = "left"
+    return table
+
+
+def _last(trains: list[bool]) -> list[int]:
+    """The place of the last token that trains, if there is one."""
+    return [place for place, flag in enumerate(trains) if flag][-1:]
+
+
+def _runs(trains: list[bool]) -> int:
+    return sum(flag and not before for flag, before in zip(trains, [False, *trains], strict=False))

@@ -1,0 +1,168 @@
+"""The model that answers in mode=evaluate, generate and chat: of a run's checkpoint, or the one that actor names."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from rft.actor.actor import without_weights
+from rft.actor.init import check_classifier, load_model, read_config
+from rft.data.encode.tokenizer import pretrained
+from rft.data.rows.lazy import Rows
+from rft.distributed import World, start
+from rft.evaluation.base import HeldOut
+from rft.logger.console import RunConsole
+from rft.logger.log import SilentLog
+from rft.rollout.engine.base import Engine
+from rft.rollout.engine.none import NoEngine
+from rft.setup.components import Parts
+from rft.setup.constraints import check_tokenizer
+from rft.train.run_folder import CONFIG, scratch
+
+Which = Literal["latest", "best"] | int | None
+
+
+class Answering(Parts):
+    """A checked config whose model only answers: nothing of it trains, and rows to train on are not read.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Attributes:
+        world, encoder, shape: of the model, once `find` has been called.
+        title: where the model comes from, likewise.
+
+    Raises:
+        Problems: everything that is wrong with the config, each with its yaml key and the cure.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.check.end()
+
+    def find(self, which: Which, key: str) -> None:
+        """Starts the processes, and finds model and tokenizer; what is wrong with these is added to `check`.
+
+        Args:
+            which: of the run in output_dir: its latest or best checkpoint, or that of a step; None: the model that
+                actor names. Where there is no run, the latest is that too.
+            key: in the yaml, for messages.
+
+        Raises:
+            ValueError: there is no such checkpoint, or the engine cannot run here.
+        """
+        run, check = self.run, self.check
+        self.check_after()
+        scores = run.mode == "evaluate" and self.grader is not None
+        if issubclass(self.engine.factory, NoEngine) and not scores:
+            raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")
+        self.world = start(run.strategy["device"])
+        self.engine.factory.check_here(self.engine.options)
+        found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
+        path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
+        self._path = path
+        self.title = path or f"a new {run.actor['model_config']['model_type']}, which has not learned anything"
+        words = check.attempt(lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
+        self.encoder = check.attempt(lambda: run.data.encoder(words))
+        self.shape = check.attempt(lambda: read_config(path, model_config, len(words), "actor"))
+        with check():
+            check_tokenizer(words, self.shape)
+        if scores and found is not None:
+            with check():
+                check_classifier(self.shape, self.actor.options["head"], f"{key}={which}: {found}")
+        self._model = {"path": path, "model_config": model_config}
+        self._words = words
+
+    @contextmanager
+    def measuring(self, sets: dict[str, Rows]) -> Iterator[HeldOut]:
+        """What measures held-out sets with the weights of the model. A collective."""
+        if self.grader is None:
+            with self.started() as engine:
+                yield self.evaluator(self.world, None, engine, self.encoder, sets)
+        else:
+            transformers_logging.disable_progress_bar()
+            strategy = self.strategy.build(world=self.world)
+            still = self._model | {"optimizer": None, "frozen": [], "ema": None}
+            policy = self.actor.factory(
+                "actor", self.world, strategy, self._words, self.run.seed, **self.actor.options | still
+            )
+            yield self.evaluator(self.world, policy, None, self.encoder, sets)
+
+    @contextmanager
+    def started(self) -> Iterator[Engine]:
+        """The engine with the weights of the model. A collective."""
+        run = self.run
+        with scratch(self.world, run.output_dir, run.mode) as folder:
+            transformers_logging.disable_progress_bar()
+            model = load_model(self._path, self.shape, run.seed)
+            engine = self.make_engine(self.world, without_weights(model, self.world.device), self._words, folder)
+            try:
+                engine.wake("weights")
+                engine.update_weights(0, model.state_dict().items())
+                engine.wake("kv_cache")
+                del model
+                yield engine
+            except BaseException:
+                engine.abort()
+                raise
+            finally:
+                engine.close()
+
+
+@contextmanager
+def display(world: World, console: Console) -> Iterator[RunConsole | SilentLog]:
+    """Where progress and messages are shown: on the console of rank zero."""
+    if world.rank != 0:
+        yield SilentLog()
+        return
+    shown = RunConsole(console)
+    try:
+        yield shown
+    finally:
+        shown.stop()
+
+
+def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
+    """The model folder of a checkpoint of a run, or None for the model that actor names.
+
+    Args:
+        folder: of the run.
+        which, key: see `Answering.find`.
+
+    Raises:
+        ValueError: there is no such checkpoint; names the key and those that there are.
+    """
+    if which is None or (which == "latest" and not (folder / CONFIG).is_file()):
+        return None
+    cure = f"set output_dir to the folder of a run, or {key}=null for the model that actor names"
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{key}={which}: output_dir={folder} holds no run; {cure}")
+    steps = {int(path.name.removeprefix("step_")): path for path in (folder / "checkpoints").glob("step_*")}
+    if not steps:
+        raise ValueError(f"{key}={which}: the run in output_dir={folder} has no checkpoint yet; {cure}")
+    known = ", ".join(map(str, sorted(steps)))
+    if which == "latest":
+        step = max(steps)
+    elif which == "best":
+        metrics = {step: json.loads((path / "metric.json").read_text()) for step, path in steps.items()}
+        measured = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        if not measured:
+            raise ValueError(
+                f"{key}=best: none of the checkpoints of {folder} was evaluated; set {key} to latest or one of {known}"
+            )
+        step = max(measured)[1]
+    elif which in steps:
+        step = which
+    else:
+        raise ValueError(f"{key}={which}: {folder} has no checkpoint of this step; the steps it has are {known}")
+    model = steps[step] / "actor"
+    if (model / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{key}={which}: {model} is an adapter without its model; merge it with peft, set actor.path to the result "
+            f"and {key}=null, or train with actor.lora.export=merged"
+        )
+    return model

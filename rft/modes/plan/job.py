@@ -1,0 +1,163 @@
+"""A run gone through without numbers: its real actors, sources and trainer, on the longest rows that can come."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft.actor.actor import Actor
+from rft.actor.init import read_config, without_reading
+from rft.data.encode.lengths import Lengths
+from rft.data.given.survey import ALONE, only_reads, sample_always
+from rft.distributed import World, pretend
+from rft.logger.log import SilentLog
+from rft.modes.plan.dry_run import Walk
+from rft.modes.plan.memory_tracker import Ledger
+from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.stubs import Absent, Answers, Texts, Vocabulary, half_right
+from rft.rollout.engine.base import Engine
+from rft.rollout.server.teacher import ServedTeacher
+from rft.setup.assembly import Job
+from rft.setup.components import Parts
+from rft.setup.datasets import Loaded
+
+
+@dataclass
+class Forecast:
+    """What a run takes on each rank.
+
+    Attributes:
+        memory: bytes of every term at the fullest moment of each stage.
+        parameters, trained: numbers of the policy, over all ranks.
+        prompt_tokens, answer_tokens: of the longest row.
+        rows: of a step.
+        micro_batches: of an optimizer step, where all rows are the longest.
+        fullest: tokens of the largest forward that can come.
+    """
+
+    memory: dict[str, dict[str, int]]
+    parameters: int
+    trained: int
+    prompt_tokens: int
+    answer_tokens: int
+    rows: int
+    micro_batches: int
+    fullest: int
+
+    def peak(self) -> tuple[str, int]:
+        """The stage that takes the most, and its bytes."""
+        return max(((stage, sum(terms.values())) for stage, terms in self.memory.items()), key=lambda item: item[1])
+
+
+class Rehearsal(Job):
+    """A job without weights, and without data where `plan.prompt_tokens` is given.
+
+    Args:
+        config: the resolved config as plain containers.
+        launched: processes of this launch.
+
+    Attributes:
+        ranks: processes of the run that is planned.
+
+    Raises:
+        Problems: everything that is wrong, also what a run finds when it reads its data.
+    """
+
+    def __init__(self, config: dict[str, Any], launched: int) -> None:
+        Parts.__init__(self, config)
+        run, check = self.run, self.check
+        self.ranks, self._held_out = launched, 0
+        with check():
+            if run.plan.ranks is not None:
+                self.ranks = run.plan.ranks
+            if self.ranks < 1:
+                raise ValueError(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
+            with check(), pretend(self.ranks) as world:
+                self.strategy.build(world=world)
+            if run.plan.prompt_tokens is None:
+                if run.data.streaming is not None:
+                    raise ValueError("plan.prompt_tokens=null: a stream is not read to find out; set it")
+                loaded = self.load(self.ranks)
+                self._prompt_tokens = self._longest(loaded)
+                self._vocabulary = len(loaded.tokenizer)
+                self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
+            else:
+                self._suppose(run.plan.prompt_tokens)
+        check.end()
+        sample_always(self.source)  # a step that is sampled holds all that one with given texts does, and more
+
+    def _longest(self, loaded: Loaded) -> int:
+        """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
+        if "prompt" in self.needs:
+            return max(loaded.lengths.prompts(loaded.train))
+        return max(1, max(self.examples(loaded, self.source)) - self.run.rollout.max_new_tokens)
+
+    def _suppose(self, prompt_tokens: int) -> None:
+        run, check = self.run, self.check
+        self._prompt_tokens, self._vocabulary = prompt_tokens, 0
+        self.check_ranks(self.ranks)
+        with check():
+            if prompt_tokens < 1:
+                raise ValueError(f"plan.prompt_tokens={prompt_tokens}: set it to 1 or more, or to null")
+        with check():
+            if run.actor["model_config"] is not None:  # its vocabulary is the tokenizer's
+                self._vocabulary = len(self.tokenizer.build())
+            shape = read_config(run.actor["path"], run.actor["model_config"], self._vocabulary, "actor")
+            context = shape.get_text_config().max_position_embeddings
+            if prompt_tokens + run.rollout.max_new_tokens > context:
+                raise ValueError(
+                    f"plan.prompt_tokens={prompt_tokens}: with rollout.max_new_tokens={run.rollout.max_new_tokens} "
+                    f"that is over the model's context of {context}; lower one of them or choose another model"
+                )
+
+    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+        """The run's own, where it can be gone through."""
+        if self.engine.factory.rehearses:
+            return super().start_engine(world, policy, loaded, folder)
+        return Absent()
+
+    def forecast(self) -> Forecast:
+        """Goes through two steps of every stage of the run.
+
+        Raises:
+            ValueError: a part that is built only now refuses; names the key and the cure.
+        """
+        run, batch = self.run, self.run.batch
+        groups, size = batch.prompts // self.ranks, run.algorithm.group_size
+        taken = -(-groups // batch.minibatches)  # groups with the rows of one optimizer step
+        parts = max(1, taken * batch.minibatches // groups)  # optimizer steps that have so few rows
+        run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
+        texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
+        rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
+        loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(ALONE, texts, None))
+        hollow, ledger = Hollow(), Ledger()
+        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
+            with ledger.stage("begin"), hollow.creating(), without_reading():
+                score = half_right(self.reward.names)
+                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
+                run.batch = batch
+            for helper in trainer.helpers.values():
+                if isinstance(helper, ServedTeacher):
+                    vars(helper)["compute"] = helper.blank
+            walk = Walk(trainer, texts, hollow, ledger)
+            walk.begin(stages[-1])
+            for number, stage in enumerate(stages):
+                walk.through(number, stage, parts)
+            rehearses = self.engine.factory.rehearses
+            if rehearses and not only_reads(self.source):
+                walk.sample("rollout", groups, run.rollout, size)
+            if rehearses and self._held_out and self.grader is None:
+                walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
+            parameters = list(trainer.policy.network.parameters())
+            return Forecast(
+                memory=walk.memory(),
+                parameters=sum(parameter.numel() for parameter in parameters),
+                trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+                prompt_tokens=texts.prompt_tokens,
+                answer_tokens=run.rollout.max_new_tokens,
+                rows=groups * walk.rows // taken,
+                micro_batches=walk.micro_batches,
+                fullest=walk.fullest,
+            )

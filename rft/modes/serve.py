@@ -1,0 +1,80 @@
+"""mode=serve: servers that a run elsewhere samples with, of the model of this config; it gives them their weights."""
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rft.actor.init import outline, read_config
+from rft.remote.http_client import LOOK_S, Peer
+from rft.remote.server_process import Process
+from rft.rollout.engine.model_folder import write_skeleton
+from rft.rollout.server.server_api import Dialect
+from rft.setup.components import Parts
+
+PAUSE_S = 1.0  # between looks at the servers
+
+
+def serve(config: dict[str, Any], console: Console) -> None:
+    """Starts servers, says how a run finds them, and looks after them until it is interrupted or one of them ends.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Raises:
+        ValueError: what is wrong with the config; or a server ended, with its last words.
+    """
+    parts = Parts(config)
+    parts.check.end()
+    run, options = parts.run, parts.run.serve
+    python = options.python or sys.executable
+    if shutil.which(python) is None:
+        raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
+    dialect = parts.engine.factory.dialect(run.rollout.engine_args)
+    tokenizer = parts.tokenizer.build()
+    shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+    folder = Path(run.output_dir).resolve() / "engine"
+    write_skeleton(outline(shape), tokenizer, folder)
+    addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
+    processes = []
+    try:
+        for number in range(options.count):
+            command, environment = dialect.command(python, folder, options.port + number, options.host)
+            processes.append(Process(command, environment, folder.parent / "servers" / f"{number}.log"))
+        ready = False
+        while True:
+            for process in processes:
+                if ended := process.ended():
+                    raise ValueError(f"mode=serve: a server {ended}")
+            if not ready and all(_answers(dialect, address) for address in addresses):
+                ready = True
+                console.print(f"serving on {', '.join(addresses)}; a run samples there with", highlight=False)
+                console.print(
+                    f"    rollout={dialect.rollout} rollout.engine.servers.count=0 "
+                    f"rollout.engine.servers.addresses=[{','.join(addresses)}]",
+                    highlight=False, soft_wrap=True,
+                )  # fmt: skip
+            time.sleep(PAUSE_S)
+    except KeyboardInterrupt:
+        console.print("the servers end")
+    finally:
+        for process in processes:
+            process.end()
+        for process in processes:
+            process.wait()
+
+
+def _answers(dialect: Dialect, address: str) -> bool:
+    async def ask() -> None:
+        async with asyncio.timeout(LOOK_S):
+            await dialect.healthy(Peer(0, address))
+
+    try:
+        asyncio.run(ask())
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""Prints what the functions of an algorithm prove to be: their gradients, and what their results do not depend on."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rft.algorithm.algorithm import Method
+from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
+from rft.algorithm.gradient import Gradient
+from rft.registry import Plugin
+
+
+def certify(method: Method, console: Console) -> bool:
+    """Examines every function of an algorithm by itself, on policy, and prints a table and a verdict on each.
+
+    Returns:
+        Whether all of them state what they are, and are what they state.
+
+    Raises:
+        ValueError: a function states a target that is not known, or reads a column that it does not state.
+    """
+    title = f"certificate of {method.options.name}: each part by itself, on policy"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    table.add_column("part", overflow="fold")
+    for column in ("declared", "measured"):
+        table.add_column(column)
+    for column in ("factor", "cosine"):
+        table.add_column(column, justify="right")
+    table.add_column("checks", overflow="fold")
+    verdicts, names = [], dict[str, None]()
+    for part, plugin, kind in _parts(method):
+        found = certificate(plugin, kind)
+        table.add_row(f"{part}\n{plugin.name}", _declared(found.declared), *_measured(found.measured), _checks(found))
+        names |= dict.fromkeys(found.checks)
+        verdicts.append((found.holds, f"{part} {plugin.name}: {_verdict(found)}"))
+    console.print(table)
+    console.print(f"checked: {', '.join(names)}. A cosine is that on one tiny policy; on another it is another.")
+    for holds, verdict in verdicts:
+        mark = ("✓ ", "green") if holds else ("✗ ", "bold red")
+        console.print(Text.assemble(mark, verdict))
+    return all(holds for holds, _ in verdicts)
+
+
+def _parts(method: Method) -> Iterator[tuple[str, Plugin, Kind]]:
+    if method.advantage is not None:
+        yield "advantage", method.advantage, "advantage"
+    loss, *terms = method.policy.terms
+    yield "loss", loss.plugin, "loss"
+    if method.policy.mask is not None:
+        yield "gradient_mask", method.policy.mask, "gradient mask"
+    for term in terms:
+        yield f"terms.{term.name}", term.plugin, "loss"
+    for role, objective in method.learners.items():
+        yield f"{role}_loss", objective.terms[0].plugin, "loss"
+    if method.aggregation is not None:
+        yield "aggregation", method.aggregation, "aggregation"
+
+
+def _declared(gradient: Gradient | None) -> Text:
+    if gradient is None:
+        return Text("nothing", style="bold red")
+    cosine = "" if gradient.cosine is None else f" {gradient.cosine:.3f}"
+    return Text(f"{gradient.relation}{cosine}\n{gradient.target}")
+
+
+def _measured(found: Measured | None) -> tuple[str, str, str]:
+    """Relation and target, factor, cosine."""
+    if found is None:
+        return "", "", ""
+    return f"{found.relation}\n{found.target}", f"{found.factor:.4g}", f"{found.cosine:.4f}"
+
+
+def _checks(found: Certificate) -> Text:
+    failed = [name for name, holds in found.checks.items() if not holds]
+    if failed:
+        return Text(f"FAILED: {', '.join(failed)}", style="bold red")
+    return Text(f"all {len(found.checks)} hold", style="green")
+
+
+def _verdict(found: Certificate) -> str:
+    failed = [name for name, holds in found.checks.items() if not holds]
+    if found.measured is None:
+        return (
+            "the loss and its statistics must have one value per unit, token (B, T) or row (B,), statistics detached: "
+            "return them unreduced"
+        )
+    if failed:
+        return f"fails the check of {', '.join(failed)}"
+    wanted = _spelled(found)
+    if found.declared is not None and found.as_declared:
+        cosine = "" if found.same_cosine else f", with these options {wanted}"
+        return f"as declared{cosine}{'; ' if found.declared.note else ''}{found.declared.note}"
+    if found.declared is None:
+        return f"states no gradient; if what was measured is meant, register it with gradient={wanted}"
+    return f"is not what it states; measured: gradient={wanted}"
+
+
+def _spelled(found: Certificate) -> str:
+    """The declaration that would hold."""
+    assert found.measured is not None
+    arguments = [f'"{found.measured.relation}"']
+    if found.measured.target != "reward" and found.measured.relation != "none":
+        arguments.append(f'target="{found.measured.target}"')
+    if found.measured.relation == "near":
+        arguments.append(f"cosine={found.measured.cosine:.3f}")
+    return f"Gradient({', '.join(arguments)})"

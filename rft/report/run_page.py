@@ -1,0 +1,207 @@
+"""`report.html`: the page that a person opens to see how a run went. It needs the run folder and no network."""
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rft.report.chart import Curve, draw
+from rft.report.history import (
+    ELAPSED,
+    STDERR,
+    History,
+    direction,
+    duration,
+    headline_names,
+    read_lines,
+    short,
+    trajectory_files,
+    write_atomically,
+)
+from rft.report.page import page
+from rft.report.scaling import outlook
+
+REPORT = "report.html"
+FIRST = "Evaluation and reward"
+SECTIONS = {  # title: which charts; the first that fits
+    "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
+    "Learning": r"reward/std|loss/.*|preference/.*|kl/.*|entropy|clipped share|grad_norm|lr",
+    FIRST: r"eval/.*|reward.*",
+    "Time and memory": r"seconds a step|time/.*|throughput/.*|padding/.*|memory/.*",
+    "More": r".*",
+}
+TOGETHER = (  # names that share a chart, and what their chart is called
+    (r"(eval/.*)/[^/]*length[^/]*", r"\1, tokens"),
+    (r"(eval/.*)/[^/]*", r"\1"),
+    (r"reward/(?!std$).*", "reward"),
+    (r"clip/.*", "clipped share"),
+    (r"length/(mean|max|min)", "length in tokens"),
+    (r"time/.*_s", "seconds a step"),
+)
+FILES_SHOWN = 6
+ROWS_SHOWN = 6
+LONGEST = 1600  # characters of a text
+
+
+def write_report(run: Path) -> Path:
+    """Writes `<run>/report.html` from what the folder holds by now, also that of a killed run. Returns the path."""
+    history = History.of(run)
+    body = [_tiles(history), *_outlook(history), *_charts(history), _table(history), *_samples(run), _config(run)]
+    return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
+
+
+def chart_groups(names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Which chart shows what: {section: {chart title: metric names}}. Every name has exactly one place."""
+    groups: dict[str, dict[str, list[str]]] = {title: {} for title in (FIRST, "Learning", *SECTIONS)}
+    for name in names:
+        if name == ELAPSED or name.endswith(STDERR):
+            continue
+        chart = next((re.sub(pattern, title, name) for pattern, title in TOGETHER if re.fullmatch(pattern, name)), name)
+        section = next(title for title, charts in SECTIONS.items() if re.fullmatch(charts, chart))
+        groups[section].setdefault(chart, []).append(name)
+    return {section: charts for section, charts in groups.items() if charts}
+
+
+def _subtitle(history: History) -> str:
+    if not history.rows:
+        return "no numbers logged yet"
+    parts = [f"{history.last_step} steps in {duration(history.elapsed)}"]
+    parts += [f"{stage.name} to step {stage.end}" for stage in history.stages() if stage.end > stage.start]
+    rate = history.story("throughput/tokens_per_s")
+    return " · ".join([*parts, *([f"{short(rate.last)} tokens/s"] if rate else [])])
+
+
+def _tiles(history: History) -> str:
+    """What the run is judged by: the value at the start, after each stage, and the change over the last one."""
+    tiles = []
+    for name in headline_names(history.names):
+        marks = history.milestones(name)
+        if not marks:
+            continue
+        (_, before), (_, last) = marks[-2:] if len(marks) > 1 else marks * 2
+        change = last - before
+        style = "up" if change * direction(name) > 0 else "down" if change * direction(name) < 0 else ""
+        arrow = f'<i>{short(before)} →</i> <strong>{short(last)}</strong> <b class="{style}">{change:+.3g}</b>'
+        path = " · ".join(f"{html.escape(label)} {short(value)}" for label, value in marks)
+        tiles.append(f'<div class="card tile"><small>{html.escape(name)}</small>{arrow}<small>{path}</small></div>')
+    return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+
+
+def _outlook(history: History) -> Iterator[str]:
+    for line in outlook(history):
+        yield f'<p class="note">{html.escape(line)}</p>'
+
+
+def _charts(history: History) -> Iterator[str]:
+    stages = history.stages()
+    for section, charts in chart_groups([name for name in history.names if history.story(name)]).items():
+        large = " large" if section == FIRST else ""
+        cards = [draw(title, [_curve(history, n) for n in names], stages) for title, names in charts.items()]
+        yield f'<h2>{section}</h2><div class="charts{large}">{"".join(cards)}</div>'
+    if history.rows:
+        lines = "Thin lines are single steps, bold lines a moving average. Vertical bars are one standard error."
+        yield f'<p class="note">{lines}</p>'
+
+
+def _curve(history: History, name: str) -> Curve:
+    errors = dict(history.points(name + STDERR))
+    points = history.points(name)
+    return Curve(
+        name.rpartition("/")[2],
+        points,
+        name.startswith("eval/"),
+        [errors.get(step) for step, _ in points] if errors else (),
+    )
+
+
+def _table(history: History) -> str:
+    stories = [story for name in history.names if (story := history.story(name)) and name != ELAPSED]
+    if not stories:
+        return ""
+    rows = "".join(
+        f'<tr><td>{html.escape(s.name)}</td><td class="n">{short(s.first)}</td>'
+        f'<td class="n">{short(s.best)}</td><td class="n">{short(s.last)}</td></tr>'
+        for s in stories
+    )
+    head = '<tr><th>metric</th><th class="n">first</th><th class="n">best</th><th class="n">last</th></tr>'
+    return (
+        f'<h2>Numbers</h2><div class="card"><details><summary>All {len(stories)} metrics</summary>'
+        f'<div class="scroll"><table>{head}{rows}</table></div></details></div>'
+    )
+
+
+def _samples(run: Path) -> Iterator[str]:
+    """Sampled texts of the first, the last and some steps between."""
+    files = _spread(trajectory_files(run), FILES_SHOWN)
+    texts = [(step, read_lines(path)) for step, path in files]
+    scores = [float(row["score"]) for _, rows in texts for row in rows if row.get("score") is not None]
+    low, high = min([0.0, *scores]), max([1.0, *scores])
+    if texts:
+        yield "<h2>Sampled texts</h2>"
+    for index, (step, rows) in enumerate(texts):
+        shown = "".join(_sample(row, low, high) for row in _spread(rows, ROWS_SHOWN))
+        opened = " open" if index in (0, len(texts) - 1) else ""
+        here = [float(row["score"]) for row in rows if row.get("score") is not None]
+        mean = f", mean score {short(sum(here) / len(here))}" if here else ""
+        count = f"{min(len(rows), ROWS_SHOWN)} of {len(rows)} texts{mean}"
+        yield (f'<details class="card"{opened}><summary>Step {step} <span>{count}</span></summary>{shown}</details>')
+
+
+def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
+    score = row.get("score")
+    badge = ""
+    if score is not None:
+        share = (float(score) - low) / (high - low)
+        # red to green in a lightness that carries white text
+        badge = f'<b class="score" style="background: hsl({10 + 130 * share:.0f} 62% 36%)">{short(float(score))}</b>'
+    facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
+    line = " · ".join(f"{html.escape(key)} {html.escape(_cut(_plain(value), 120))}" for key, value in facts.items())
+    return (
+        f'<div class="sample"><div class="question"><small>prompt</small>{_text(row.get("prompt", ""))}</div>'
+        f"<div><small>response</small>{_text(row.get('response', ''))}</div>{badge}"
+        f'<small class="facts">{line}</small></div>'
+    )
+
+
+def _config(run: Path) -> str:
+    path = run / "config.yaml"
+    if not path.exists():
+        return ""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        key = re.match(r"(\s*(?:- )*)([^\s:#'\"]+)(:)(?=\s|$)", line)
+        if line.lstrip().startswith("#"):
+            lines.append(f'<span class="remark">{html.escape(line)}</span>')
+        elif key:
+            rest = html.escape(line[key.end() :])
+            lines.append(f'{html.escape(key[1])}<span class="key">{html.escape(key[2])}</span>:{rest}')
+        else:
+            lines.append(html.escape(line))
+    text = "\n".join(lines)
+    return (
+        f'<h2>Config</h2><div class="card"><details><summary>config.yaml <span>{len(lines)} lines</span></summary>'
+        f"<pre>{text}</pre></details></div>"
+    )
+
+
+def _spread(things: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` things, evenly spread, the first and the last among them."""
+    if len(things) <= most:
+        return list(things)
+    return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]
+
+
+def _text(value: Any) -> str:
+    return f'<div class="text">{html.escape(_cut(_plain(value), LONGEST))}</div>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return short(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"

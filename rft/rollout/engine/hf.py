@@ -1,0 +1,254 @@
+"""Sampling with transformers alone: one prefill a prompt, one batch of decoding rows that finished rows leave.
+
+Left out: paged storage and new rows joining a running batch (rows above `max_rows` wait for the next wave).
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.kv_cache import can_join, expand, make_cache
+from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
+from rft.rollout.engine.texts import completions, decode, end_tokens
+
+PREFILL_TOKENS = 16384  # of one forward over prompts, padding included
+FULLNESS = 0.875  # a batch of fewer live rows than this share is compacted, which copies the cache once
+
+
+class HFEngine(Engine):
+    """Samples from a causal language model of transformers, in this process.
+
+    Args:
+        model: unsharded; its parameters are replaced by `update_weights` and never trained here.
+        tokenizer: decodes texts and names the end token, beside those of the model's generation config.
+        max_rows: cap on rows decoded at once; more is faster and takes more memory for keys and values.
+    """
+
+    rehearses = True
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self.version = 0
+        self.ends = end_tokens(model, tokenizer)
+
+    @staticmethod
+    def check(options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        if options["max_rows"] < 1:
+            raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Points the parameters at the given tensors: no copy where type and device agree.
+
+        Args:
+            version: stamped on completions from now on.
+            tensors: by the names of the HF model's state dict. Of tied weights one name is enough.
+        """
+        targets = self.model.state_dict(keep_vars=True)
+        missing = {id(target): name for name, target in targets.items()}
+        for name, tensor in tensors:
+            assert name in targets, f"the model has no weight {name!r}"
+            target = targets[name]
+            assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
+            target.data = tensor.detach().to(target.device, target.dtype)
+            missing.pop(id(target), None)
+        assert not missing, f"weights that did not come: {sorted(missing.values())}"
+        self.version = version
+
+    @torch.inference_mode()
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Samples every request; see `Engine.generate`."""
+        assert all(request.prompt for request in requests), "a prompt without tokens"
+        assert all(sampling.stop), "an empty stop string ends every text"
+        self.model.eval()
+        finished = 0
+
+        def count(rows: int) -> None:
+            nonlocal finished
+            finished += rows
+            if progress is not None:
+                progress(finished)
+
+        found: dict[tuple[int, int], Completion] = {}
+        for wave in waves(requests, self.max_rows):
+            rows = [(request, index) for request, samples in wave for index in samples]
+            prompts = [requests[request].prompt for request, _ in wave]
+            seeds = [requests[request].seeds[index] for request, index in rows]
+            limits = [requests[request].limit(index, sampling) for request, index in rows]
+            copies = [len(samples) for _, samples in wave]
+            found |= zip(rows, self._complete(prompts, copies, seeds, limits, sampling, count), strict=True)
+        return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
+
+    def _complete(
+        self,
+        prompts: list[list[int]],
+        copies: list[int],
+        seeds: list[int],
+        limits: list[int],
+        sampling: Sampling,
+        count: Callable[[int], None],
+    ) -> list[Completion]:
+        """One wave: P prompts in order of length, R rows in order of prompts."""
+        device = self.model.device
+        samples = torch.tensor(copies, device=device)  # (P,)
+        cache, logits = self._prefill(prompts, samples)
+        logits = logits.repeat_interleave(samples, dim=0)  # (R, V)
+        longest = len(prompts[-1])
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+        padding = padding.repeat_interleave(samples)  # (R,)
+        streams, caps = stream(seeds).to(device), torch.tensor(limits, device=device)  # (R,)
+        ends = torch.tensor(self.ends, device=device, dtype=torch.int64)
+        stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
+        live = torch.ones(len(seeds), dtype=torch.bool, device=device)
+        rows = torch.arange(len(seeds), device=device)
+        columns = torch.arange(longest + max(limits), device=device)
+        padded = len(prompts[0]) < longest
+        left = len(seeds)
+        history: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for step in range(max(limits)):
+            if step == 0 and sampling.first_token is not None:
+                hot = sampling.first_token
+                tokens, logprobs = sample(logits, uniform(streams, 0), hot.temperature, hot.top_k, 1.0, 0.0)  # (R,)
+            elif sampling.temperature == 0:
+                tokens, logprobs = greedy(logits)  # (R,)
+            else:
+                tokens, logprobs = sample(
+                    logits, uniform(streams, step), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+                )
+            history.append((rows, live, tokens, logprobs))
+            done = (tokens[:, None] == ends).any(-1) | (caps == step + 1)
+            if stops is not None:
+                done |= stops.hit(rows, tokens)
+            done &= live
+            gone = int(done.sum())
+            if gone:
+                count(gone)
+                left -= gone
+                if left == 0:
+                    break
+                live = live & ~done
+                if left < FULLNESS * len(rows):
+                    keep = live.nonzero().squeeze(1)
+                    cache.reorder_cache(keep)
+                    rows, tokens, streams, caps, padding = (x[keep] for x in (rows, tokens, streams, caps, padding))
+                    live = live[keep]
+            masks = {}
+            if padded:
+                masks["attention_mask"] = columns[: longest + step + 1] >= padding[:, None]  # (R, T)
+                masks["position_ids"] = (longest + step - padding)[:, None]  # (R, 1)
+            logits = self.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True, **masks).logits[:, -1]
+        return self._completions(history, len(seeds), sampling.stop)
+
+    def _prefill(self, prompts: list[list[int]], samples: Tensor) -> tuple[Cache, Tensor]:
+        """The cache with a row a sample, and the logits (P, V) after each prompt."""
+        device = self.model.device
+        parts = chunks(prompts) if can_join(self.model.config) else [range(len(prompts))]
+        caches, logits = [], []
+        for part in parts:
+            longest = len(prompts[part[-1]])
+            ids = torch.tensor([[0] * (longest - len(prompts[i])) + prompts[i] for i in part], device=device)
+            masks = {}
+            if len(prompts[part[0]]) < longest:
+                padding = torch.tensor([longest - len(prompts[i]) for i in part], device=device)
+                columns = torch.arange(longest, device=device) - padding[:, None]  # (P, T)
+                masks = {"attention_mask": columns >= 0, "position_ids": columns.clamp(min=0)}
+            cache = make_cache(self.model.config)
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **masks)
+            caches.append(cache)
+            logits.append(out.logits[:, -1])
+        return expand(caches, [samples[part.start : part.stop] for part in parts]), torch.cat(logits)
+
+    def _completions(
+        self, history: list[tuple[Tensor, Tensor, Tensor, Tensor]], count: int, stop: list[str]
+    ) -> list[Completion]:
+        """Cuts what was drawn, step by step, into rows."""
+        rows, live, tokens, logprobs = (torch.cat(column) for column in zip(*history, strict=True))
+        order = rows[live].argsort(stable=True)
+        ends = [0, *rows[live].bincount(minlength=count).cumsum(0).tolist()]
+        cuts = [slice(start, end) for start, end in itertools.pairwise(ends)]
+        every_token, every_logprob = tokens[live][order].tolist(), logprobs[live][order].tolist()
+        drawn, logs = [every_token[cut] for cut in cuts], [every_logprob[cut] for cut in cuts]
+        stamps = [[self.version] * len(ids) for ids in drawn]
+        return completions(self.tokenizer, self.ends, stop, drawn, logs, stamps)
+
+    def sleep(self) -> None:
+        """Nothing to give back: the weights are the trainer's own, and keys and values live as long as a wave."""
+
+    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Nothing was given back."""
+
+    def abort(self) -> None:
+        """Nothing goes on outside `generate`."""
+
+    def health(self) -> dict[str, float]:
+        """No numbers: it lives and dies with this process."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class StopStrings:
+    """Watches the ends of the texts of R rows.
+
+    A stop string ends in the newest token, or the row would have ended before. So only the last tokens are decoded: one
+    a byte of the longest string, and a few for characters and spaces that depend on their neighbours.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: list[str], count: int) -> None:
+        self.tokenizer = tokenizer
+        self.strings = strings
+        self.window = max(len(string.encode()) for string in strings) + 4
+        self.tails: list[list[int]] = [[] for _ in range(count)]
+
+    def hit(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Takes the newest tokens (R,) of the rows (R,) and says which texts now hold a stop string, (R,) bool."""
+        places = rows.tolist()
+        for row, token in zip(places, tokens.tolist(), strict=True):
+            self.tails[row] = [*self.tails[row][1 - self.window :], token]
+        texts = decode(self.tokenizer, [self.tails[row] for row in places])
+        return torch.tensor([any(s in text for s in self.strings) for text in texts], device=rows.device)
+
+
+def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:
+    """Deals requests, shortest prompts first, to waves of at most `max_rows` samples.
+
+    Yields:
+        (request, its samples) pairs. A request is cut only where it alone has more samples than a wave takes.
+    """
+    wave: list[tuple[int, range]] = []
+    room = max_rows
+    for index in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt)):
+        samples = range(len(requests[index].seeds))
+        while samples:
+            if wave and len(samples) > room:
+                yield wave
+                wave, room = [], max_rows
+            wave.append((index, samples[:room]))
+            samples, room = samples[room:], room - len(samples[:room])
+    if wave:
+        yield wave
+
+
+def chunks(prompts: list[list[int]]) -> list[range]:
+    """Cuts prompts, sorted by length, into runs of like length: at most a fifth of a large run is padding."""
+    cuts = [range(0, 1)]
+    real = len(prompts[0])
+    for index, prompt in enumerate(prompts[1:], 1):
+        real += len(prompt)
+        padded = (index + 1 - cuts[-1].start) * len(prompt)
+        if padded <= min(1.25 * real + 256, PREFILL_TOKENS):
+            cuts[-1] = range(cuts[-1].start, index + 1)
+        else:
+            cuts.append(range(index, index + 1))
+            real = len(prompt)
+    return cuts

@@ -1,0 +1,159 @@
+"""Draws tokens from logits. A draw is a function of its row's seed and position alone, so it does not depend on which
+rows share the batch, on the order of rows, or on the process that holds them."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rft.batch.counter_rng import GOLDEN, mix, shift, signed
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The first new token is drawn apart (FIRE, 2410.21236): hot, so that answers begin differently.
+
+    Attributes:
+        temperature: of this token alone.
+        top_k: it is one of so many of the most likely tokens; no other truncation touches it.
+    """
+
+    temperature: float
+    top_k: int
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"rollout.first_token.temperature={self.temperature}: set it above 0")
+        if self.top_k < 1:
+            raise ValueError(f"rollout.first_token.top_k={self.top_k}: set it to 1 or more")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Temperature comes first, then top-k, top-p and min-p, each on what the one before left.
+
+    Attributes:
+        max_new_tokens: cap on sampled tokens, the end token included.
+        temperature: divides the logits; 0 takes the most likely token, whatever the truncations say.
+        top_p: keeps the most likely tokens until their mass reaches it; 1 is off.
+        top_k: keeps that many of the most likely tokens; 0 is off.
+        min_p: keeps tokens of at least this share of the largest probability; 0 is off.
+        stop: strings that end a text.
+        first_token: how the first new token is drawn, or None: as the others.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: list[str]
+    first_token: FirstToken | None
+
+    def truncates(self) -> bool:
+        """True where training samples from another distribution than the one that it computes with."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
+
+    def untruncated(self, temperature: float) -> "Sampling":
+        """The same without truncation, as evaluations sample."""
+        return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
+
+
+def stream(seeds: list[int]) -> Tensor:
+    """Start values of one random stream a seed, (R,) int64. Neighbouring seeds give unrelated streams."""
+    return mix(torch.tensor([signed(seed) for seed in seeds]))
+
+
+def uniform(streams: Tensor, position: int) -> Tensor:
+    """The number in [0, 1) of each stream at a position, (R,) float64."""
+    return shift(mix(streams + signed((position + 1) * GOLDEN)), 11).double() * 2.0**-53
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The most likely tokens (R,) and their log-probabilities (R,) float32 at temperature one, of logits (R, V)."""
+    logits = logits.float()
+    top, tokens = logits.max(-1)
+    return tokens, top - logits.logsumexp(-1)
+
+
+def sample(
+    logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Tensor, Tensor]:
+    """Draws one token a row by inverting the distribution function, tokens in the order of the vocabulary.
+
+    Args:
+        logits: (R, V).
+        draws: (R,) float64 in [0, 1).
+        temperature, top_k, top_p, min_p: as in `Sampling`; temperature above 0.
+
+    Returns:
+        Tokens (R,) int64 and log-probabilities (R,) float32 under the truncated, renormalised distribution.
+    """
+    logits = logits.float()
+    weights = torch.softmax(logits if temperature == 1.0 else logits / temperature, -1)  # (R, V)
+    if top_k > 0 or top_p < 1.0 or min_p > 0.0:
+        weights = truncate(weights, top_k, top_p, min_p)
+    return invert(weights, draws)
+
+
+def truncate(weights: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Sets to zero what top-k, then top-p, then min-p exclude; tokens as likely as the last one kept are kept.
+
+    Args:
+        weights: (R, V) float32, rows sum to one.
+
+    Returns:
+        (R, V) float32, not renormalised.
+    """
+    width = weights.shape[1]
+    floor = weights.amax(-1, keepdim=True) * min_p  # (R, 1)
+    if 0 < top_k < width or top_p < 1.0:
+        count = min(top_k or 256, width)
+        while True:
+            best = weights.sort(-1, descending=True).values if count == width else weights.topk(count).values
+            best = best.double()  # (R, count)
+            mass = best.cumsum(-1)  # (R, count)
+            # Sorting a whole vocabulary is slow, and few tokens hold the mass unless the distribution is flat.
+            if top_k > 0 or count == width or bool((mass[:, -1] >= top_p).all()):
+                break
+            count = min(count * 8, width)
+        whole = mass[:, -1:] if top_k > 0 else 1.0
+        kept = (mass - best < top_p * whole).sum(-1, keepdim=True)  # (R, 1)
+        floor = torch.maximum(floor, best.gather(1, (kept - 1).clamp(min=0)).float())
+    return torch.where(weights >= floor, weights, 0.0)
+
+
+def invert(weights: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds for each row the token where its distribution function passes the draw.
+
+    The sums are taken over blocks first, so that only one block a row is summed token by token.
+
+    Args:
+        weights: (R, V) float32, each row with a positive sum.
+        draws: (R,) float64 in [0, 1).
+
+    Returns:
+        Tokens (R,) int64 of positive weight, and the logarithms (R,) float32 of their shares of the row's sum.
+    """
+    width = weights.shape[1]
+    size = 1 << (width.bit_length() + 1) // 2  # about the square root, so that both searches are short
+    if width % size:
+        weights = torch.nn.functional.pad(weights, (0, -width % size))
+    blocks = weights.unflatten(1, (-1, size))  # (R, K, size)
+    mass = blocks.sum(-1).double()  # (R, K)
+    total = mass.sum(-1)  # (R,)
+    block, rest = _find(mass, draws * total)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block].double()  # (R, size)
+    place, _ = _find(inside, rest)
+    chosen = inside.gather(1, place[:, None]).squeeze(1)  # (R,)
+    return block * size + place, (chosen / total).log().float()
+
+
+def _find(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first entry where the running sum of (R, K) exceeds the target (R,), and the target left inside it."""
+    sums = mass.cumsum(-1)
+    # Rounding may put the target on the total itself, past the last entry of positive mass.
+    target = torch.minimum(target, sums[:, -1] * (1 - 2.0**-52))[:, None]  # (R, 1)
+    place = torch.searchsorted(sums, target, right=True)  # (R, 1)
+    before = sums.gather(1, place) - mass.gather(1, place)
+    return place.squeeze(1), (target - before).squeeze(1)

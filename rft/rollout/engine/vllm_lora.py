@@ -1,0 +1,83 @@
+"""Adapters that vLLM applies beside the weights of a model, so that the weights need not come again with every version.
+
+Left out: what `sleep_level=2` forgets, and layers for which vLLM has no adapters; both are refused.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.distributed import World
+
+KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # there is one adapter, of one rank
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that it makes room for
+MERGE = "set rollout.engine.merge_lora=true"
+
+
+def check_adapters(lora: Lora | None, sleep_level: int | None) -> None:
+    """Refuses what vLLM cannot apply.
+
+    Args:
+        lora: of the policy.
+        sleep_level: of the engine.
+
+    Raises:
+        ValueError: names the key and the cure.
+    """
+    if lora is None:
+        raise ValueError(
+            "rollout.engine.merge_lora=false: the policy has no adapters; set actor/lora=lora, or "
+            "rollout.engine.merge_lora=true"
+        )
+    if lora.rank > RANKS[-1]:
+        raise ValueError(
+            f"actor.lora.rank={lora.rank}: vLLM applies adapters of a rank up to {RANKS[-1]}; lower it, or {MERGE}"
+        )
+    if sleep_level == 2:
+        raise ValueError(
+            "rollout.engine.sleep_level=2: the engine would forget the weights beside the adapters, which come once; "
+            f"set it to null, or {MERGE}"
+        )
+
+
+def room(lora: Lora) -> dict[str, Any]:
+    """Arguments of vLLM for one adapter."""
+    return {"enable_lora": True, "max_lora_rank": next(rank for rank in RANKS if rank >= lora.rank)}
+
+
+def refused(error: ValueError) -> ValueError:
+    """What vLLM says of adapters, with key and cure."""
+    said = str(error).rstrip(".")
+    return ValueError(
+        f"rollout.engine.merge_lora=false: vLLM says: {said}; choose other actor.lora.targets, or {MERGE}"
+    )
+
+
+def replace_adapter(engine: Any, weights: AdaptedWeights, before: Any, world: World, folder: Path) -> Any:
+    """Has an engine take the adapters of a model, by a file that is gone afterwards. A collective.
+
+    Args:
+        engine: of vLLM, in this process.
+        before: what the last call returned, None where the engine has none. There is room for one: it goes.
+        folder: where all ranks can read.
+
+    Returns:
+        What a request says to be sampled with them.
+
+    Raises:
+        ValueError: vLLM does not take them.
+    """
+    from vllm.lora.request import LoRARequest
+
+    number = 1 if before is None else before.lora_int_id + 1  # one that vLLM knows it would not read again
+    tensors = {name: tensor.cpu() for name, tensor in weights.alone() if world.rank == 0}
+    world.decide(lambda: weights.adapters.save(tensors, folder))
+    request = LoRARequest(str(number), number, str(folder))
+    try:
+        engine.add_lora(request)
+    except ValueError as error:
+        raise refused(error) from error
+    world.gather(None)  # every rank has read it
+    world.decide(lambda: shutil.rmtree(folder))
+    return request

@@ -1,0 +1,230 @@
+"""Sampling with servers: several processes, of our own or on other machines, that all ranks share over HTTP.
+
+Every rank asks for its own samples. Rank zero writes new weights where the servers can read them, or sends what it
+wrote, has the servers load them, and looks after the servers; the others learn from it what has come of that.
+"""
+
+import asyncio
+import atexit
+import os
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.distributed import World
+from rft.remote.http_client import Peer
+from rft.remote.load_balancer import Router
+from rft.remote.requests import Draw, Server
+from rft.remote.server_process import Process, free_port
+from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.model_folder import write_skeleton
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.engine.texts import completions, end_tokens
+from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.server_api import LOCAL
+from rft.rollout.server.server_pool import Fleet
+from rft.rollout.server.weight_store import Staging, Weights
+from rft.strategy.fsdp2 import DTYPES
+
+Written = Weights | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
+
+
+class ServersEngine(Engine):
+    """Samples with servers of one kind, which the run starts or which are running already.
+
+    A subclass per kind brings `dialect`: what servers of this kind are told.
+
+    Attributes:
+        to_sleep: engine arguments without which servers with a GPU cannot sleep.
+
+    Args:
+        world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
+            servers must be able to read in it; `engine_args` become flags of the servers that are started.
+        servers: where they are, and deadlines.
+    """
+
+    to_sleep: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        world: World,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        engine_args: dict[str, Any],
+        servers: Servers,
+    ) -> None:
+        if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
+            raise ValueError(
+                f"{KEY}.count={servers.count}: the processes of this run are on several machines, and servers of its "
+                f"own would listen on one alone; start them with mode=serve and give {KEY}.addresses"
+            )
+        self.version = 0
+        self._world = world
+        self._tokenizer = tokenizer
+        self._ends = end_tokens(model, tokenizer)
+        self._dialect = self.dialect(self.arguments(engine_args, servers))
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._options = servers
+        self._counts: Counter[str] = Counter()
+        self._sent = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
+        self._thread.start()
+        folder = folder.resolve()  # servers work in folders of their own
+        skeleton = folder / "engine"
+        ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
+        addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]
+        peers = [Peer(number, address) for number, address in enumerate(addresses)]
+        self._servers = [Server(peer, float(servers.concurrency)) for peer in peers]
+        self._fleet: Fleet | None = None
+        world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
+        if world.rank == 0:
+            dtype = None if servers.dtype is None else DTYPES[servers.dtype]
+            self._staging = Staging(folder / "weights", skeleton, dtype)
+            self._processes = []
+            for number, port in enumerate(ports):
+                command, environment = self._dialect.command(servers.python or sys.executable, skeleton, port)
+                self._processes.append(Process(command, environment, folder / "servers" / f"{number}.log"))
+            self._fleet = Fleet(self._dialect, peers, self._processes, servers, world.device)
+            self._do(self._fleet.watch())
+        atexit.register(self.close)
+
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        cls.dialect(options["engine_args"]).check(sampling)
+        options["servers"].check_type(options["engine_args"])
+
+    @classmethod
+    def arguments(cls, engine_args: dict[str, Any], servers: Servers) -> dict[str, Any]:
+        """Of the servers that are started."""
+        return (cls.to_sleep if servers.sleep and torch.cuda.is_available() else {}) | engine_args
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Samples every request; see `Engine.generate`.
+
+        Raises:
+            ValueError: the sampling is not what these servers can do.
+            OSError: the servers do not give the samples within their deadlines; names them.
+        """
+        self._dialect.check(sampling)
+        router = Router(
+            who=f"rank {self._world.rank}",
+            what="sample",
+            wanted=f"serves version {self.version}",
+            servers=self._servers,
+            look=self._look,
+            options=self._options,
+            key=KEY,
+            counts=self._counts,
+            progress=progress,
+        )
+        groups = self._do(router.run([self._draws(request, sampling) for request in requests]))
+        rows = [sample for group in groups for sample in group]
+        tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
+        stamps = [[self.version] * len(row.tokens) for row in rows]
+        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, stamps))
+        return [[next(found) for _ in request.seeds] for request in requests]
+
+    async def _look(self, peer: Peer) -> str | None:
+        with peer.sense("its version"):
+            found = await self._dialect.version(peer)
+        return None if found == self.version else f"serves version {found}"
+
+    def _draws(self, request: Request, sampling: Sampling) -> list[Draw]:
+        """What asks for each sample."""
+        assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
+        limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
+        calls = [
+            self._dialect.request(request.prompt, seed, limit, self._ends, sampling)
+            for seed, limit in zip(request.seeds, limits, strict=True)
+        ]
+        return [Draw(call, limit, self._dialect, self.version) for call, limit in zip(calls, limits, strict=True)]
+
+    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Writes the weights, and has the servers load them. A collective.
+
+        Raises:
+            OSError: the disk, or no server acknowledges the version within its deadline; names it.
+            ValueError: a tensor of a type that is not written; names it.
+        """
+        weights = self._write(version, tensors)
+        self._world.decide(lambda: self._commit(weights))
+        self.version = version
+
+    def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
+        """Walks to the end of the tensors, each of which may be gathered by a collective; rank zero writes them."""
+        tensors = iter(tensors)
+        weights: Written = None
+        if self._world.rank == 0:
+            try:
+                weights = self._staging.write(version, tensors)
+            except (OSError, ValueError) as error:
+                weights = error
+        for _ in tensors:
+            pass
+        return weights
+
+    def _commit(self, weights: Written) -> None:
+        assert self._fleet is not None and weights is not None
+        if isinstance(weights, OSError | ValueError):
+            raise weights
+        self._do(self._fleet.commit(weights))
+        self._staging.keep(weights)
+
+    def sleep(self) -> None:
+        """Once all ranks have their samples; `update_weights` wakes. A collective.
+
+        Raises:
+            OSError: no server goes to sleep within its deadline; names it.
+        """
+        if self._options.sleep:
+            self._world.gather(None)
+            self._world.decide(self._give_back)
+
+    def _give_back(self) -> None:
+        assert self._fleet is not None
+        self._do(self._fleet.sleep())
+
+    def close(self) -> None:
+        """Ends the servers of our own and deletes the weights that were written for servers."""
+        if not self._thread.is_alive():
+            return
+        if self._fleet is not None:
+            self._do(self._fleet.stop())
+            for process in self._processes:
+                process.end()
+            for process in self._processes:
+                process.wait()
+            shutil.rmtree(self._staging.folder, ignore_errors=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()  # whoever closes again finds it gone
+
+    def health(self) -> dict[str, float]:
+        """Since the last call: groups that were asked for again after a failure, and that two servers worked on; and
+        MiB of weights that went to servers through process groups, where they go that way."""
+        found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
+        if self._options.transport == "group":
+            sent = self._fleet.sent() if self._fleet is not None else 0
+            found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
+        self._counts.clear()
+        return found
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Lets the loop do something and waits for it; what this thread is interrupted in ends."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()

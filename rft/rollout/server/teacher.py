@@ -1,0 +1,200 @@
+"""A teacher behind servers that run already, with weights of their own: it is asked, and has no model here."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rft.actor.actor import Actor
+from rft.distributed import World
+from rft.errors import Checks
+from rft.remote.http_client import Peer
+from rft.remote.load_balancer import Router
+from rft.remote.requests import Server
+from rft.rollout.server.options import Patience, check_addresses
+from rft.rollout.server.prompt_logprobs import Teller, Text, Told, met
+from rft.rollout.server.server_api import Call
+from rft.rollout.server.teacher_check import KEY, examine, most, peers
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Asks for a text; see `Question`.
+
+    Attributes:
+        text: that is there.
+        count: likeliest tokens that are asked for in each place.
+        tellers: what is known of the servers.
+    """
+
+    text: Text
+    count: int
+    tellers: Mapping[Peer, Teller]
+
+    def call(self, peer: Peer) -> Call:
+        """See `Question.call`."""
+        return self.tellers[peer].call(self.text, self.count)
+
+    def read(self, peer: Peer, answer: Any) -> Told:
+        """See `Question.read`."""
+        return self.tellers[peer].read(answer, self.text, self.count)
+
+
+class ServedTeacher(Actor):
+    """Computes the columns of a `Teacher` by asking servers of vLLM or SGLang.
+
+    Args:
+        key, world, tokenizer: supplied.
+        addresses: host:port of each server. All serve one model.
+        top_k: tokens that are kept of a distribution, the likeliest ones; all of a smaller vocabulary.
+        others: see `Patience`.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        world: World,
+        tokenizer: PreTrainedTokenizerBase,
+        addresses: list[str],
+        top_k: int,
+        concurrency: int,
+        retries: int,
+        start_s: float,
+        answer_s: float,
+        poll_s: float,
+    ) -> None:
+        self.key = key
+        self.world = world
+        self.optimizer_options = None
+        self._patience = Patience(concurrency, retries, start_s, answer_s, poll_s)
+        self._servers = [Server(peer, float(concurrency)) for peer in peers(addresses)]
+        self._tellers: dict[Peer, Teller] = {}
+        self._known = len(tokenizer) or top_k  # a plan may do without a tokenizer
+        self._top_k = min(top_k, self._known)
+        self._most, self._spare = most(top_k, self._known), 0
+
+    @staticmethod
+    def check(options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
+        """There are addresses, and servers can tell what is asked; see `Teacher.check`."""
+        check = Checks()
+        with check():
+            if not options["addresses"]:
+                raise ValueError(
+                    f"{KEY}.addresses=[]: there is nobody to learn from; give host:port of servers that run"
+                )
+            check_addresses(options["addresses"], KEY)
+        with check():
+            Patience(**{field.name: options[field.name] for field in fields(Patience)}).check(KEY)
+        with check():
+            if options["top_k"] < 1:
+                raise ValueError(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
+        with check():
+            if temperature != 1:
+                raise ValueError(
+                    f"rollout.temperature={temperature:g}: servers tell log-probabilities at temperature 1 alone; set "
+                    f"it to 1, or choose actor@{KEY}={KEY}, which computes them here"
+                )
+        check.end()
+
+    @staticmethod
+    def check_here(
+        world: World, options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, longest: Callable[[], int | None]
+    ) -> None:
+        """The servers are up, and fit; see `examine` and `Teacher.check_here`."""
+        tokens = longest()
+        world.decide(lambda: asyncio.run(examine(options, tokenizer, tokens)))
+
+    def compute(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+    ) -> dict[str, Tensor]:
+        """See `Actor.compute`; no rank waits for another one.
+
+        Raises:
+            OSError: the servers do not answer within their deadlines; names them.
+            ValueError: too many of the tokens that they tell of are none of the policy's.
+        """
+        assert temperature == 1
+        columns = self.blank(batch, outputs)
+        texts = texts_of(batch)
+        told = asyncio.run(self._told(texts, batch["group"].tolist(), self._top_k if "top_ids" in outputs else 0))
+        for row, text in texts.items():
+            here, found = slice(text.first, len(text.tokens)), told[text]
+            keep = batch["keep"][row, here].cpu()
+            numbers = {"logprobs": found.own, "top_ids": found.ids, "top_logprobs": found.logprobs}
+            for name, column in columns.items():
+                column[row, here][batch["keep"][row, here]] = numbers[name][keep].to(column.device)
+        return columns
+
+    def blank(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float = 1.0, idle: TensorDict | None = None
+    ) -> dict[str, Tensor]:
+        """What `compute` returns, of servers that say nothing."""
+        flat = batch["keep"].float()[..., None] * 0
+        wide = flat.repeat(1, 1, self._top_k)
+        columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
+        return {name: columns[name] for name in outputs}
+
+    async def _told(self, texts: Mapping[int, Text], groups: Sequence[int], top_k: int) -> dict[Text, Told]:
+        """What is said of each text; one that comes twice is asked for once, and those of a group together.
+
+        Where tokens come that the policy has not, it is asked for more of them, from then on at once.
+        """
+        found: dict[Text, Told] = {}
+        wanted = {text: groups[row] for row, text in texts.items()}
+        count = min(top_k + self._spare, self._most) if top_k else 0
+        while wanted:
+            together: dict[int, list[Text]] = defaultdict(list)
+            for text, group in wanted.items():
+                together[group].append(text)
+            asked = [[Ask(text, count, self._tellers) for text in group] for group in together.values()]
+            answers = await self._router().run(asked)
+            for text, told in zip(chain(*together.values()), chain(*answers), strict=True):
+                if not (lacking := told.lacking(self._known, top_k)):
+                    found[text] = told.among(self._known, top_k)
+                    del wanted[text]
+                elif count == self._most:
+                    raise ValueError(
+                        f"{KEY}.top_k={top_k}: of the {count} likeliest tokens of the model that is served {lacking} "
+                        f"too many are beyond the {self._known} of actor.tokenizer; lower it"
+                    )
+                self._spare = max(self._spare, 2 * lacking)
+            count = self._most
+        return found
+
+    def _router(self) -> Router:
+        return Router(
+            who=f"rank {self.world.rank}",
+            what="text",
+            wanted="is up",
+            servers=self._servers,
+            look=self._look,
+            options=self._patience,
+            key=self.key,
+            counts=Counter(),
+            progress=None,
+        )
+
+    async def _look(self, peer: Peer) -> None:
+        self._tellers[peer] = await met(peer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the servers have it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+        """Takes up what `state_dict` wrote."""
+
+
+def texts_of(batch: TensorDict) -> dict[int, Text]:
+    """What there is to ask, of those rows that have a token to learn from, by their number."""
+    found = {}
+    for row, (ids, keep) in enumerate(zip(batch["tokens", "input_ids"].tolist(), batch["keep"], strict=True)):
+        if places := keep.nonzero()[:, 0].tolist():
+            found[row] = Text(tuple(ids[: places[-1] + 1]), places[0])
+    return found

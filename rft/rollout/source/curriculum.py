@@ -1,0 +1,236 @@
+"""Batches of new text whose prompts are chosen by how often they are solved, which is tracked while training."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.batch.collate import collate
+from rft.data.encode.encoder import Encoder
+from rft.data.rows.lazy import Rows
+from rft.data.sampler import Lottery
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.rollout.engine.base import Engine
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.source.forced_stop import Interruption
+from rft.rollout.source.rollout import Redraw, RolloutSource, Score
+
+
+class Visit(NamedTuple):
+    """The last answer to a prompt: nine bytes a token.
+
+    Attributes:
+        row: the prompt's.
+        ids: prompt and response, (T,) int32.
+        sampled: which of them the policy sampled, (T,) bool.
+        logprobs: of those by the policy that sampled them, (L,) float32.
+    """
+
+    row: int
+    ids: Tensor
+    sampled: Tensor
+    logprobs: Tensor
+
+
+@dataclass
+class Forget:
+    """Old counts fade faster where the policy has changed more: 2^(-change / half) of them stays.
+
+    Attributes:
+        half: the change after which half of the counts stays: the mean absolute difference of a token's log-probability
+            between then and now, over the response that was sampled at the last visit.
+        least: the share that stays at least.
+    """
+
+    half: float
+    least: float
+
+
+@dataclass
+class Tracking:
+    """The solve rate of a prompt, right / (right + wrong), as the mean of a Beta distribution.
+
+    Attributes:
+        term: the reward term that is tracked, between 0 and 1.
+        right, wrong: counts before the first visit.
+        keep: the share of the counts that a visit leaves at most, before its own are added.
+        forget: leaves less where the policy has changed, or null.
+    """
+
+    term: str
+    right: float
+    wrong: float
+    keep: float
+    forget: Forget | None
+
+    def __post_init__(self) -> None:
+        if self.right <= 0 or self.wrong <= 0:
+            raise ValueError(
+                f"algorithm.source.tracking.right={self.right}, wrong={self.wrong}: set both above 0, so that no "
+                "prompt counts as solved or hopeless before it is tried"
+            )
+        least = 0.0 if self.forget is None else self.forget.least
+        if not 0 <= least <= self.keep <= 1:
+            raise ValueError(
+                f"algorithm.source.tracking.keep={self.keep} is a share, no less than that of forget.least={least} and "
+                "no more than 1"
+            )
+        if self.forget is not None and self.forget.half <= 0:
+            raise ValueError(f"algorithm.source.tracking.forget.half={self.forget.half}: set it above 0")
+
+    def share(self, change: float) -> float:
+        """Of the counts: what a visit leaves, the policy having changed so much since the one before."""
+        if self.forget is None:
+            return self.keep
+        return min(self.keep, max(self.forget.least, 2.0 ** (-change / self.forget.half)))
+
+
+@dataclass
+class Priority:
+    """A prompt of solve rate p is drawn with weight sqrt(p (1 - p)) + floor: most often where the outcome is open."""
+
+    floor: float
+
+    def __post_init__(self) -> None:
+        if self.floor <= 0:
+            raise ValueError(f"algorithm.source.priority.floor={self.floor}: set it above 0, so that no prompt is lost")
+
+
+class TrackedSource(RolloutSource):
+    """A rollout source that tracks how often each prompt is solved, and chooses prompts by it.
+
+    Each row gets `baseline_scores`: the solve rate of its prompt as it was known before this visit.
+
+    Args:
+        world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns: see `RolloutSource`.
+        logprobs: supplied: log-probabilities (B, T) of the `keep` tokens of a batch by the policy as it is now.
+        redraw, interruption: see `RolloutSource`.
+        tracking: how the solve rate is tracked.
+        priority: how often which prompt is drawn; null for epochs.
+        retire: prompts of at least this solve rate are not drawn any more, or null (ScaleRL, 2510.13786).
+    """
+
+    writes = (*RolloutSource.writes, "baseline_scores")
+
+    def __init__(
+        self,
+        world: World,
+        engine: Engine,
+        encoder: Encoder,
+        score: Score,
+        rows: Rows,
+        prompts: int,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        columns: tuple[str, ...],
+        logprobs: Callable[[TensorDict], Tensor],
+        redraw: Redraw | None,
+        interruption: Interruption | None,
+        tracking: Tracking,
+        priority: Priority | None,
+        retire: float | None,
+    ) -> None:
+        super().__init__(
+            world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns, redraw,
+            interruption,
+        )  # fmt: skip
+        if priority is not None:
+            self._cursor = Lottery(len(rows), seed)
+        self._logprobs = logprobs
+        self._tracking = tracking
+        self._priority = priority
+        self._retire = retire
+        self._counts = torch.tensor([tracking.right, tracking.wrong]).double().repeat(len(rows), 1)  # (N, 2)
+        self._visits: dict[int, Visit] = {}
+
+    def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
+        rates = self._counts[:, 0] / self._counts.sum(1)  # (N,)
+        mine = self._cursor.take(self._prompts, self._weights(rates, metrics))[self._mine]
+        groups = self._answer(mine, metrics)
+        metrics.mean("rollout/solve_rate", rates[[row for _, row in mine]])
+        for (_, row), group in zip(mine, groups, strict=True):
+            for answer in group:
+                answer["baseline_scores"] = rates[row].float()
+        self._learn(mine, groups, metrics)
+        return groups
+
+    def _weights(self, rates: Tensor, metrics: Metrics) -> Tensor:
+        """How often each prompt is to be drawn, (N,) float64."""
+        retired = torch.zeros_like(rates, dtype=torch.bool) if self._retire is None else rates >= self._retire
+        metrics.mean("rollout/retired", retired)
+        if retired.all():
+            logging.getLogger(__name__).warning(
+                "every prompt is solved at the rate of algorithm.source.retire=%s; all of them are drawn again",
+                self._retire,
+            )
+            retired = torch.zeros_like(retired)
+        weights = torch.ones_like(rates)
+        if self._priority is not None:
+            weights = (rates * (1 - rates)).sqrt() + self._priority.floor
+        return torch.where(retired, 0.0, weights)
+
+    def _learn(self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]], metrics: Metrics) -> None:
+        """Takes up the outcome of a round. Every rank learns of all groups, in the order of their positions."""
+        visits: dict[int, Visit] = {}
+        changes: dict[int, float] = {}
+        if self._tracking.forget is not None:
+            visits, changes = self._compare(mine, groups)
+            metrics.mean("rollout/policy_change", torch.tensor(list(changes.values())))
+        found = []
+        for (position, row), group in zip(mine, groups, strict=True):
+            scores = torch.stack([answer["terms"][self._tracking.term] for answer in group]).double()
+            if not (scores.min() >= 0 and scores.max() <= 1):  # so that NaN is refused too
+                raise ValueError(
+                    f"algorithm.source.tracking.term={self._tracking.term}: a solve rate is tracked of a term between "
+                    f"0 and 1, and it was {float(scores.min())} to {float(scores.max())}; choose another term"
+                )
+            share = self._tracking.share(changes.get(row, 0.0))
+            found.append((position, row, share, torch.stack([scores.sum(), (1 - scores).sum()])))
+        everyones = self._world.gather((found, visits))
+        for _, row, share, counts in sorted((o for outcomes, _ in everyones for o in outcomes), key=itemgetter(0)):
+            self._counts[row] = share * self._counts[row] + counts
+        latest = {position: visit for _, theirs in everyones for position, visit in theirs.items()}
+        self._visits |= {visit.row: visit for _, visit in sorted(latest.items())}
+
+    def _compare(
+        self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]]
+    ) -> tuple[dict[int, Visit], dict[int, float]]:
+        """These visits by position, and by row how much the policy has changed since the visit before.
+
+        The first answer stands for its group. Old policies are gone, but what they said of their own answer is kept.
+        """
+        before = [self._visits[row] for row in sorted({row for _, row in mine}) if row in self._visits]
+        answers = [(group[0]["tokens"]["input_ids"], group[0]["response_mask"]) for group in groups]
+        said = self._say([*answers, *((visit.ids.long(), visit.sampled) for visit in before)])
+        visits = {
+            position: Visit(row, ids.int(), sampled, logprobs)
+            for (position, row), (ids, sampled), logprobs in zip(mine, answers, said, strict=False)
+        }
+        again = zip(before, said[len(mine) :], strict=True)
+        return visits, {visit.row: float((visit.logprobs - now).abs().mean()) for visit, now in again}
+
+    def _say(self, texts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """What the policy says now of the sampled tokens of each text (T,): log-probabilities, (L,) each."""
+        rows = []
+        for unit, (ids, sampled) in enumerate(texts):
+            tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            rows.append({"tokens": tokens, "response_mask": sampled, "keep": sampled, "unit": unit, "group": unit})
+        found = self._logprobs(collate(rows))  # (B, T)
+        return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the counts and visits: every rank knows all of them, and rank zero hands them in."""
+        known = {"counts": self._counts.clone(), "visits": dict(self._visits)} if self._world.rank == 0 else {}
+        return super().state_dict() | known
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        super().load_state_dict(states)
+        self._counts = states[0]["counts"].clone()
+        self._visits = dict(states[0]["visits"])

@@ -1,0 +1,282 @@
+"""From the resolved config to objects: cheap checks first, models last."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.actor.actor import Actor
+from rft.actor.frozen import check_frozen
+from rft.actor.init import read_config
+from rft.actor.moe import check_routers
+from rft.actor.precomputed import RememberedReference
+from rft.actor.reference import AdapterReference
+from rft.algorithm.algorithm import Method
+from rft.algorithm.roles import REFERENCE, ROLES, TEACHER
+from rft.batch.balance import Balance
+from rft.data.given.survey import ALONE, given, only_reads
+from rft.data.rows.lazy import Rows
+from rft.distributed import World, start
+from rft.logger.log import RunLog, SilentLog
+from rft.modes.verify import certify
+from rft.registry import Target
+from rft.rollout.engine.base import Engine
+from rft.rollout.source.rollout import Score
+from rft.setup.components import Parts
+from rft.setup.constraints import check_interruption, check_tokenizer
+from rft.setup.datasets import Loaded
+from rft.train.checkpoint import Checkpoints
+from rft.train.profiler import Profiler
+from rft.train.run_folder import choose_folder, finish_folder
+from rft.train.stage import Source, Stage
+from rft.train.trainer import Trainer
+
+
+class Job(Parts):
+    """A checked config, ready to run.
+
+    Raises:
+        Problems: everything that is wrong, each with its yaml key and the cure; nothing slow has been done then.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.check.end()
+
+    def verify(self) -> float:
+        """Prints the certificate of the algorithm's functions and returns 1.0.
+
+        Raises:
+            ValueError: a function is not what it states.
+        """
+        if not certify(self.method, Console()):
+            raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
+        return 1.0
+
+    def fit(self, suffix: str) -> float:
+        """Loads data and models, trains, and returns the value of the metric that the config names.
+
+        Args:
+            suffix: what tells this job of a sweep from the others, in the folder's name; empty outside a sweep.
+        """
+        run = self.run
+        world, loaded = self.begin()
+        wanted = Path(run.output_dir + suffix)
+        folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+        with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
+            for text in [said, *loaded.said] if said else loaded.said:
+                log.message(text)
+            if run.rollout.truncates():
+                log.message(
+                    "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
+                    "that trains: rollout/logprob_gap shows how far the two are apart"
+                )
+            trainer, stages = self.assemble(world, loaded, folder, log)
+            try:
+                numbers = trainer.fit(stages)
+            except BaseException:
+                trainer.engine.abort()
+                raise
+            finally:
+                trainer.engine.close()
+            if missed := [step for step in run.profile.steps if step > trainer.step]:
+                log.message(f"profile.steps={missed} did not come: the warm-up was shorter than warmup.steps allows")
+            if world.rank == 0:
+                finish_folder(folder, numbers)
+        return numbers[run.metric]
+
+    def begin(self) -> tuple[World, Loaded]:
+        """Starts the processes and reads what a run reads before there is a model."""
+        world = start(self.run.strategy["device"])
+        with self.check():
+            self.engine.factory.check_here(self.engine.options)
+        loaded = self.load(world.size, world)
+        self.check.end()
+        if TEACHER.writes(self.method.reads()):
+            teacher = self.helpers[TEACHER.key]
+            teacher.factory.check_here(world, teacher.options, loaded.tokenizer, lambda: self.longest(loaded))
+        return world, loaded
+
+    def check_ranks(self, ranks: int) -> None:
+        """Adds to `check` what is wrong where so many processes share the work."""
+        with self.check():
+            if self.run.batch.prompts % ranks:
+                raise ValueError(f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes")
+
+    def load(self, ranks: int, world: World = ALONE) -> Loaded:
+        """Loads tokenizer and rows; what is wrong with them, or between them and the rest, is added to `check`.
+
+        Args:
+            ranks: processes of the run.
+            world: those that read.
+        """
+        run, check = self.run, self.check
+        self.check_after()
+        self.check_ranks(ranks)
+        tokenizer = check.attempt(lambda: self.tokenizer.build())
+        encoder = check.attempt(lambda: run.data.encoder(tokenizer))
+        rows = check.attempt(lambda: self.train.build(key="data.train"))
+        unread = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
+        train: Rows = check.attempt(lambda: rows.load(sorted(self.needs)) if unread is None else unread.first())
+        held_out = self.load_held_out()
+        with check():
+            run.data.check_apart()
+        shape = check.attempt(
+            lambda: read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+        )
+        with check():
+            check_tokenizer(tokenizer, shape)
+        with check():
+            if "router_balance" in self.method.policy.outputs:
+                strategy = self.strategy.options
+                check_routers(shape, strategy["compile"], strategy["context_parallel"])
+        with check():
+            if TEACHER.writes(self.method.reads()):
+                teacher = self.helpers[TEACHER.key]
+                temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
+                teacher.factory.check(teacher.options, tokenizer, temperature)
+        for role in ROLES:
+            helper = self.helpers[role.key].options
+            gone = role is REFERENCE and self.precompute  # it may be, where a run goes on
+            with check():
+                if role.follows and role.writes(self.method.reads()) and not (gone or self.starts_as_policy(role)):
+                    read_config(helper["path"], helper["model_config"], len(tokenizer), role.key)
+        for actor in (self.actor, *self.helpers.values()):
+            with check():
+                if frozen := actor.options.get("frozen"):
+                    model = read_config(actor.options["path"], actor.options["model_config"], len(tokenizer), actor.key)
+                    check_frozen(model, actor.options["head"], frozen, actor.key)
+        with check():
+            check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
+        loaded = Loaded(tokenizer, encoder, train, held_out, self.lengths(world, encoder), unread)
+        with check():
+            reads = given(self.source)
+            examples = None if reads is None else (lambda: self.examples(loaded, reads))
+            loaded.fit(run, check, shape, "prompt" in self.needs, not only_reads(self.source), examples)
+        return loaded
+
+    def examples(self, loaded: Loaded, source: Target) -> list[int]:
+        """Tokens of each row that a source of given texts draws, until as many are drawn as there are."""
+        run, columns = self.run, tuple(sorted(self.method.reads()))
+        supplied = {"seed": run.seed, "columns": columns}
+        return loaded.lengths.examples(source, loaded.train, run.batch.prompts, **supplied)
+
+    def longest(self, loaded: Loaded) -> int | None:
+        """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
+        if loaded.unread is not None:
+            return None
+        source = given(self.source)
+        counts = [] if source is None else self.examples(loaded, source)
+        if not only_reads(self.source):
+            counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
+        return max(counts)
+
+    def assemble(
+        self,
+        world: World,
+        loaded: Loaded,
+        folder: Path,
+        log: RunLog,
+        answering: Callable[[Engine], Engine] = lambda engine: engine,
+        score: Score | None = None,
+    ) -> tuple[Trainer, list[Stage]]:
+        """Builds the models and what moves them.
+
+        Args:
+            folder, log: of the run.
+            answering: what the sources of batches are given in place of the engine.
+            score: in place of the reward.
+        """
+        run, reads = self.run, self.method.reads()
+        strategy = self.strategy.build(world=world)
+
+        def actor(target: Target) -> Actor:
+            shared = {"world": world, "strategy": strategy, "tokenizer": loaded.tokenizer, "seed": run.seed}
+            return target.build(key=target.key, **shared)
+
+        policy = actor(self.actor)
+        helpers: dict[str, Actor] = {}
+        for role in ROLES:
+            if role.writes(reads):
+                shares = role.loss is None and policy.adapters is not None and self.starts_as_policy(role)
+                if role is REFERENCE and self.precompute:
+                    copied = self.starts_as_policy(role)
+                    load = (lambda: policy) if copied else partial(actor, self.helpers[role.key])
+                    helpers[role.key] = RememberedReference(world, load, copied, folder / "ref_logprobs.pt")
+                else:
+                    helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
+        engine = self.start_engine(world, policy, loaded, folder)
+
+        def logprobs(batch: TensorDict) -> Tensor:
+            return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
+
+        def source(target: Target, prompts: int, method: Method) -> Source:
+            return target.build(
+                world=world,
+                engine=answering(engine),
+                encoder=loaded.encoder,
+                score=score or self.reward.score,
+                rows=loaded.rows(run, log.message),
+                prompts=prompts,
+                group_size=run.algorithm.group_size,
+                sampling=run.rollout,
+                seed=run.seed,
+                columns=tuple(sorted(method.reads())),
+                logprobs=logprobs,
+            )
+
+        stages = []
+        if run.warmup is not None:
+            stages.append(
+                Stage(
+                    name="warmup",
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_method),
+                    method=self.warmup_method,
+                    steps=run.warmup.steps,
+                    minibatches=1,
+                    epochs=1,
+                    optimizer=run.warmup.optimizer,
+                    eval_every=run.warmup.eval_every,
+                    stop_at=run.warmup.stop_at,
+                    sampler=policy,
+                )
+            )
+        assert policy.optimizer_options is not None
+        stages.append(
+            Stage(
+                name="train",
+                source=source(self.source, run.batch.prompts, self.method),
+                method=self.method,
+                steps=run.steps,
+                minibatches=run.batch.minibatches,
+                epochs=run.batch.epochs,
+                optimizer=policy.optimizer_options,
+                eval_every=run.eval.every,
+                stop_at=None,
+                sampler={"actor": policy, **helpers}[run.algorithm.sampler],
+            )
+        )
+        trainer = Trainer(
+            world=world,
+            policy=policy,
+            helpers=helpers,
+            balance=Balance(world, policy.work, "group" if policy.cutting.share_prefix else "unit", run.batch.balance),
+            copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
+            engine=engine,
+            evaluator=self.evaluator(world, policy, engine, loaded.encoder, loaded.held_out),
+            watched=run.metric,
+            log=log,
+            checkpoints=Checkpoints(folder, run.checkpoint, world),
+            trajectories=run.trajectories,
+            profiler=Profiler(run.profile.steps, folder, world, log),
+            seed=run.seed,
+        )
+        return trainer, stages
+
+    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+        """What samples, with no weights yet."""
+        return self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder)

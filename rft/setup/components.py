@@ -1,0 +1,291 @@
+"""What a config names, part by part, and every check of it that needs neither data nor a model."""
+
+import importlib
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.actor.actor import Actor
+from rft.algorithm.algorithm import Method
+from rft.algorithm.roles import REFERENCE, ROLES, TEACHER, Role
+from rft.data.encode.encoder import Encoder
+from rft.data.encode.lengths import Lengths
+from rft.data.given.survey import ALONE
+from rft.data.rows.lazy import Rows, load
+from rft.data.rows.stream import check_stream
+from rft.distributed import World
+from rft.errors import Checks, Partial
+from rft.evaluation.base import HeldOut
+from rft.evaluation.generation import Evaluator, measured
+from rft.evaluation.preference import Grader, PairEvaluator
+from rft.evaluation.process import StepEvaluator
+from rft.registry import Target, convert, sift
+from rft.reward.compose import WeightedSum
+from rft.rollout.engine.base import Engine
+from rft.setup.constraints import (
+    check_adapters,
+    check_architecture,
+    check_engine,
+    check_flow,
+    check_head,
+    check_metric,
+    check_mixtures,
+    check_numbers,
+    check_packing,
+    check_profile,
+    check_source,
+    check_tensor_parallel,
+    check_training,
+)
+from rft.setup.schema import Run
+from rft.train.precompute import check_reference
+
+GRADERS: dict[str, type[Grader]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
+FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
+FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args", "lora")
+FROM_ROLLOUT = (
+    "world",
+    "engine",
+    "encoder",
+    "score",
+    "rows",
+    "prompts",
+    "group_size",
+    "sampling",
+    "seed",
+    "columns",
+    "logprobs",
+)
+
+
+class Parts:
+    """The parts of a run, none of them loaded.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Attributes:
+        check: what is wrong with them; a part that is wrong itself is missing. `check.end` raises it.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.check = check = Checks()
+        for name in config.get("plugins") or ():
+            with check():
+                import_plugin(name)
+        fields = sift(config, Run, "", "the root of the config", check)
+        self.run = run = cast(Run, Partial(**fields))
+        self._check_actors()
+        self.strategy = check.attempt(lambda: Target(run.strategy, "strategy", ("world",)))
+        self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
+        with check():
+            check_engine(run.rollout, self.engine, self.actor.options["lora"])
+        self.source = check.attempt(lambda: Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT))
+        self.train = check.attempt(lambda: Target(run.data.train, "data.train", ("key",)))
+        self.held_out: dict[str, Target] = {}
+        with check():
+            for name, node in run.data.eval.items():
+                self.held_out[name] = check.attempt(Target, node, f"data.eval.{name}", ("key",))
+        self.reward: WeightedSum = check.attempt(lambda: Target(run.reward, "reward").build())
+        self.sinks = []
+        with check():
+            for name, node in run.logger.items():
+                self.sinks.append(check.attempt(lambda n=name, o=node: Target(o, f"logger.{n}").build()))
+        self.method = check.attempt(lambda: Method(run.algorithm, "algorithm", self.reward.weights))
+        self._check_together()
+        for sink in self.sinks:
+            with check():
+                sink.check()
+        if not check.messages:
+            self.run = Run(**fields)
+
+    def _check_actors(self) -> None:
+        check, run = self.check, self.run
+        self.tokenizer = check.attempt(lambda: Target(run.actor.pop("tokenizer", None), "actor.tokenizer"))
+        precompute = run.reference.pop("precompute", None)
+        actors, said = {}, set[str]()
+        for key in ("actor", *(role.key for role in ROLES)):
+            own = Checks()  # what is wrong with the actor is so with those that take over its options; it is said once
+            target = own.attempt(lambda key=key: actor_of(attrgetter(key)(run), key))
+            with own():
+                check_model(target)
+            check.messages += [text for text in own.messages if text.removeprefix(key) not in said]
+            said |= {text.removeprefix(key) for text in own.messages}
+            actors[key] = target
+        self.actor = actors.pop("actor")
+        self.helpers = actors
+        self.precompute = check.attempt(lambda: convert(precompute, bool, "reference.precompute"))
+        with check():
+            check_adapters(self.models())
+
+    def _check_together(self) -> None:
+        check, run = self.check, self.run
+        with check():
+            check_numbers(run, self.method)
+        with check():
+            check_profile(run)
+        with check():
+            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), self.models(), run.warmup)
+        with check():
+            wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
+            answers = measured(self.reward.names, self.reward.accuracy, *wanted)
+            check_metric(run, answers if self.grader is None else list(self.grader.always))
+        with check():
+            if run.eval.maj_k and not self.reward.extracts:
+                raise ValueError(
+                    f"eval.maj_k={run.eval.maj_k}: reward.accuracy={self.reward.accuracy} does not tell which answer "
+                    "it finds in a response, so there is none to vote on; set eval.maj_k=[] or choose another accuracy"
+                )
+        with check():
+            check_source(self.source.options, self.reward.names, run.algorithm.group_size)
+        with check():
+            check_mixtures(self.train, self.held_out, self.source)
+        with check():
+            check_stream(run.data.streaming, self.train, self.source)
+        with check():
+            check_flow(run, self.method, self.source)
+        with check():
+            copied = self.starts_as_policy(REFERENCE)
+            check_reference(run.algorithm, self.method, self.source, self.precompute, copied)
+        self.needs: set[str] = set()
+        with check():
+            self.needs |= set(self.source.factory.needs(self.source.options))
+            if "score" in self.source.takes:
+                self.needs |= set(self.reward.fields)
+        with check():
+            if run.warmup is not None:
+                warmup = run.warmup
+                self.warmup_method = check.attempt(lambda: Method(warmup.method(), "warmup"))
+                self.warmup_source = check.attempt(lambda: Target(warmup.source, "warmup.source", FROM_ROLLOUT))
+                with check():
+                    check_flow(run, self.warmup_method, self.warmup_source)
+                with check():
+                    self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
+        with check():
+            methods = {"algorithm": self.method} | ({"warmup": self.warmup_method} if run.warmup is not None else {})
+            check_head(self.actor.options, methods, self.engine.factory, self.strategy.options)
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The options of the actors whose models are in this process, by their keys."""
+        return {target.key: target.options for target in (self.actor, *self.helpers.values()) if has_model(target)}
+
+    def starts_as_policy(self, role: Role) -> bool:
+        """True where an actor names the same model as the policy, and follows it."""
+        mine, policy = self.helpers[role.key].options, self.actor.options
+        return role.follows and all(mine[name] == policy[name] for name in ("path", "model_config"))
+
+    def check_after(self) -> None:
+        """Raises a ValueError where a run that this one reads is not there: what else is wrong comes from that."""
+        for name, before in self.run.after.items():
+            before.check(f"after.{name}")
+
+    @property
+    def grader(self) -> type[Grader] | None:
+        """What measures a policy that gives scores and writes no text; None for one that writes."""
+        return GRADERS.get(self.actor.options["head"])
+
+    def lengths(self, world: World, encoder: Encoder) -> Lengths:
+        """What counts tokens: all ranks together, or each alone where one has found a mistake. A collective."""
+        mistaken = any(world.gather(bool(self.check.messages)))
+        return Lengths(ALONE if mistaken else world, encoder, self.run.cache)
+
+    def load_held_out(self) -> dict[str, Rows]:
+        """The held-out sets by their names; what is wrong with them is added to `check`."""
+        sets: dict[str, Rows] = {}
+        fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
+        for name, target in self.held_out.items():
+            with self.check():
+                sets[name] = load(target, fields)
+        with self.check():
+            self.reward.check()
+        return sets
+
+    def make_engine(
+        self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+    ) -> Engine:
+        """What samples, with no weights yet; see `FROM_ENGINE`."""
+        supplied = {"world": world, "model": model, "tokenizer": tokenizer, "folder": folder}
+        supplied |= {"engine_args": self.run.rollout.engine_args, "lora": self.actor.options["lora"]}
+        return self.engine.build(**supplied)
+
+    def evaluator(
+        self, world: World, policy: Actor | None, engine: Engine | None, encoder: Encoder, sets: dict[str, Rows]
+    ) -> HeldOut:
+        """What measures held-out sets: of a policy that gives scores its own, or else how well the engine answers."""
+        run = self.run
+        if self.grader is not None:
+            assert policy is not None
+            return self.grader(
+                world,
+                encoder,
+                lambda batch: policy.compute(batch, ("score",), 1.0)["score"],
+                sets,
+                **{name: self.source.options[name] for name in self.grader.options},
+            )
+        assert engine is not None
+        self.reward.place(world.device)
+        return Evaluator(
+            world=world,
+            engine=engine,
+            encoder=encoder,
+            score=self.reward.score,
+            extract=self.reward.extract,
+            sets=sets,
+            accuracy=self.reward.accuracy,
+            greedy=run.rollout.untruncated(0.0),
+            sampling=run.rollout.untruncated(run.eval.temperature),
+            samples=run.eval.samples,
+            pass_k=run.eval.pass_k,
+            maj_k=run.eval.maj_k,
+            seed=run.seed,
+        )
+
+
+def actor_of(node: Any, key: str) -> Target:
+    """What an actor is made of.
+
+    Raises:
+        ValueError: names the key; among others where an actor that trains, or is like one, has its model elsewhere.
+    """
+    target = Target(node, key, FROM_RUN)
+    if key != TEACHER.key and not has_model(target):
+        raise ValueError(f"{key}._target_: {target.factory.__name__} has no model here; only a {TEACHER.key} can do so")
+    return target
+
+
+def has_model(target: Target) -> bool:
+    """Whether the model of an actor is in this process."""
+    return "model_config" in target.takes
+
+
+def check_model(target: Target) -> None:
+    """Raises a ValueError for options of an actor whose model is in this process."""
+    check, options, key = Checks(), target.options, target.key
+    if not has_model(target):
+        return
+    with check():
+        check_architecture(options["model_config"], f"{key}.model_config")
+    with check():
+        check_training(options, key)
+    with check():
+        check_packing(options, key)
+    check.end()
+
+
+def import_plugin(name: str) -> None:
+    """Imports a module of the user's, so that what it registers can be named in the yaml.
+
+    Raises:
+        ValueError: no such module on the path.
+    """
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(
+            f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH"
+        ) from error

@@ -1,0 +1,380 @@
+"""What can be said against a config before a model is loaded. Every function raises a ValueError with key and cure."""
+
+import tempfile
+from operator import attrgetter
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from rft.actor.init import CLASSIFIERS
+from rft.actor.lora.adapters import Lora
+from rft.algorithm.algorithm import Method
+from rft.algorithm.roles import ROLES
+from rft.batch.columns import check_columns
+from rft.data.encode.encoder import Encoder
+from rft.data.rows.mixture import Mixture
+from rft.errors import Checks
+from rft.registry import Target, did_you_mean
+from rft.rollout.engine.none import NoEngine
+from rft.setup.schema import Rollout, Run, Warmup
+
+COUNTS = (
+    "steps",
+    "batch.prompts",
+    "batch.minibatches",
+    "batch.epochs",
+    "algorithm.group_size",
+    "rollout.max_new_tokens",
+    "trajectories.every",
+)
+
+
+def check_numbers(run: Run, method: Method) -> None:
+    """Numbers that no signature can check alone."""
+    check = Checks()
+    for key in COUNTS:
+        with check():
+            if (number := attrgetter(key)(run)) < 1:
+                raise ValueError(f"{key}={number}: set it to 1 or more")
+    with check():
+        if run.rollout.temperature <= 0 or (run.eval.samples and run.eval.temperature <= 0):
+            key = "rollout.temperature" if run.rollout.temperature <= 0 else "eval.temperature"
+            raise ValueError(f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting")
+    with check():
+        rows, parts = run.batch.prompts * run.algorithm.group_size, run.batch.minibatches
+        if parts > 0 and rows % parts:
+            raise ValueError(
+                f"batch.minibatches={parts} does not divide the {rows} rows of a step (batch.prompts="
+                f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
+            )
+    with check():
+        if run.algorithm.critic_warmup >= run.steps > 0:
+            raise ValueError(
+                f"algorithm.critic_warmup={run.algorithm.critic_warmup}: the policy would train in none of the steps="
+                f"{run.steps}; raise steps or lower algorithm.critic_warmup"
+            )
+    with check():
+        if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size == 1:
+            raise ValueError(
+                f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares "
+                "the rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose "
+                "another algorithm/advantage"
+            )
+    for name, wanted, idle in (("pass_k", run.eval.pass_k, run.eval.samples == 0), ("maj_k", run.eval.maj_k, False)):
+        with check():
+            if min(wanted, default=1) < 1:
+                raise ValueError(f"eval.{name}={wanted}: a number of answers is 1 or more")
+            if max(wanted, default=0) > run.eval.samples and not idle:
+                raise ValueError(
+                    f"eval.{name}={wanted} asks for more answers than eval.samples={run.eval.samples}; set "
+                    f"eval.samples to at least {max(wanted)}"
+                )
+    check.end()
+
+
+def check_profile(run: Run) -> None:
+    """The run can come to every step that is to be profiled."""
+    warmup = run.warmup.steps if run.warmup is not None else 0
+    last = warmup + run.steps
+    if impossible := [step for step in run.profile.steps if not 1 <= step <= last]:
+        raise ValueError(
+            f"profile.steps={impossible}: the steps of this run are 1 to {last} (warmup.steps={warmup}, then steps="
+            f"{run.steps}); choose among them"
+        )
+
+
+def check_metric(run: Run, measured: list[str]) -> None:
+    """The metric that the run returns is one that it will have.
+
+    Args:
+        measured: the numbers of each held-out set.
+    """
+    known = [f"eval/{name}/{number}" for name in run.data.eval for number in measured]
+    if run.metric not in known:
+        raise ValueError(
+            f"metric={run.metric}: the run has no such number{did_you_mean(run.metric, known)} (there are: "
+            f"{', '.join(known)})"
+        )
+
+
+def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: int) -> None:
+    """What a source looks at is a reward term that there is, and can differ within a group.
+
+    Args:
+        options: of the source.
+        terms: the names of the reward's terms.
+        group_size: responses per prompt.
+    """
+    for name in ("redraw", "tracking"):
+        node = options.get(name)
+        if node is not None and node.term not in terms:
+            raise ValueError(
+                f"algorithm.source.{name}.term={node.term}: none of reward.terms, which are {', '.join(terms)}"
+                f"{did_you_mean(node.term, terms)}"
+            )
+    share = options.get("sampled_share")
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"algorithm.source.sampled_share={share}: a chance is at least 0 and at most 1")
+    if options.get("redraw") is not None and group_size < 2:
+        raise ValueError(
+            f"algorithm.group_size={group_size}: a group of one never differs, so dynamic sampling would draw it again "
+            "and again; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
+        )
+
+
+def check_mixtures(train: Target, held_out: dict[str, Target], source: Target) -> None:
+    """A mixture is drawn from by its weights, and by nothing else."""
+    for target in held_out.values():
+        if target.factory is Mixture:
+            raise ValueError(
+                f"{target.key}: an evaluation has all rows of a set, whatever their weights; give each part of the "
+                "mixture a name of its own under data.eval"
+            )
+    if train.factory is Mixture and source.options.get("priority") is not None:
+        raise ValueError(
+            "data.train is a mixture, and algorithm.source.priority would draw its rows by other weights; set "
+            "algorithm.source.priority=null, or train on one of its parts"
+        )
+
+
+def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
+    """The engine can do what is asked of it, and there is one to take the arguments that are meant for it.
+
+    Args:
+        lora: the policy's.
+    """
+    if rollout.engine_args and "engine_args" not in engine.takes:
+        name = sorted(rollout.engine_args)[0]
+        raise ValueError(
+            f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
+            "rollout or take it out"
+        )
+    engine.factory.check(engine.options | {"engine_args": rollout.engine_args, "lora": lora}, rollout)
+
+
+def check_head(options: dict[str, Any], methods: dict[str, Method], engine: Any, strategy: dict[str, Any]) -> None:
+    """The policy has the head that its losses train, and one that only gives scores is asked for nothing else.
+
+    Args:
+        options: of the policy.
+        methods: of the stages, by their keys.
+        engine: its class.
+        strategy: its options.
+    """
+    check, head = Checks(), options["head"]
+    for key, method in methods.items():
+        with check():
+            if (loss := method.policy.terms[0].plugin).facts.head != head:
+                raise ValueError(
+                    f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
+                    "another loss, or another actor/head"
+                )
+    samples, scores = not issubclass(engine, NoEngine), head in CLASSIFIERS
+    with check():
+        if samples and scores:
+            raise ValueError(f"actor.head={head}: such a model writes no text; choose rollout=none")
+    with check():
+        if not samples and not scores:
+            raise ValueError("rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf")
+    if scores:
+        with check():
+            if options["lora"] is not None:
+                raise ValueError(
+                    f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
+                )
+        for name in ("context_parallel", "tensor_parallel"):
+            with check():
+                if strategy.get(name, 1) > 1:
+                    raise ValueError(
+                        f"strategy.{name}={strategy[name]}: with actor.head={head} every rank reads the tokens of its "
+                        "own rows; set it to 1"
+                    )
+    check.end()
+
+
+def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: int) -> None:
+    """An answer that is interrupted has room for the phrase, within the cap on new tokens that `check_lengths` knows.
+
+    Args:
+        options: of the source.
+    """
+    interruption = options.get("interruption")
+    if interruption is None:
+        return
+    phrase = len(encoder.encode([interruption.phrase])[0])
+    if phrase + 2 > new_tokens:
+        raise ValueError(
+            f"algorithm.source.interruption.phrase has {phrase} tokens, which with one before and one behind is more "
+            f"than rollout.max_new_tokens={new_tokens}; shorten it, raise rollout.max_new_tokens or choose another "
+            "algorithm/source"
+        )
+
+
+def check_flow(run: Run, method: Method, source: Target) -> None:
+    """Every column that a step reads has one writer before it.
+
+    Args:
+        source: its class has the columns that it `writes` always, and those that it `can_write` where they are read. An
+            option of such a column's name is the field that it is taken from, or null.
+    """
+    reads, can_write = method.reads(), source.factory.can_write
+    if unread := [name for name in can_write if source.options.get(name) is not None and name not in reads]:
+        raise ValueError(
+            f"{source.key}.{unread[0]}={source.options[unread[0]]}: nothing reads {unread[0]!r}; set it to null"
+        )
+    given = [name for name in can_write if name in reads and source.options.get(name, name) is not None]
+    copied = run.algorithm.old_logprobs == "rollout"
+    stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        ("algorithm.source", (), (*source.factory.writes, *given)),
+        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
+    ]
+    if method.options.pick != "all":
+        chosen = ("chosen",) if method.options.pick == "best_and_worst" else ()
+        stages.append(("algorithm.pick", ("scores", "group", "unit"), chosen))
+    if "old_logprobs" in reads:
+        stages.append(
+            ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
+        )
+    if "sum_p_squared" in reads:
+        stages.append(("actor", ("tokens",), ("sum_p_squared",)))
+    for role in ROLES:
+        if role.key in method.learners and not role.writes(reads):
+            raise ValueError(
+                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {', '.join(role.columns)}; choose "
+                f"an algorithm/advantage that does or algorithm/{role.loss}=none"
+            )
+        if columns := role.writes(reads):
+            if role.loss is not None and role.key not in method.learners:
+                raise ValueError(
+                    f"something reads {', '.join(columns)}, but algorithm.{role.loss} is null, so nothing would train "
+                    f"the {role.key}; choose an option of algorithm/{role.loss}"
+                )
+            stages.append((role.key, ("tokens",), tuple(columns)))
+    check_columns([*stages, *method.stages()])
+
+
+def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
+    """Adapters are where they can train and be saved, and a reference that is the policy's model is run as it is.
+
+    Args:
+        actors: the options of every actor, by its key.
+    """
+    policy, frozen = actors["actor"], [role.key for role in ROLES if role.loss is None and role.follows]
+    for key, options in actors.items():
+        if options["lora"] is not None:
+            options["lora"].check(key, options["path"], options["optimizer"] is not None)
+    if policy["lora"] is None:
+        return
+    for key in frozen:
+        shared = actors[key].keys() - {"lora", "optimizer", "frozen", "ema"}
+        own = [name for name in actors[key] if name in shared and actors[key][name] != policy[name]]
+        if own and not {"path", "model_config"} & set(own):
+            raise ValueError(
+                f"{key}.{own[0]}={actors[key][own[0]]}: with actor.lora the {key} is computed by the actor, with its "
+                f"{own[0]}={policy[own[0]]}; leave it at ${{actor.{own[0]}}}, or set {key}.path to another model"
+            )
+
+
+def check_training(options: dict[str, Any], key: str) -> None:
+    """Weights are frozen where others train, and averaged where the average is of use.
+
+    Args:
+        options: of the actor with this key.
+    """
+    frozen, ema = options["frozen"], options["ema"]
+    if frozen and options["optimizer"] is None:
+        raise ValueError(f"{key}.frozen={frozen}: the {key} never trains; set {key}.frozen=[]")
+    if frozen and options["lora"] is not None:
+        raise ValueError(
+            f"{key}.frozen={frozen}: with {key}.lora no weight of the model itself trains; choose the layers by "
+            f"{key}.lora.targets and set {key}.frozen=[]"
+        )
+    if ema is not None and key != "actor":
+        raise ValueError(f"{key}.ema={ema}: checkpoints hold the average of the actor alone; set {key}.ema=null")
+    if ema is not None and not 0 < ema < 1:
+        raise ValueError(f"{key}.ema={ema}: it is the part of the average that stays, above 0 and below 1, or null")
+
+
+def check_packing(options: dict[str, Any], key: str) -> None:
+    """A forward takes tokens, and rows that share some are packed.
+
+    Args:
+        options: of the actor with this key.
+    """
+    if options["micro_batch_tokens"] < 1:
+        raise ValueError(f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more")
+    if options["share_prefix"] and not options["packing"]:
+        raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
+
+
+def check_tensor_parallel(size: int, actors: dict[str, dict[str, Any]], warmup: Warmup | None) -> None:
+    """What trains split weights knows that they are.
+
+    Args:
+        size: ranks that split them.
+        actors: the options of every actor, by its key.
+    """
+    if size <= 1:
+        return
+    optimizers = {key: options["optimizer"] for key, options in actors.items()}
+    optimizers["warmup"] = warmup and warmup.optimizer
+    for key, optimizer in optimizers.items():
+        if optimizer is not None and optimizer.name == "muon":
+            raise ValueError(
+                f"{key}.optimizer.name=muon: it needs whole matrices, and strategy.tensor_parallel={size} splits them; "
+                f"set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
+            )
+    for key, options in actors.items():
+        if options["lora"] is not None:
+            raise ValueError(
+                f"{key}.lora: adapters have no parts for the ranks of strategy.tensor_parallel={size}; set {key}.lora="
+                "null, or strategy.tensor_parallel=1"
+            )
+
+
+def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:
+    """No option of a new model is misspelt: transformers takes any name and ignores those that it does not know."""
+    if model_config is None:
+        return
+    if "model_type" not in model_config:
+        raise ValueError(f"{key}: expected a transformers config as {{model_type: ..., options}}, got {model_config!r}")
+    kind = model_config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"{key}.model_type={kind}: transformers has no such type{did_you_mean(kind, CONFIG_MAPPING)}")
+    architecture = CONFIG_MAPPING[kind]
+    known = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}
+    for name in model_config:
+        if name not in known:
+            raise ValueError(f"{key}.{name}: a {kind} has no such option{did_you_mean(name, known)}")
+
+
+def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_tokens: int) -> None:
+    """No prompt leaves less room in the model's context than a response may take.
+
+    Args:
+        counts: tokens of each prompt of the set of that key.
+    """
+    context = shape.get_text_config().max_position_embeddings
+    longest = max(range(len(counts)), key=lambda number: counts[number])
+    if counts[longest] + new_tokens > context:
+        raise ValueError(
+            f"{key}: the prompt of row {longest} has {counts[longest]} tokens; with rollout.max_new_tokens="
+            f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
+            "out or choose a model with a longer context"
+        )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig) -> None:
+    """A checkpoint would give back the tokenizer that it was written with.
+
+    Beside the config of some architectures `AutoTokenizer` takes another class than the one that was saved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shape.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder)
+    if loaded.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"actor.model_config.model_type={shape.model_type}: beside such a model transformers would load a "
+            f"{type(loaded).__name__} in place of this tokenizer; choose another type, such as qwen3 or llama"
+        )

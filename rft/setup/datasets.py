@@ -1,0 +1,113 @@
+"""What a run reads before there is a model, and whether it fits into that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from rft.data.encode.encoder import Encoder
+from rft.data.encode.lengths import Lengths, drop_long
+from rft.data.given.survey import check_examples
+from rft.data.rows.lazy import Rows
+from rft.data.rows.stream import Unread, check_room
+from rft.errors import Checks
+from rft.setup.constraints import check_lengths
+from rft.setup.schema import Run
+
+
+@dataclass
+class Loaded:
+    """Rows to train on, held-out sets by their names, and what makes token ids of them.
+
+    Attributes:
+        train: all rows, or the first ones of a stream.
+        lengths: counts their tokens.
+        unread: all rows of a stream, or None.
+        said: while reading, for people.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    encoder: Encoder
+    train: Rows
+    held_out: dict[str, Rows]
+    lengths: Lengths
+    unread: Unread | None = None
+    said: list[str] = field(default_factory=list)
+
+    def rows(self, run: Run, say: Callable[[str], None]) -> Rows:
+        """What a source of batches draws from; a stream is its own.
+
+        Args:
+            say: for people, while it is drawn from.
+        """
+        if self.unread is None:
+            return self.train
+        assert run.data.streaming is not None
+        return self.unread.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
+
+    def fit(
+        self,
+        run: Run,
+        check: Checks,
+        shape: PretrainedConfig,
+        prompted: bool,
+        samples: bool,
+        examples: Callable[[], list[int]] | None,
+    ) -> None:
+        """Drops rows with long prompts, and adds to `check` where what is left is too long for the model.
+
+        Args:
+            shape: of the model.
+            prompted: whether the rows that train have prompts.
+            samples: whether prompts are answered.
+            examples: counts the tokens of the given texts that train; None where there are none.
+
+        Raises:
+            ValueError: data.max_prompt_tokens is for rows that have no prompts.
+        """
+        most, new_tokens = run.data.max_prompt_tokens, run.rollout.max_new_tokens
+        context = shape.get_text_config().max_position_embeddings
+        if most is not None and not prompted:
+            raise ValueError(
+                f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
+                "data.max_prompt_tokens=null"
+            )
+        if self.unread is not None:
+            assert run.data.streaming is not None
+            self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
+            self.encoder.context = context
+            with check():
+                if samples:
+                    check_room(run.data.streaming, most, context, new_tokens)
+        elif most is not None or samples:
+            with check():
+                counts = self.lengths.prompts(self.train)
+                self.train, counts = drop_long(self.train, counts, most, "data.train", self.said.append)
+                if samples:
+                    check_lengths("data.train", counts, shape, new_tokens)
+        fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
+        if examples is not None:
+            with check():
+                check_examples(examples(), context)
+
+
+def fit_held_out(
+    sets: dict[str, Rows],
+    lengths: Lengths,
+    run: Run,
+    check: Checks,
+    shape: PretrainedConfig,
+    say: Callable[[str], None],
+) -> None:
+    """Drops rows with long prompts from held-out sets, and adds to `check` where an answer to one has no room.
+
+    Args:
+        lengths: counts their tokens.
+        shape: of the model.
+        say: for people.
+    """
+    for name, rows in sets.items():
+        with check():
+            key, counts = f"data.eval.{name}", lengths.prompts(rows)
+            sets[name], counts = drop_long(rows, counts, run.data.max_prompt_tokens, key, say)
+            check_lengths(key, counts, shape, run.rollout.max_new_tokens)

@@ -1,0 +1,245 @@
+"""The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from rft.actor.optim.optimizer import Optimizer
+from rft.algorithm.algorithm import MethodOptions
+from rft.data.encode.encoder import Encoder, Trains
+from rft.rollout.engine.sampling import Sampling
+from rft.train.checkpoint import CheckpointOptions
+from rft.train.run_folder import RESULT
+from rft.train.trainer import Trajectories
+
+
+@dataclass
+class Batch:
+    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
+
+    prompts: int
+    minibatches: int
+    epochs: int
+    balance: bool
+
+
+@dataclass
+class Before:
+    """A run that this one reads, and the command that makes it."""
+
+    folder: str
+    command: str
+
+    def check(self, key: str) -> None:
+        """Raises a ValueError where the run has not ended well, or is not there; names the key and the command."""
+        if not (Path(self.folder) / RESULT).is_file():
+            raise ValueError(
+                f"{key}.folder={self.folder} holds no finished run; make it with `{self.command}`, or name another"
+            )
+
+
+@dataclass
+class Eval:
+    """When and how held-out sets are evaluated; see `rft.evaluation.generation`."""
+
+    every: int
+    samples: int
+    temperature: float
+    pass_k: list[int]
+    maj_k: list[int]
+
+
+@dataclass(frozen=True)
+class Rollout(Sampling):
+    """How training samples, and the engine that does it."""
+
+    engine: Any
+    engine_args: dict[str, Any] = field(default_factory=dict)  # an engine that takes none has none in its yaml
+
+
+@dataclass
+class Data:
+    """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode.encoder`."""
+
+    name: str
+    template: str
+    template_arguments: dict[str, Any]
+    system: str | None
+    tools: str | None
+    trains: Trains
+    max_prompt_tokens: int | None
+    streaming: int | None
+    train: Any
+    eval: dict[str, Any]
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
+        """What makes token ids of rows."""
+        return Encoder(tokenizer, self.template, self.system, self.tools, self.trains, self.template_arguments)
+
+    def check_apart(self) -> None:
+        """Raises a ValueError where a held-out set is what trains."""
+        for name, node in self.eval.items():
+            if node == self.train:
+                raise ValueError(
+                    f"data.train is the same as data.eval.{name}, so nothing is held out; give one of them another path"
+                )
+
+
+@dataclass
+class Profile:
+    """The steps that are traced; see `rft.train.profiler`."""
+
+    steps: list[int]
+
+
+@dataclass
+class Plan:
+    """What mode=plan supposes of the run; see `rft.modes.plan.report`."""
+
+    ranks: int | None
+    prompt_tokens: int | None
+    memory_gib: float | None
+
+
+@dataclass
+class Inspect:
+    """What mode=inspect shows; see `rft.modes.inspect`."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"inspect.rows={self.rows}: set it to 1 or more")
+
+
+@dataclass
+class Serve:
+    """The servers of mode=serve; see `rft.modes.serve`."""
+
+    host: str
+    port: int
+    count: int
+    python: str | None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"serve.count={self.count}: set it to 1 or more")
+        if not 1024 <= self.port <= 65536 - self.count:
+            raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
+
+
+@dataclass
+class Evaluate:
+    """Whose weights mode=evaluate takes; see `rft.modes.model`."""
+
+    checkpoint: Literal["latest", "best"] | int | None
+
+
+@dataclass
+class Generate(Evaluate):
+    """What mode=generate completes; see `rft.modes.generate`."""
+
+    input: str | None
+    prompt: str
+    output: str
+    samples: int
+    greedy: bool
+    chunk: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.chunk < 1:
+            key = "samples" if self.samples < 1 else "chunk"
+            raise ValueError(f"generate.{key}={vars(self)[key]}: set it to 1 or more")
+        if self.greedy and self.samples > 1:
+            raise ValueError(
+                f"generate.samples={self.samples}: greedy answers to one prompt are all the same; set it to 1, or "
+                "generate.greedy=false"
+            )
+
+
+@dataclass
+class Chat(Evaluate):
+    """How mode=chat answers; see `rft.modes.chat`."""
+
+    greedy: bool
+
+
+@dataclass
+class Warmup:
+    """The supervised stage before the reinforcement: at most `steps`, until the watched metric reaches `stop_at`."""
+
+    steps: int
+    rows: int
+    stop_at: float | None
+    eval_every: int
+    source: Any
+    loss: Any
+    aggregation: Any
+    optimizer: Optimizer
+
+    def method(self) -> MethodOptions:
+        """The stage as an algorithm."""
+        return MethodOptions(
+            name="warmup",
+            group_size=1,
+            source=self.source,
+            advantage=None,
+            loss=self.loss,
+            terms={},
+            aggregation=self.aggregation,
+            shaping={},
+            reward_kl=None,
+            critic_loss=None,
+            prm_loss=None,
+            critic_warmup=0,
+            correction=None,
+            gradient_mask=None,
+            old_logprobs="actor",
+            mask_truncated=False,
+            mask_tied=False,
+            pick="all",
+            iteration=0,
+            sampler="actor",
+            resample_power=None,
+        )
+
+
+@dataclass
+class Run:
+    """The root."""
+
+    name: str
+    seed: int
+    steps: int
+    mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
+    output_dir: str
+    plugins: list[str]
+    cache: str | None
+    after: dict[str, Before]
+    resume: bool
+    metric: str
+    batch: Batch
+    eval: Eval
+    checkpoint: CheckpointOptions
+    trajectories: Trajectories
+    profile: Profile
+    plan: Plan
+    inspect: Inspect
+    serve: Serve
+    evaluate: Evaluate
+    generate: Generate
+    chat: Chat
+    warmup: Warmup | None
+    algorithm: MethodOptions
+    actor: dict[str, Any]
+    reference: dict[str, Any]
+    critic: dict[str, Any]
+    prm: dict[str, Any]
+    teacher: dict[str, Any]
+    rollout: Rollout
+    reward: Any
+    strategy: dict[str, Any]
+    data: Data
+    logger: dict[str, Any]

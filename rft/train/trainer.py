@@ -1,0 +1,356 @@
+"""The one loop: next batch, annotate, update, refresh, finish. It knows no algorithm, no engine and no modality."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.actor.actor import Actor, Diverged
+from rft.algorithm.algorithm import Method, idle_row
+from rft.algorithm.mismatch import WORST, record_mismatch
+from rft.algorithm.resample import redrawn
+from rft.algorithm.roles import ROLES
+from rft.batch.balance import Balance
+from rft.batch.collate import mini_batches
+from rft.batch.columns import fields, lengths
+from rft.distributed import World
+from rft.evaluation.base import SOURCE, HeldOut
+from rft.logger.log import RunLog
+from rft.metrics import Metrics
+from rft.rollout.engine.base import Engine
+from rft.rollout.engine.texts import told
+from rft.train.checkpoint import Checkpoints
+from rft.train.precompute import remember
+from rft.train.profiler import Profiler
+from rft.train.stage import Stage
+
+
+@dataclass
+class Trajectories:
+    """Sampled texts that are kept: of every n-th step, this many rows of each set."""
+
+    every: int
+    rows: int
+
+
+class Trainer:
+    """Runs stages one after another on the same actors.
+
+    Args:
+        world: the processes.
+        policy: the actor that samples and is trained.
+        helpers: the models beside it, by their role: those whose column the method reads.
+        balance: spreads work over the processes.
+        copies: which of them begin a stage of reinforcement as a copy of the policy.
+        engine: what samples text; it is given the policy's weights after every step.
+        evaluator: held-out sets.
+        watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
+        log: where numbers go.
+        checkpoints: where states go.
+        trajectories: which steps and how many rows of sampled text are kept for people.
+        profiler: traces the steps that are to be.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        policy: Actor,
+        helpers: dict[str, Actor],
+        balance: Balance,
+        copies: list[Actor],
+        engine: Engine,
+        evaluator: HeldOut,
+        watched: str,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        trajectories: Trajectories,
+        profiler: Profiler,
+        seed: int,
+    ) -> None:
+        self.world = world
+        self.policy = policy
+        self.helpers = helpers
+        self.balance = balance
+        self.copies = copies
+        self.engine = engine
+        self.evaluator = evaluator
+        self.watched = watched
+        self.log = log
+        self.checkpoints = checkpoints
+        self.trajectories = trajectories
+        self.profiler = profiler
+        self.seed = seed
+        self.step = self.begun = 0  # done, and those before the iteration that goes on
+        self.held: Actor | None = None  # whose weights the engine has; None: it sleeps
+        self.numbers: dict[str, float] = {}
+
+    def fit(self, stages: list[Stage]) -> dict[str, float]:
+        """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
+        for stage in stages:  # while the engine holds nothing
+            remember(self.helpers.get("reference"), stage, None, self.compute, self.log.message)
+        saved = self.checkpoints.read()
+        if saved is None:
+            self.log.rewind(-1)
+            texts: list[dict[str, Any]] = []
+            self.record(stages[0].name, self.evaluate(texts), texts)
+        else:
+            self.step, self.numbers = saved["step"], saved["numbers"]
+            self.log.rewind(self.step)
+            self.log.message(f"continuing from {self.checkpoints.latest()}, after step {self.step}")
+        for number, stage in enumerate(stages):
+            if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
+                continue
+            done = self.begin(number, stage, saved)
+            remember(self.helpers.get("reference"), stage, done, self.compute, self.log.message)
+            saved = None
+            with self.log.stage(stage.name, self.step - done, stage.steps, done):
+                for stage_step in range(done + 1, stage.steps + 1):
+                    if stage.source.samples():
+                        self.wake(stage.sampler)
+                    self.step += 1
+                    with self.profiler.step(self.step):
+                        metrics, started = Metrics(), time.perf_counter()
+                        batch = stage.source.next(metrics)
+                        self.rest()
+                        self.annotate(stage, batch, metrics)
+                        self.update(stage, stage_step, batch, metrics)
+                        self.iterate(stage, stage_step)
+                        if stage.source.samples():
+                            self.refresh(stage.sampler, metrics)
+                        self.describe(batch, metrics, time.perf_counter() - started)
+                    if self.finish(number, stage, stage_step, batch, metrics):
+                        break
+        return self.numbers
+
+    def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
+        """Prepares the actors for a stage and returns how many of its steps are done already."""
+        updates = stage.minibatches * stage.epochs
+        self.policy.begin_training(stage.optimizer, (stage.steps - stage.method.options.critic_warmup) * updates)
+        for helper in self.helpers.values():
+            if helper.optimizer_options is not None:
+                helper.begin_training(helper.optimizer_options, stage.steps * updates)
+        within = saved is not None and saved["stage"] == number
+        if saved is not None:
+            for key, state in saved["actors"].items():
+                self.actors()[key].load_state_dict(state, with_optimizer=within)
+        done = 0
+        if not within:
+            for actor in self.copies:
+                actor.start_like(self.policy)
+        else:
+            assert saved is not None
+            stage.source.load_state_dict(saved["sources"])
+            stage.method.load_state_dict(saved["method"])
+            done = int(saved["stage_step"])
+        self.begun = self.step - stage.iteration(done)
+        return done
+
+    def actors(self) -> dict[str, Actor]:
+        """The actors that exist, by their key."""
+        return {"actor": self.policy, **self.helpers}
+
+    def annotate(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
+        """Adds the columns that the method reads, then its advantages."""
+        method, reads = stage.method, stage.method.reads()
+        with metrics.timer("annotate"):
+            method.filter(batch)
+            if method.options.old_logprobs == "rollout" and "old_logprobs" in reads:
+                batch["old_logprobs"] = batch["rollout_logprobs"]
+            if wanted := method.annotations(stage.minibatches * stage.epochs):
+                outputs = self.compute(self.policy, batch, batch, tuple(wanted), stage.source.temperature)
+                for name, column in wanted.items():
+                    batch[column] = outputs[name]
+            if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
+                record_mismatch(metrics, batch["old_logprobs"], batch)
+            for role in ROLES:
+                if columns := role.writes(reads):
+                    helper, wants = self.helpers[role.key], tuple(columns.values())
+                    outputs = self.compute(helper, batch, batch, wants, stage.source.temperature)
+                    for name, output in columns.items():
+                        batch[name] = outputs[output]
+            method.advantages(batch, self.world.all_sum, metrics)
+
+    def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
+        """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
+        method, temperature = stage.method, stage.source.temperature
+        chosen_rows = self.redraw(method, batch)
+        units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
+        sampled = "rollout_logprobs" in batch.keys()
+        watch = ("entropy",) if sampled else ()
+        compare = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
+        with metrics.timer("update"):
+            for epoch in range(stage.epochs):
+                seed = self.seed + self.step * stage.epochs + epoch
+                for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
+                    rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
+                    moved = epoch > 0 or number > 0
+                    current = self.current(stage, batch, rows, moved)
+                    if compare and "logprobs" in current:  # before anything is rejected
+                        record_mismatch(metrics, current["logprobs"], rows)
+                    method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
+                    idle = idle_row(batch, rows)
+                    rows = self.balance.rows(rows, metrics)
+                    try:
+                        if stage_step > method.options.critic_warmup:
+                            late = compare and "logprobs" not in current
+                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, late)
+                        for role, objective in method.learners.items():
+                            self.helpers[role].update(rows, idle, objective, temperature, metrics)
+                    except Diverged as problem:
+                        raise self.checkpoints.inquest(self.step, problem) from problem
+
+    def redraw(self, method: Method, batch: TensorDict) -> TensorDict:
+        """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement.
+
+        Where a method picks rows, the others are left out.
+        """
+        if method.options.pick != "all":
+            return batch[batch["keep"].any(1)]
+        power = method.options.resample_power
+        if power is None:
+            return batch
+        mine = list(zip(batch["unit"].tolist(), batch["scores"].tolist(), strict=True))
+        everyones = sorted(row for theirs in self.world.gather(mine) for row in theirs)
+        scores = torch.tensor([score for _, score in everyones])
+        counts = dict(zip(everyones, redrawn(scores, power, self.seed + self.step).tolist(), strict=True))
+        return batch[torch.arange(len(batch)).repeat_interleave(torch.tensor([counts[row] for row in mine]))]
+
+    def current(self, stage: Stage, batch: TensorDict, rows: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
+        """What the method prepares from, of the current policy and some rows of the batch.
+
+        While the policy has not moved these are the old one's columns.
+        """
+        wanted = stage.method.prepares
+        if not wanted:
+            return {}
+        if not moved and stage.method.options.old_logprobs == "actor":
+            return {name: rows[f"old_{name}"] for name in wanted}
+        return self.compute(self.policy, batch, rows, wanted, stage.source.temperature)
+
+    def compute(
+        self, actor: Actor, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
+    ) -> dict[str, torch.Tensor]:
+        """What an actor computes of some rows of the batch, without gradients; see `Actor.compute`."""
+        idle = idle_row(batch, rows)
+        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, idle))
+
+    def iterate(self, stage: Stage, done: int) -> None:
+        """Begins the next iteration where one is over: the reference becomes a copy of the policy."""
+        if stage.iteration(done) == 0:
+            self.helpers["reference"].start_like(self.policy)
+            self.begun = self.step
+
+    def refresh(self, sampler: Actor, metrics: Metrics) -> None:
+        """Gives the engine the weights that the next step samples with."""
+        with metrics.timer("refresh"):
+            self.wake(sampler)
+        for name, number in self.engine.health().items():
+            metrics.largest(f"engine/{name}", number)
+
+    def rest(self) -> None:
+        """Lets the engine sleep while the policy trains."""
+        if self.held is not None:
+            self.engine.sleep()
+        self.held = None
+
+    def wake(self, actor: Actor, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """Wakes the engine with the weights of an actor, or with these, if it has not got them. A collective."""
+        if self.held is not actor:
+            self.rest()
+            version = self.step if actor is self.policy else self.begun
+            self.engine.wake("weights")
+            self.engine.update_weights(version, actor.weights() if tensors is None else tensors)
+            self.engine.wake("kv_cache")
+        self.held = actor
+
+    def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
+        """Adds what is known of the batch as a whole."""
+        metrics.mean("length/mean", batch["response_mask"].sum(-1))
+        metrics.largest("length/max", batch["response_mask"].sum(-1).max())
+        metrics.add("throughput/tokens_per_s", lengths(batch).sum() / seconds, 1.0 / self.world.size)
+        metrics.mean("length/trained", batch["keep"].sum(-1))
+        metrics.largest("time/step_s", seconds)
+        if "scores" in batch.keys():
+            metrics.mean("reward/mean", batch["scores"])
+            metrics.deviation("reward/std", batch["scores"])
+            metrics.mean("length/truncated", batch["truncated"])
+            metrics.mean("staleness/mean", self.step - 1 - batch["version"], batch["response_mask"])
+            for name, values in batch["terms"].items():
+                metrics.mean(f"reward/{name}", values)
+        metrics.largest("memory/peak_gib", peak_gib(self.world.device))
+
+    def finish(self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> bool:
+        """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
+        last = stage_step == stage.steps
+        numbers = metrics.reduce(self.world.gather)
+        stage.method.steer(numbers, int(self.world.all_sum(torch.tensor(len(batch)))))
+        texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
+        if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
+            numbers |= self.evaluate(texts)
+        done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
+        self.record(stage.name, numbers, texts)
+        self.log.worst_tokens(self.step, told(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer))
+        if done or self.checkpoints.due(self.step):
+            self.save(number, stage, stage_step, done, numbers)
+        return done
+
+    def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
+        """Numbers of all held-out sets; their answers are added to the texts."""
+        started = time.perf_counter()
+        self.wake(self.policy)
+        numbers, answers = self.evaluator.run(self.log.progress)
+        for name, rows in answers.items():
+            texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
+        return numbers | {"time/eval_s": time.perf_counter() - started}
+
+    def record(self, stage: str, numbers: dict[str, float], texts: list[dict[str, Any]]) -> None:
+        """Logs the numbers and texts of a step and remembers the numbers as the last ones."""
+        self.log.log(self.step, stage, numbers)
+        if texts:
+            self.log.samples(self.step, texts)
+        self.numbers |= numbers
+
+    def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
+        """Writes a checkpoint: everything that another process needs to go on from here."""
+        state = {
+            "step": self.step,
+            "stage": number,
+            "stage_step": stage_step,
+            "stage_done": done,
+            "numbers": self.numbers,
+            "method": stage.method.state_dict(),
+            "sources": self.world.gather(stage.source.state_dict()),
+            "actors": {
+                key: actor.state_dict()
+                for key, actor in self.actors().items()
+                if actor.optimizer_options is not None or number > 0 or self.begun > 0  # before, it is as it was loaded
+            },
+        }
+        self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))
+
+
+def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
+    """The first rows of a sampled batch as people read them; nothing where the texts were given."""
+    if "scores" not in batch.keys():
+        return []
+    return [
+        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
+        | {name: row[name] for name in (SOURCE,) if name in row}
+        for row, score in zip(fields(batch[:rows]), batch["scores"][:rows], strict=True)
+    ]
+
+
+def peak_gib(device: torch.device) -> float:
+    """The most memory this process has held, in GiB: on the GPU where it computes there, resident otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,108 @@
+"""Trains adapters on any number of ranks: what test_lora.py runs alone and under torchrun.
+
+torchrun --nproc-per-node 2 lora_on_ranks.py folder
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rft.actor.reference import AdapterReference
+from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.distributed import World, leave, start
+from rft.metrics import Metrics
+from tests.helpers import make_actor, make_optimizer, make_strategy, yaml_options
+from tests.strategy.rank_jobs import METHOD, MODEL, OPTIMIZER, UNEVEN, make_batch
+
+SHARES = {1: [list(range(8))], 2: UNEVEN}
+JOBS: dict[str, dict[str, Any]] = {
+    "all-linear": {},
+    "some, tied": {"targets": ["q_proj", "layers.1.mlp.*"], "rslora": True, "tied": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "nf4": {"quantize": "nf4", "targets": ["self_attn.*"]},
+    "nf4 in bfloat16": {"quantize": "nf4", "dtype": "bfloat16"},
+}
+
+
+def lora_options(**changes):
+    return yaml_options("actor/lora/lora.yaml", **{"rank": 3, **changes})
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float32", **lora: Any) -> dict[str, Any]:
+    """Two updates with a reference that is kept between them; everything that came of it, whole.
+
+    Args:
+        folder: where the adapter is saved.
+        lora: options that differ from their yaml.
+    """
+    optimizer = make_optimizer(**OPTIMIZER)
+    shape = {"micro_batch_tokens": 20, "model_config": MODEL | {"tie_word_embeddings": tied}}
+    policy = make_actor(world, make_strategy(world, dtype=dtype), optimizer, lora=lora_options(**lora), **shape)
+    policy.begin_training(optimizer, 10)
+    method, batch = Method(MethodOptions(**METHOD), "algorithm"), make_batch()
+    places = torch.tensor(SHARES[world.size][world.rank])
+    mine = batch[places]
+    reference = AdapterReference(policy)
+    norms, gradients = [], {}
+
+    def update():
+        metrics, rows = Metrics(), mine.clone()
+        method.weigh(rows, world.all_sum)
+        policy.update(rows, idle_row(batch, rows), method.policy, 0.8, metrics)
+        norms.append(metrics.reduce(world.gather)["grad_norm"])
+
+    def column(actor):
+        spread = torch.zeros(batch["keep"].shape)
+        spread[places] = actor.compute(mine, ("logprobs",), 0.8, idle_row(batch, mine))["logprobs"]
+        return world.all_sum(spread)
+
+    clip = policy.strategy.clip_grad_norm
+
+    def recording(parameters, max_norm):
+        named = [(name, p) for name, p in policy.network.named_parameters() if p.grad is not None]
+        gradients.update({name: whole(p.grad) for name, p in named})
+        return clip(parameters, max_norm)
+
+    policy.strategy.clip_grad_norm = recording
+    columns = {"base": column(policy)}
+    update()
+    reference.start_like(policy)
+    columns["kept"] = column(policy)
+    update()
+    columns |= {"reference": column(reference), "policy": column(policy)}
+    policy.adapters.exported_alone = True
+    policy.save_model(folder)
+    assert policy.optimizer is not None
+    moments = [value for state in policy.optimizer.state.values() for value in state.values() if value.dim() > 0]
+    return {
+        "norms": norms,
+        "gradients": gradients,
+        "columns": columns,
+        "weights": {name: tensor.clone() for name, tensor in policy.weights()},
+        "reference weights": {name: tensor.clone() for name, tensor in reference.weights()},
+        "names": world.gather([name for name, _ in policy.weights()]),
+        "state": policy.state_dict(),
+        "reference state": reference.state_dict(),
+        "moments": sum(world.gather(sum(moment.to_local().nbytes for moment in moments))),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = start("cpu")
+    folder = Path(sys.argv[1])
+    results = {name: perform(world, folder / name, **job) for name, job in JOBS.items()}
+    if world.rank == 0:
+        torch.save(results, folder / "results.pt")
+    leave()
+
+
+if __name__ == "__main__":
+    main()

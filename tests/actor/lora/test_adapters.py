@@ -1,0 +1,318 @@
+"""Adapters: what trains, what they compute, where their weights go, on one rank and two, and in a run."""
+
+import copy
+import math
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rft.actor.reference import AdapterReference
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.sampling import Sampling
+from rft.setup.assembly import Job
+from rft.train.trainer import Trainer
+from tests.actor.lora import lora_on_ranks
+from tests.actor.lora.adapters import logprobs, make, same, update, weights
+from tests.actor.lora.lora_on_ranks import JOBS, SHARES
+from tests.strategy.rank_jobs import MODEL, close, make_batch
+
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+# What trains
+
+
+def test_adapters_alone_train_and_begin_without_effect(world):
+    plain, actor, batch = make(world), make(world, {}), make_batch()
+    assert torch.equal(logprobs(actor, batch), logprobs(plain, batch))
+    same(weights(actor), weights(plain), 0.0)
+    before = {name: tensor.clone() for name, tensor in actor.network.state_dict().items()}
+    update(actor, batch, 2)
+    moved = {name for name, tensor in actor.network.state_dict().items() if not torch.equal(tensor, before[name])}
+    trains = {name for name, parameter in actor.network.named_parameters() if parameter.requires_grad}
+    layers = [f"model.model.layers.{n}.{'mlp' if m in LINEAR[4:] else 'self_attn'}.{m}" for n in (0, 1) for m in LINEAR]
+    assert moved == trains == {f"{name}.lora_{part}.default.weight" for name in layers for part in "AB"}
+    assert {p.dtype for p in actor.network.parameters()} == {torch.float32}
+    assert not torch.allclose(logprobs(actor, batch), logprobs(plain, batch), atol=1e-3)
+
+
+@pytest.mark.parametrize(("rslora", "scale"), [(False, 8 / 3), (True, 8 / math.sqrt(3))])
+def test_the_gradient_is_that_of_the_product_of_the_matrices(world, rslora, scale):
+    """For W + scale B A: that of B is scale dW A', that of A is scale B' dW."""
+    seen = {}
+
+    def watched(actor):
+        def clip(parameters, max_norm):
+            named = [(name, p) for name, p in actor.network.named_parameters() if p.grad is not None]
+            seen.update({name: p.grad.full_tensor().clone() for name, p in named})
+            return type(actor.strategy).clip_grad_norm(actor.strategy, parameters, max_norm)
+
+        actor.strategy.clip_grad_norm = clip
+        update(actor, make_batch())
+
+    actor, plain = make(world, {"alpha": 8, "rslora": rslora}), make(world)
+    update(actor, make_batch(), 2)  # B is not zero any more
+    plain.start_like(actor)
+    same(weights(plain), weights(actor), 0.0)
+    now = {name: tensor.to_local().clone() for name, tensor in actor.network.state_dict().items()}
+    watched(actor)
+    watched(plain)
+    for name in [name.removesuffix(".base_layer.weight") for name in now if "base_layer" in name]:
+        a, b, slope = now[f"{name}.lora_A.default.weight"], now[f"{name}.lora_B.default.weight"], seen[f"{name}.weight"]
+        found = {part: seen[f"{name}.lora_{part}.default.weight"] for part in "AB"}
+        close(found, {"A": scale * b.T @ slope, "B": scale * slope @ a.T})
+
+
+def test_the_optimizer_holds_moments_of_the_adapters_alone(world):
+    actor = make(world, {"rank": 2})
+    update(actor, make_batch())
+    moments = [value for state in actor.optimizer.state.values() for value in state.values() if value.dim() > 0]
+    sizes = [(16, 20), (8, 20), (8, 20), (20, 16), (24, 20), (24, 20), (20, 24)]
+    assert sum(moment.to_local().nbytes for moment in moments) == 2 * 4 * 2 * 2 * sum(sum(size) for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [
+        (["q_proj"], ["0.self_attn.q_proj", "1.self_attn.q_proj"]),
+        (["layers.0.mlp.*", "1.self_attn.v_proj"], [*(f"0.mlp.{m}" for m in LINEAR[4:]), "1.self_attn.v_proj"]),
+        (["*_proj"], [f"{n}.{'mlp' if m in LINEAR[4:] else 'self_attn'}.{m}" for n in (0, 1) for m in LINEAR]),
+    ],
+)
+def test_targets_are_patterns_of_the_ends_of_names(world, targets, layers):
+    actor = make(world, {"targets": targets})
+    assert set(actor.adapters.layers) == {f"model.layers.{name}" for name in layers}
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (["lm_head"], "actor.lora.targets: 'lm_head' takes in the head, whose weight"),
+        (["q_proj", "*"], "actor.lora.targets: '*' takes in the head, whose weight"),
+        (["q_porj"], "actor.lora.targets: 'q_porj' is no linear layer of the model (there are: down_proj, gate_proj,"),
+        (["embed_tokens"], "actor.lora.targets: 'embed_tokens' is no linear layer of the model"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused_before_weights_are_read(world, targets, said, monkeypatch):
+    monkeypatch.setattr("rft.actor.actor.load_model", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ValueError) as caught:
+        make(world, {"targets": targets})
+    assert str(caught.value).startswith(said)
+
+
+# Where the weights go
+
+
+def test_the_engine_computes_what_the_trainer_computes(world):
+    """After every update; the weights beside the adapters are not copied, the merged ones are copies."""
+    actor, batch = make(world, {"targets": ["q_proj", "mlp.*"]}), make_batch()
+    engine = HFEngine(actor.plain_model(), actor.tokenizer, max_rows=8)
+    assert not any("lora" in name or "base_layer" in name for name in engine.model.state_dict())
+    greedy = Sampling(6, temperature=0.8, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+    prompt, seen = [3, 4, 5], []
+    for step in range(3):
+        engine.update_weights(step, actor.weights())
+        [[found]] = engine.generate([Request(prompt, [7])], greedy)
+        rows = make_batch()[:1]
+        text = torch.tensor(prompt + found.tokens)[None]
+        rows["tokens"] = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+        rows = rows.select("tokens", "unit", "group", "response_mask")
+        rows["response_mask"] = rows["keep"] = (torch.arange(text.shape[1]) >= len(prompt))[None]
+        same(logprobs(actor, rows)[0, len(prompt) :], torch.tensor(found.logprobs), 1e-5)
+        seen.append(found.logprobs)
+        update(actor, batch)
+    assert seen[0] != seen[1] != seen[2]
+    own = {tensor.to_local().data_ptr() for tensor in actor.network.state_dict().values()}
+    copied = {name for name, tensor in engine.model.state_dict().items() if tensor.data_ptr() not in own}
+    assert copied == {f"{name}.weight" for name in actor.adapters.layers}
+
+
+@pytest.mark.parametrize("lora", [{"alpha": 8, "rslora": True}, {"targets": ["q_proj"]}, {"quantize": "nf4"}])
+def test_weights_and_adapters_can_be_had_apart(world, tmp_path, lora):
+    """What an exported adapter adds to the weights beside it are the merged weights."""
+    actor = make(world, lora)
+    update(actor, make_batch(), 2)
+    handed = actor.weights()
+    actor.adapters.save({name: tensor.clone() for name, tensor in handed.alone()}, tmp_path)
+    base = {name: tensor.clone() for name, tensor in handed.base()}
+    assert base.keys() == dict(handed).keys() == make(world).network.model.state_dict().keys()
+    saved, config = load_file(tmp_path / "adapter_model.safetensors"), actor.adapters.config
+    scale = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    for name in actor.adapters.layers:
+        a, b = (saved[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+        base[f"{name}.weight"] += scale * b @ a
+    same(base, dict(handed))
+
+
+def test_it_is_known_when_the_weights_beside_the_adapters_change(world):
+    actor, seen = make(world, {}), []
+    for change in (
+        lambda: None,
+        lambda: update(actor, make_batch()),
+        lambda: actor.start_like(make(world, seed=1)),
+        lambda: update(actor, make_batch()),
+        lambda: actor.load_state_dict(make(world, {}, seed=2).state_dict(), with_optimizer=False),
+    ):
+        change()
+        seen.append(actor.weights().base_version)
+    assert seen == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("export", "quantize"), [("merged", None), ("adapter", None), ("merged", "nf4")])
+def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantize, tied):
+    base = make(world, model_config=MODEL | {"tie_word_embeddings": tied}, seed=4)
+    base.save_model(tmp_path / "base")
+    actor, batch = make(world, {"export": export, "quantize": quantize}, path=str(tmp_path / "base")), make_batch()
+    update(actor, batch, 2)
+    actor.save_model(tmp_path / "saved")
+    files = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert ("model.safetensors" in files) is (export == "merged") and "tokenizer.json" in files
+    if export == "merged":
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    else:
+        tensors = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+        assert sum(tensor.numel() for tensor in tensors.values()) == 3 * 2 * 260
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "saved")
+        assert model.peft_config["default"].base_model_name_or_path == str(tmp_path / "base")
+    ids = batch["tokens", "input_ids"]
+    theirs = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    ours = actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:]
+    same(ours, theirs.where(batch["keep"][:, 1:], 0.0), 1e-5)
+    assert model.dtype == torch.float32
+    assert not torch.allclose(ours, base.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], atol=1e-3)
+
+
+@pytest.mark.parametrize("head", ["lm", "value"])
+def test_a_state_holds_what_trains_and_goes_on_exactly(world, tmp_path, head):
+    key, batch = {"lm": "actor", "value": "critic"}[head], make_batch()
+    tied = {"model_config": MODEL | {"tie_word_embeddings": True}}
+    actor, other = (make(world, {}, key, head, **tied) for _ in range(2))
+    update(actor, batch, 2)
+    torch.save(actor.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=False)
+    assert set(state["network"]) == {name for name, p in actor.network.named_parameters() if p.requires_grad}
+    other.load_state_dict(state, with_optimizer=True)
+    assert update(actor, batch, 2) == update(other, batch, 2)
+    same(weights(other), weights(actor), 0.0)
+
+
+def test_a_state_without_a_weight_that_trains_is_refused(world):
+    actor = make(world, {})
+    state = actor.state_dict()
+    del state["network"]["model.model.layers.0.self_attn.q_proj.lora_B.default.weight"]
+    with pytest.raises(AssertionError, match="the state lacks"):
+        actor.load_state_dict(state, with_optimizer=True)
+
+
+@pytest.mark.parametrize(("key", "head"), [("prm", "lm"), ("critic", "value")])
+@pytest.mark.parametrize("lora", [None, {}], ids=["whole", "adapters"])
+def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
+    policy, helper, batch = make(world, {}), make(world, lora, key, head, seed=3), make_batch()
+    update(policy, batch, 2)
+    update(helper, batch, 1)
+    helper.start_like(policy)
+    expected = {name.removeprefix("model." if head == "value" else ""): w for name, w in weights(policy).items()}
+    assert {name: w for name, w in expected.items() if "head" not in name or head == "lm"}.keys() == weights(
+        helper
+    ).keys()
+    same(weights(helper), {name: expected[name] for name in weights(helper)}, 0.0)
+    other = make(world, lora, key, head, seed=5)
+    other.load_state_dict(copy.deepcopy(helper.state_dict()), with_optimizer=True)
+    update(helper, batch)
+    update(other, batch)
+    same(weights(other), weights(helper), 0.0)
+
+
+# Two ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(torchrun, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_ranks")
+    torchrun(lora_on_ranks.__file__, folder)
+    return torch.load(folder / "results.pt", weights_only=False), folder
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_two_processes_do_what_one_does(world, name, two_ranks, tmp_path):
+    one, two = lora_on_ranks.perform(world, tmp_path, **JOBS[name]), two_ranks[0][name]
+    exact = "dtype" not in JOBS[name]
+    tolerance = 1e-5 if exact else 0.1
+    for part in ("gradients", "columns", "weights", "reference weights"):
+        close(two[part], one[part], tolerance)
+    for part in ("state", "reference state"):  # where a gradient is near 0, Adam makes much of its rounding
+        close(two[part]["network"], one[part]["network"], tolerance if exact else 1.0)
+    assert two["norms"] == pytest.approx(one["norms"], rel=tolerance)
+    assert two["names"] == 2 * one["names"] and two["moments"] == one["moments"]
+    file = "adapter_model.safetensors"
+    close(load_file(two_ranks[1] / name / file), load_file(tmp_path / file), tolerance if exact else 1.0)
+    assert SHARES[2][0] != SHARES[2][1]
+    for result in (one, two):
+        same(result["columns"]["reference"], result["columns"]["kept"])
+        assert not torch.allclose(result["columns"]["policy"], result["columns"]["kept"], atol=1e-3)
+
+
+# In a run
+
+
+def test_a_run_without_a_second_model(tiny, monkeypatch):
+    """After a warm-up that trained the adapters the reference is base and adapters of that moment."""
+    seen, begin = [], Trainer.begin
+
+    def begins(trainer, number, stage, saved):
+        before = weights(trainer.policy)
+        done = begin(trainer, number, stage, saved)
+        seen.append((before, weights(trainer.helpers["reference"]), trainer))
+        return done
+
+    monkeypatch.setattr(Trainer, "begin", begins)
+    Job(tiny("algorithm/terms=[kl]", "actor/lora=lora", "actor.lora.rank=4")).fit("")
+    trainer = seen[1][2]
+    assert type(trainer.helpers["reference"]) is AdapterReference
+    same(seen[1][1], seen[1][0], 0.0)
+    same(weights(trainer.helpers["reference"]), seen[1][0], 0.0)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(seen[0][0][name], seen[1][0][name]), "the warm-up did something"
+    assert not torch.equal(weights(trainer.policy)[name], seen[1][0][name])
+
+
+@pytest.fixture
+def refused(resolved):
+    def run(*overrides, **changes):
+        config = resolved(*overrides)
+        for key, change in changes.items():
+            config[key] |= change
+        with pytest.raises(ValueError) as caught:
+            Job(config)
+        return str(caught.value)
+
+    return run
+
+
+def test_what_is_refused_before_a_model_is_loaded(refused, resolved, monkeypatch):
+    lora = "actor/lora=lora"
+    said = refused(lora, reference={"lora": resolved(lora)["actor"]["lora"]})
+    assert said == "reference.lora: the reference never trains; set reference.lora=null"
+    assert refused(lora, "actor.lora.rank=0") == "actor.lora.rank=0: set it to 1 or more"
+    assert refused(lora, "actor.lora.targets=[]").startswith("actor.lora.targets=[] is no layer")
+    assert refused(lora, "actor.lora.targets=all").startswith("actor.lora.targets: expected all-linear or ")
+    said = refused(lora, "actor.lora.export=adapter")
+    assert said.startswith("actor.lora.export=adapter: an adapter is of use beside the model")
+    said = refused("actor/lora@critic.lora=lora", "critic.lora.export=adapter")
+    assert said.startswith("critic.lora.export=adapter: checkpoints hold the model of the actor alone")
+    said = refused("actor/lora@critic.lora=lora", "critic.lora.quantize=nf4")
+    assert said.startswith("critic.lora.quantize=nf4: packed weights cannot take over those of the actor")
+    said = refused(lora, "reference.micro_batch_tokens=99")
+    assert said.startswith("reference.micro_batch_tokens=99: with actor.lora the reference is computed by the actor")
+    Job(resolved("reference.micro_batch_tokens=99"))
+    Job(resolved(lora, "reference.micro_batch_tokens=99", "reference.path=another/model"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert refused(lora) == 'actor/lora=lora needs peft: pip install "rft[lora]"'
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "peft" else None)
+    said = refused(lora, "actor.lora.quantize=nf4")
+    assert said == 'actor.lora.quantize=nf4 needs bitsandbytes: pip install "rft[lora]"'

@@ -1,0 +1,160 @@
+"""The average by hand, its export, and how it goes on."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rft.actor.optim.ema import WeightAverage
+from rft.distributed import start
+from rft.setup.assembly import Job
+from tests.helpers import make_strategy
+from tests.strategy import updates_on_ranks
+from tests.strategy.rank_jobs import close, job
+
+
+@pytest.fixture
+def network():
+    strategy = make_strategy(start("cpu"))
+    module = nn.Linear(2, 1)
+    module.bias.requires_grad_(False)
+    strategy.shard(module, [])
+    return module, strategy
+
+
+def move(module, value):
+    with torch.no_grad():
+        module.weight.fill_(value)
+
+
+def value(module):
+    return [round(number, 6) for number in module.weight.full_tensor().flatten().tolist()]
+
+
+def test_the_average_by_hand(network):
+    module, strategy = network
+    move(module, 100.0)  # before the first update: has no part in it
+    average = WeightAverage(module, strategy, 0.5)
+    seen = []
+    for weight in (8.0, 2.0, 9.0):
+        move(module, weight)
+        average.update()
+        with average.in_network():
+            seen.append(value(module))
+        assert value(module) == [weight] * 2
+    # 8; (8/2 + 2) / (1/2 + 1) = 4; (8/4 + 2/2 + 9) / (1/4 + 1/2 + 1) = 48/7
+    assert seen == [[8.0] * 2, [4.0] * 2, [round(48 / 7, 6)] * 2]
+
+
+def test_before_an_update_there_is_nothing(network):
+    module, strategy = network
+    move(module, 3.0)
+    average = WeightAverage(module, strategy, 0.5)
+    with average.in_network():
+        assert value(module) == [3.0] * 2
+    assert average.state_dict() == {"updates": 0, "weights": {}}
+
+
+def test_the_weights_come_back_after_an_error(network):
+    module, strategy = network
+    average = WeightAverage(module, strategy, 0.5)
+    for weight in (1.0, 2.0):
+        move(module, weight)
+        average.update()
+    with pytest.raises(OSError), average.in_network():
+        raise OSError("no space left")
+    assert value(module) == [2.0] * 2
+
+
+def test_a_state_goes_on(network):
+    module, strategy = network
+    averages = [WeightAverage(module, strategy, 0.9) for _ in range(2)]
+    for weight in (1.0, 5.0):
+        move(module, weight)
+        averages[0].update()
+    state = averages[0].state_dict()
+    assert list(state["weights"]) == ["weight"], "what is frozen is not in it"
+    averages[1].load_state_dict(state)
+    assert value(module) == [5.0] * 2
+    move(module, -7.0)
+    for average in averages:
+        average.update()
+    first, second = (average.state_dict() for average in averages)
+    assert first["updates"] == second["updates"] == 3
+    assert torch.equal(first["weights"]["weight"], second["weights"]["weight"])
+
+
+def test_it_takes_the_bytes_of_what_trains_and_null_takes_none():
+    world = start("cpu")
+    states = {ema: updates_on_ranks.perform(job(actor={"ema": ema, "frozen": ["model.layers.0.*"]}), world)["state"]
+              for ema in (None, 0.9)}  # fmt: skip
+    assert "average" not in states[None]
+    average = states[0.9]["average"]["weights"]
+    assert average.keys() == states[0.9]["optimizer"]["state"].keys()
+    assert {tensor.dtype for tensor in average.values()} == {torch.float32}
+
+
+def test_updates_are_averaged_and_stay_the_same():
+    world = start("cpu")
+    each = [updates_on_ranks.perform(job(updates=count, cap=30), world)["weights"] for count in (1, 2, 3)]
+    found = updates_on_ranks.perform(job(updates=3, cap=30, actor={"ema": 0.5}), world)
+    close(found["weights"], each[2], 0.0)
+    by_hand = {name: (each[0][name] / 4 + each[1][name] / 2 + each[2][name]) / 1.75 for name in each[0]}
+    close(found["state"]["average"]["weights"], by_hand, 1e-6)
+
+
+def test_every_checkpoint_holds_the_average_as_a_model(tiny, tmp_path):
+    """The warm-up has its own, which ends with it."""
+    config = tiny("actor.ema=0.5", "checkpoint.every=1", "checkpoint.keep_last=9", "actor.optimizer.lr=1e-2")
+    Job(config).fit("")
+    folders = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert len(folders) == 5
+    models = {part: [AutoModelForCausalLM.from_pretrained(folder / part).state_dict() for folder in folders]
+              for part in ("actor", "actor_ema")}  # fmt: skip
+    shares = ([1.0], [1 / 3, 2 / 3], [0, 0, 1.0], [0, 0, 1 / 3, 2 / 3], [0, 0, 1 / 7, 2 / 7, 4 / 7])
+    for step, of_step in enumerate(shares):
+        by_hand = {
+            name: sum(share * models["actor"][number][name] for number, share in enumerate(of_step))
+            for name in models["actor"][step]
+        }
+        close(models["actor_ema"][step], by_hand, 1e-5)
+    assert not torch.equal(models["actor"][4]["lm_head.weight"], models["actor_ema"][4]["lm_head.weight"])
+
+
+def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
+    changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
+    whole, cut = (tiny(*changes, f"output_dir={tmp_path / name}") for name in ("whole", "cut"))
+    Job(whole).fit("")
+    Job(cut).fit("")
+    folder = tmp_path / "cut" / "checkpoints"
+    for step in (5, 6):
+        shutil.rmtree(folder / f"step_{step:08d}")
+    (folder / "latest").unlink()
+    (folder / "latest").symlink_to("step_00000004")
+    (tmp_path / "cut" / "result.json").unlink()
+    Job(cut).fit("")
+    ends = [
+        torch.load(tmp_path / name / "checkpoints" / "latest" / "state.pt", weights_only=False)
+        for name in ("whole", "cut")
+    ]
+    averages = [end["actors"]["actor"]["average"] for end in ends]
+    assert averages[0]["updates"] == averages[1]["updates"] == 4
+    close(averages[1]["weights"], averages[0]["weights"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "critic.ema=0.9",
+            r"^critic\.ema=0\.9: checkpoints hold the average of the actor alone; set critic\.ema=null$",
+        ),
+        ("actor.ema=1.0", r"^actor\.ema=1\.0: it is the part of the average that stays, above 0 and below 1, or null$"),
+        ("actor.ema=0", r"^actor\.ema=0\.0: it is the part"),
+    ],
+)
+def test_what_is_refused(change, said, tiny):
+    with pytest.raises(ValueError, match=said):
+        Job(tiny("algorithm=ppo", change))

@@ -1,0 +1,131 @@
+"""Counts that are remembered are those of the very same rows, or counted again."""
+
+import subprocess
+import sys
+
+from rft.data.encode.cache import digest, recall, remember
+from rft.data.encode.encoder import Encoder
+from rft.data.encode.lengths import Lengths
+from rft.data.encode.tokenizer import characters
+from rft.data.given.survey import ALONE
+from rft.registry import Target
+from rft.setup.components import FROM_ROLLOUT
+
+ROWS = [{"prompt": "1" * (1 + n % 9), "response": "2" * (n % 5)} for n in range(2500)]
+FEW = ROWS[:40]
+SOURCE = Target(
+    {"_target_": "rft.data.given.supervised.DatasetSource", "response": "response"}, "algorithm.source", FROM_ROLLOUT
+)
+
+
+class Counting(Encoder):
+    """Says how many prompts and examples it was asked for."""
+
+    asked = 0
+
+    def prompts(self, rows):
+        self.asked += len(rows)
+        return super().prompts(rows)
+
+    def example(self, row):
+        self.asked += 1
+        return super().example(row)
+
+
+def encoder(*options, alphabet="12", template="none"):
+    return Counting(characters(alphabet=alphabet), template, *options or (None,))
+
+
+def count(folder, rows=ROWS, made=None, world=ALONE):
+    """(what was counted, how many rows were encoded for it)."""
+    made = made or encoder()
+    return Lengths(world, made, folder and str(folder)).prompts(rows), made.asked
+
+
+def test_rows_are_encoded_once_over_all_ranks_and_not_again(tmp_path, ranks):
+    expected = [len(row["prompt"]) for row in ROWS]
+    shared = ranks(3, lambda world: count(tmp_path, world=world))
+    assert [asked for _, asked in shared] == [834, 833, 833] and all(counts == expected for counts, _ in shared)
+    assert count(tmp_path) == (expected, 0), "on another number of ranks"
+    assert count(None) == (expected, 2500)
+
+
+def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
+    chat, chats = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{% if x %}1{% endif %}", []
+    for number, text in enumerate((chat, chat + " ")):
+        chats.append(tmp_path / f"{number}.jinja")
+        chats[-1].write_text(text)
+    path = str(chats[0])
+    others = [
+        (FEW, encoder()), (FEW[1:], encoder()), (FEW[:-1], encoder()),
+        ([*FEW[:-1], {"prompt": "12", "response": ""}], encoder()), ([FEW[1], FEW[0], *FEW[2:]], encoder()),
+        (FEW, encoder(alphabet="21")), (FEW, encoder(template=path)), (FEW, encoder(template=str(chats[1]))),
+        (FEW, encoder("1", template=path)), (FEW, encoder(None, None, "response", {"x": 1}, template=path)),
+    ]  # fmt: skip
+    for rows, made in others:
+        count(tmp_path / "cache", rows, made)
+        assert made.asked == len(rows), "nothing of the others is taken for these"
+    again = [{"response": "other", "more": None, **row} for row in FEW]
+    assert count(tmp_path / "cache", again)[1] == 0, "what a prompt is not made of may change"
+    monkeypatch.setattr("rft.data.encode.lengths.VERSIONS", ["2.0"])
+    assert count(tmp_path / "cache", FEW)[1] == 40
+
+
+def test_examples_are_remembered_by_their_source(tmp_path):
+    def examples(seed=0, source=SOURCE, rows=FEW):
+        made = encoder()
+        return Lengths(ALONE, made, str(tmp_path)).examples(source, rows, 4, seed=seed, columns=()), made.asked
+
+    counts, asked = examples()
+    assert asked == 40 and sorted(counts) == sorted(len(r["prompt"]) + len(r["response"]) + 1 for r in FEW)
+    assert examples() == (counts, 0)
+    assert examples(seed=1)[1] == 40
+    assert examples(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
+    other = {"_target_": "rft.data.given.supervised.DatasetSource", "response": "prompt"}
+    assert examples(source=Target(other, "algorithm.source", FROM_ROLLOUT))[1] == 40
+
+
+def test_a_damaged_or_exchanged_entry_is_counted_again(tmp_path):
+    expected, _ = count(tmp_path, FEW)
+    [entry] = tmp_path.iterdir()
+    whole = entry.read_bytes()
+    for damaged in (whole[:-4], whole[:-1] + b"\1", b"", whole[:20]):
+        entry.write_bytes(damaged)
+        assert count(tmp_path, FEW) == (expected, 40)
+        assert entry.read_bytes() == whole and count(tmp_path, FEW) == (expected, 0)
+    other = tmp_path / digest("other").hex()
+    entry.rename(other)
+    assert recall(tmp_path, digest("other")) is None, "an entry under another's name"
+
+
+def test_two_that_write_at_once_leave_one_whole_entry(tmp_path):
+    work = (
+        "import sys; from pathlib import Path; from rft.data.encode.cache import recall, remember\n"
+        "folder, name = Path(sys.argv[1]), b'n' * 20\n"
+        "for turn in range(150):\n"
+        "    remember(folder, name, [int(sys.argv[2])] * 5000)\n"
+        "    assert recall(folder, name) in ([1] * 5000, [2] * 5000)\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", work, str(tmp_path), number]) for number in "12"]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == [(b"n" * 20).hex()]
+    remember(tmp_path, b"m" * 20, [])
+    assert recall(tmp_path, b"m" * 20) == [] and recall(tmp_path / "none", b"m" * 20) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_and_no_more(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    assert count(tmp_path / "file", FEW)[1] == 40
+    assert "rows are counted each time" in caplog.text
+
+
+def test_what_is_wrong_with_a_row_is_said_on_every_rank_with_its_number(tmp_path, ranks):
+    rows = [{"prompt": "1"}, {"prompt": "12"}, {"prompt": ""}, {"prompt": "1"}]
+
+    def said(world):
+        try:
+            return count(tmp_path, rows, world=world)
+        except ValueError as error:
+            return str(error)
+
+    assert ranks(2, said) == ["the prompt of row 2 is empty: there is nothing to answer; take the row out"] * 2

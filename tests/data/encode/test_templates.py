@@ -1,0 +1,104 @@
+"""Templates that are built in write what the models read that they are called after."""
+
+from itertools import compress
+
+import pytest
+
+from rft.data.encode.encoder import Encoder
+from rft.data.encode.templates import FOLDER, ChatTemplate
+from tests.data.encode import chat_texts as chats
+from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, TWO, tokenizer, user
+
+BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MISTRAL, "gemma": chats.GEMMA}
+
+
+def test_there_is_a_text_for_every_name():
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_conversation_is_what_the_models_own_template_makes_of_it(name):
+    own, made = ChatTemplate(tokenizer(BUILT_IN[name]), "chat"), ChatTemplate(tokenizer(BUILT_IN[name]), name)
+    for messages, answering in ((TWO[:1], True), (TWO[:2], False), (TWO[:3], True), (TWO, False)):
+        assert made.render(messages, None, answering) == own.render(messages, None, answering)
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_a_system_message_has_its_place(name):
+    own, made = ChatTemplate(tokenizer(BUILT_IN[name]), "chat"), ChatTemplate(tokenizer(BUILT_IN[name]), name)
+    assert made.render(LED, None, False) == own.render(LED, None, False)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
+def test_a_system_message_without_a_turn_stands_in_the_first_question_for_good(name):
+    made = tokenizer(BUILT_IN[name])
+    inside = [user(f"Add.\n\n{TWO[0]['content']}"), *TWO[1:]]
+    template = ChatTemplate(made, name)
+    assert template.render(LED, None, False) == template.render(inside, None, False)
+    ids, trains = Encoder(made, name, "Add.").example({"response": TWO})
+    assert ids[: trains.index(True)] == Encoder(made, name, None).prompt({"prompt": inside[:1]})
+    with pytest.raises(ValueError, match=f"data.template={name} cannot render a conversation of user, system"):
+        template.render([TWO[0], SYSTEM], None, True)
+
+
+def test_chatml_writes_tools_as_qwen_does():
+    own = ChatTemplate(tokenizer(chats.QWEN25), "chat")
+    made = ChatTemplate(tokenizer(chats.QWEN25), "chatml")
+    assert made.takes_tools and own.takes_tools
+    for messages, answering in (([SYSTEM, *CALLING], False), ([SYSTEM, *CALLING[:3]], True), ([SYSTEM, TWO[0]], True)):
+        assert made.render(messages, [SCHEMA], answering) == own.render(messages, [SCHEMA], answering)
+    assert not ChatTemplate(tokenizer(chats.LLAMA3), "llama3").takes_tools
+
+
+def test_a_template_in_a_file(tmp_path):
+    (tmp_path / "mine.jinja").write_text(chats.LLAMA3)
+    made = tokenizer(chats.LLAMA3)
+    made.chat_template = None
+    row = {"response": TWO}
+    expected = Encoder(tokenizer(chats.LLAMA3), "chat", None).example(row)
+    assert Encoder(made, str(tmp_path / "mine.jinja"), None).example(row) == expected
+    assert made.chat_template == chats.LLAMA3  # as checkpoints are to have it
+
+
+def test_bad_templates_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.template=chatm: there is no such file.*did you mean chatml\?"):
+        Encoder(tokenizer(chats.CHATML), "chatm", None)
+    with pytest.raises(ValueError, match=r"data\.template=llama3 ends an answer with '<\|eot_id\|>', which is no"):
+        Encoder(tokenizer(chats.CHATML), "llama3", None)
+    bad = {"{% for %}": "Expected", "{{ raise_exception('no user') }}": "no user", "{{ 1 + 'a' }}": "unsupported"}
+    for text, message in bad.items():
+        (tmp_path / "bad.jinja").write_text(text)
+        with pytest.raises(ValueError, match=rf"bad\.jinja cannot render a conversation of user: .*{message}"):
+            Encoder(tokenizer(chats.CHATML), str(tmp_path / "bad.jinja"), None)
+
+
+def test_arguments_reach_the_prompt_and_the_masks():
+    made = tokenizer(chats.QWEN3)
+    plain, quick = Encoder(made, "chat", None), Encoder(made, "chat", None, arguments={"enable_thinking": False})
+    thought = "<think>\n\n</think>\n\n"
+    asked = {"prompt": TWO[:1]}
+    prompt = made.decode(plain.prompt(asked)) + thought
+    assert made.decode(quick.prompt(asked)) == prompt
+    ids, trains = quick.example(asked | {"response": TWO[1:2]})
+    answer = f"{TWO[1]['content']}<|im_end|>"
+    assert made.decode(ids).startswith(prompt) and made.decode(list(compress(ids, trains))) == answer
+    ids, trains = plain.example(asked | {"response": TWO[1:2]})
+    assert made.decode(list(compress(ids, trains))) == thought + answer
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path):
+    made = tokenizer(chats.QWEN3)
+    for name in ("enable_thinkin", "tools", "bos_token"):
+        with pytest.raises(
+            ValueError,
+            match=rf"data\.template_arguments\.{name}: data\.template=chat does not read it.*\(it reads: enable_thi",
+        ):
+            Encoder(made, "chat", None, arguments={name: True})
+    with pytest.raises(ValueError, match=r"data\.template_arguments has no place in data\.template=none"):
+        Encoder(made, "none", None, arguments={"enable_thinking": True})
+    with pytest.raises(ValueError, match=r"data\.template=chatml does not read it \(it reads: none\)"):
+        Encoder(made, "chatml", None, arguments={"enable_thinking": True})
+    marked = "{% generation %}{{ messages[0].content }}{{ style | default('x') }}{% endgeneration %}"
+    (tmp_path / "mine.jinja").write_text(marked + "{% if loud %}!{% endif %}{{ eos_token }}")
+    encoder = Encoder(made, str(tmp_path / "mine.jinja"), None, arguments={"loud": True, "style": "y"})
+    assert made.decode(encoder.prompt({"prompt": TWO[:1]})) == f"{TWO[0]['content']}y!<|im_end|>"

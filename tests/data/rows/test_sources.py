@@ -1,0 +1,183 @@
+"""Rows from files and data sets, and what bad ones get."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft.data.rows.sources import FileRows, HubRows
+from rft.registry import Target
+
+DATA = os.environ.get("RFT_GSM8K_DIR")
+NAMES = {"prompt": "question"}
+ROWS = [{"question": f"q{n}", "answer": f"a{n}", "n": n} for n in range(4)]
+
+
+def jsonl(folder: Path, text: str | bytes) -> str:
+    path = folder / "train.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def lines(path: str, columns: dict[str, str] | None = None, limit: int | None = None) -> FileRows:
+    return FileRows(path, NAMES if columns is None else columns, None, limit, "data.train")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return jsonl(tmp_path, "".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def test_fields_are_renamed_and_the_others_stay(path: str) -> None:
+    rows = lines(path).load(["prompt", "answer"])
+    assert rows == [row | {"prompt": row["question"]} for row in ROWS]
+
+
+def test_names_can_be_swapped(path: str) -> None:
+    rows = lines(path, {"answer": "question", "question": "answer"}).load(["answer"])
+    assert rows[1] == {"question": "a1", "answer": "q1", "n": 1}
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 4), (1, 1), (3, 3), (9, 4)])
+def test_limit_takes_the_first_rows(path: str, limit: int | None, count: int) -> None:
+    assert [row["n"] for row in lines(path, limit=limit).load(["prompt"])] == list(range(count))
+
+
+def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '\n{"question": "q"}\n  \n{"x": 1}\n')
+    assert lines(path, limit=1).load(["prompt"]) == [{"question": "q", "prompt": "q"}]
+    with pytest.raises(ValueError, match=r"train\.jsonl line 4: no field 'question'"):
+        lines(path).load(["prompt"])
+
+
+def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '\ufeff{"question": "é漢"}\r\n{"question": "b\\nc"}'.encode())
+    assert [row["prompt"] for row in lines(path).load(["prompt"])] == ["é漢", "b\nc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("", {}, r"data\.train\.path: .*train\.jsonl holds no rows"),
+        ("\n \n", {}, r"data\.train\.path: .*train\.jsonl holds no rows"),
+        ('{"prompt": 1, "answer": 1}\n{"prompt": \n', {}, r"train\.jsonl line 2: not JSON"),
+        ('{"prompt": 1, "answer": 1}\nprompt\n', {}, r"train\.jsonl line 2: not JSON"),
+        (b'{"prompt": 1, "answer": 1}\n{"prompt": "\xff"}\n', {}, r"train\.jsonl line 2: not JSON"),
+        ("[1, 2]\n", {}, r"train\.jsonl line 1: expected one JSON object a line, got list"),
+        (
+            '{"prompt": "p", "answer": 1}\n{"prompt": "p", "anser": 1}\n',
+            {},
+            r"train\.jsonl line 2: no field 'answer' \(there are: prompt, anser; did you mean anser\?\); "
+            r"say where it is with \+data\.train\.columns\.answer=<its name there>",
+        ),
+        ('{"prompt": "p", "answer": null}\n', {}, r"train\.jsonl line 1: the field 'answer' is null"),
+        ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*data\.train\.columns\.prompt names it"),
+        ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; data\.train\.columns\.prompt"),
+        ("{}\n", {}, r"line 1: no field 'prompt' \(there are: none\)"),
+    ],
+)
+def test_bad_files_name_the_line(tmp_path: Path, text: str | bytes, columns: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lines(jsonl(tmp_path, text), columns).load(["prompt", "answer"])
+
+
+def test_a_path_that_is_no_file_names_the_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.train\.path=.*nothing\.jsonl: there is no such file"):
+        lines(str(tmp_path / "nothing.jsonl")).load([])
+    with pytest.raises(ValueError, match=r"data\.train\.path=.*: it is a folder"):
+        lines(str(tmp_path)).load([])
+
+
+def test_a_limit_that_leaves_nothing_names_the_key(path: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.train\.limit=0"):
+        lines(path, limit=0)
+    with pytest.raises(ValueError, match=r"data\.train\.limit=-1"):
+        HubRows("x", None, "train", {}, None, -1, "data.train")
+
+
+def test_built_from_yaml(path: str) -> None:
+    node: dict[str, Any] = {
+        "_target_": "rft.data.rows.sources.FileRows",
+        "path": path,
+        "columns": NAMES,
+        "schema": None,
+    }
+    node["limit"] = 2
+    source = Target(node, "data.train", ("key",)).build(key="data.train")
+    assert len(source.load(["prompt"])) == 2
+    with pytest.raises(ValueError, match=r"data\.train\.colums: .*did you mean columns"):
+        Target(node | {"colums": {}}, "data.train", ("key",))
+
+
+@pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")
+@pytest.mark.parametrize(("name", "count"), [("train", 7473), ("test", 1319)])
+def test_gsm8k(name: str, count: int) -> None:
+    columns = {"prompt": "question", "response": "answer"}
+    rows = lines(f"{DATA}/{name}.jsonl", columns).load(["prompt", "response", "answer"])
+    assert len(rows) == count
+    assert all(row["response"] == row["answer"] and "#### " in row["answer"] for row in rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set in a local folder: train as parquet."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    table = tmp_path / "table"
+    table.mkdir()
+    datasets.Dataset.from_list([*ROWS, {"question": "q4", "answer": None, "n": 4}]).to_parquet(table / "train.parquet")
+    return table
+
+
+def hub(folder: Path, columns: dict[str, str], limit: int | None = None, split: str | None = "train") -> HubRows:
+    return HubRows(str(folder), None, split, columns, None, limit, "data.train")
+
+
+def test_hub_rows(folder: Path) -> None:
+    rows = hub(folder, NAMES, limit=4).load(["prompt", "answer"])
+    assert list(rows) == [row | {"prompt": row["question"]} for row in ROWS]
+
+
+def test_hub_rows_name_the_row(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"table\[train\] row 5: the field 'answer' is null"):
+        hub(folder, NAMES).load(["answer"])
+    with pytest.raises(ValueError, match=r"table\[train\] row 1: no field 'response'.*data\.train\.columns\.response"):
+        hub(folder, NAMES).load(["response"])
+
+
+def test_hub_errors_name_the_key(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.train: cannot load path=.* split='test'.*"):
+        hub(folder, NAMES, split="test").load([])
+    with pytest.raises(ValueError, match=r"data\.train: cannot load path='.*nowhere'"):
+        hub(folder / "nowhere", NAMES).load([])
+
+
+def test_a_split_has_to_be_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.train\.split: .*table has the splits train; name one of them"):
+        hub(folder, NAMES, split=None).load([])
+
+
+def test_a_saved_data_set(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(folder / "alone")
+    datasets.DatasetDict(train=table, test=table.select([2])).save_to_disk(folder / "both")
+    renamed = [row | {"prompt": row["question"]} for row in ROWS]
+    assert list(hub(folder / "alone", NAMES, split=None).load(["prompt"])) == renamed
+    assert list(hub(folder / "both", NAMES, split="test").load(["prompt"])) == renamed[2:3]
+    with pytest.raises(ValueError, match=r"data\.train: .*: the folder holds one table; set data\.train\.split=null"):
+        hub(folder / "alone", NAMES).load([])
+    with pytest.raises(ValueError, match=r"data\.train: cannot load .*split='dev'"):
+        hub(folder / "both", NAMES, split="dev").load([])
+    with pytest.raises(ValueError, match=r"data\.train\.split: .*both has the splits train, test"):
+        hub(folder / "both", NAMES, split=None).load([])
+
+
+def test_a_missing_package_comes_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"data\.train needs the package datasets: pip install datasets"):
+        HubRows("x", None, "train", {}, None, None, "data.train").load([])

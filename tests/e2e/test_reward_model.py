@@ -1,0 +1,154 @@
+"""A reward model from pairs to reward: trained, exported, loaded by transformers, and asked by a run that samples."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rft.distributed import stop
+from rft.modes.plan.job import Rehearsal
+from rft.setup.assembly import Job
+
+ON_RANKS = {
+    "pairs": ("algorithm=reward_model", "algorithm/terms=[score_centering]"),
+    "steps": ("algorithm=process_reward_model",),
+}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_plan_goes_through_it(resolved, tmp_path):
+    small = ("batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "data.train.count=64")
+    stop()
+    forecast = Rehearsal(resolved("algorithm=reward_model", "plan.prompt_tokens=6", *small), 1).forecast()
+    assert forecast.memory["update"]["activations"] > 0
+    assert "rollout" not in forecast.memory and "evaluate" not in forecast.memory
+    model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", "warmup=none")
+    asked = Rehearsal(resolved("algorithm=grpo", "plan.prompt_tokens=6", *small, *model), 1).forecast()
+    assert asked.memory["update"]["activations"] > 0, "without the model, which is not there"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("algorithm=reward_model", "rollout=hf"),
+            "actor.head=score: such a model writes no text; choose rollout=none",
+        ),
+        (("rollout=none",), "rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf"),
+        (
+            ("algorithm=reward_model", "actor.head=lm"),
+            "algorithm.loss: 'bradley_terry' trains the head 'score', but actor.head=lm",
+        ),
+        (
+            ("algorithm=reward_model", "warmup=supervised"),
+            "warmup.loss: 'nll' trains the head 'lm', but actor.head=score",
+        ),
+        (
+            ("algorithm=reward_model", "algorithm/terms=[entropy]"),
+            "algorithm.terms: 'entropy' trains the head 'lm', but 'bradley_terry'",
+        ),
+        (
+            ("algorithm=reward_model", "actor/lora=lora"),
+            "actor.lora: adapters do not train the head of actor.head=score",
+        ),
+        (
+            ("algorithm=reward_model", "strategy.context_parallel=2"),
+            "strategy.context_parallel=2: with actor.head=score",
+        ),
+        (
+            ("algorithm=reward_model", "metric=eval/heldout/model"),
+            "metric=eval/heldout/model: the run has no such number",
+        ),
+        (
+            ("algorithm=reward_model", "algorithm/source=dataset"),
+            "algorithm.loss reads the column 'chosen', which nothing",
+        ),
+        (
+            ("algorithm=reward_model", "algorithm.loss.margin=true"),
+            "algorithm.loss reads the column 'margin', which nothi",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(overrides, said, resolved):
+    with pytest.raises(ValueError) as caught:
+        Job(resolved(*overrides))
+    assert said in str(caught.value)
+
+
+def test_a_reward_model_that_is_not_there_is_refused_before_any_model_is_loaded(tiny, tmp_path):
+    wrong = ("reward/terms=[exact_match,format,model]", f"reward.terms.model.path={tmp_path / 'nothing'}")
+    with pytest.raises(ValueError, match=r"reward\.terms\.model\.path: no model can be read from"):
+        Job(tiny(*wrong)).fit("")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(resolved, tmp_path_factory):
+    """The folder of a run on the built-in pairs."""
+    folder = tmp_path_factory.mktemp("trained")
+    small = ("steps=60", "actor.optimizer.lr=1e-3", "eval.every=0", "data.eval.heldout.count=128")
+    Job(resolved("algorithm=reward_model", *small, f"output_dir={folder / 'run'}")).fit("")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_it_learns_to_tell_right_from_wrong_and_says_so(trained):
+    first, last = lines(trained)[0], lines(trained)[-1]
+    assert first["eval/heldout/accuracy"] < 0.7 and last["eval/heldout/accuracy"] > 0.9
+    assert last["eval/heldout/margin"] > 1.0
+    assert last["preference/margin"] == pytest.approx(
+        last["preference/score_chosen"] - last["preference/score_rejected"]
+    )
+    assert json.loads((trained / "result.json").read_text())["eval/heldout/accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_transformers_gives_the_scores_that_the_run_told(trained):
+    told = [json.loads(line) for line in (trained / "trajectories/step_00000060.jsonl").read_text().splitlines()]
+    folder = trained / "checkpoints/latest/actor"
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = [row["prompt"] + row["response"] + tokenizer.eos_token for row in told]
+    with torch.no_grad():
+        found = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, 0]
+    torch.testing.assert_close(found, torch.tensor([row["score"] for row in told]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_is_a_term_of_the_reward_of_another_run(trained, tiny, tmp_path):
+    path = trained / "checkpoints/latest/actor"
+    Job(tiny("reward/terms=[exact_match,format,model]", f"reward.terms.model.path={path}", "steps=2")).fit("")
+    last = lines(tmp_path / "run")[-1]
+    terms = {name: last[f"reward/{name}"] for name in ("exact_match", "format", "model")}
+    assert last["reward/mean"] == pytest.approx(sum(terms.values()), abs=1e-5)
+    assert abs(terms["model"]) > 0.1 and "eval/heldout/model" in last
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(resolved, sized, torchrun, tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    both = ("batch.minibatches=2", "actor.packing=false")
+
+    def config(name, ranks):
+        return resolved(*sized(*ON_RANKS[name], *both, f"output_dir={tmp_path / name / ranks}"))
+
+    for name in ON_RANKS:
+        Job(config(name, "one")).fit("")
+    file = tmp_path / "configs.json"
+    file.write_text(json.dumps([config(name, "two") for name in ON_RANKS]))
+    torchrun(Path(__file__).parent / "runs_on_ranks.py", file)
+    torch.set_num_threads(threads)
+    compared = set()
+    for name in ON_RANKS:
+        for alone, together in zip(*(lines(tmp_path / name / ranks) for ranks in ("one", "two")), strict=True):
+            shared = {key for key in alone if key.startswith(("loss/", "preference/", "steps/", "eval/", "grad_norm"))}
+            for key in shared & together.keys():
+                assert together[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-5), key
+            compared |= shared & together.keys()
+    assert {"loss/bradley_terry", "loss/score_centering", "preference/accuracy", "eval/heldout/margin"} <= compared
+    assert {"loss/step_cross_entropy", "steps/accuracy", "eval/heldout/first_error"} <= compared

@@ -1,0 +1,174 @@
+"""Numbers of held-out sets, against numbers by hand."""
+
+import itertools
+import math
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from rft.evaluation.base import summary
+from rft.evaluation.generation import Evaluator, measured
+from rft.rollout.engine.base import Completion
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.source.rollout import row_seed
+
+ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
+GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
+SAMPLED = Sampling(4, 1.0, 1.0, 0, 0.0, [], None)
+SEED = 11
+
+
+class Encoder:
+    def prompts(self, rows):
+        return [[int(row["answer"])] for row in rows]
+
+
+class Engine:
+    """Greedy: right on even prompts, with as many tokens as the prompt says. Sampled: right where the seed is even."""
+
+    def generate(self, requests, sampling, progress):
+        answers, done = [], 0
+        for request in requests:
+            [number] = request.prompt
+            answers.append([self.answer(number, seed, sampling) for seed in request.seeds])
+            done += len(request.seeds)
+            progress(done)
+        return answers
+
+    def answer(self, number, seed, sampling):
+        right = number % 2 == 0 if sampling is GREEDY else seed % 2 == 0
+        return Completion(
+            [1] * (number + 1), [-1.0] * (number + 1), "stop", str(number) if right else "no", [0] * (number + 1)
+        )
+
+
+def score(texts, rows):
+    right = torch.tensor([float(text == row["answer"]) for text, row in zip(texts, rows, strict=True)])
+    form = torch.tensor([0.5 if text == "no" else 1.0 for text in texts])
+    return right + form, {"right": right, "form": form}
+
+
+def extract(texts):
+    return [None if text == "no" else text for text in texts]
+
+
+def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None):
+    told = []
+
+    @contextmanager
+    def progress(name, total):
+        told.append((name, total, shown := []))
+        yield shown.append
+
+    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k)
+    return *evaluator.run(progress), told
+
+
+def make_evaluator(world, sets, samples, pass_k, maj_k):
+    drawn = (GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
+    return Evaluator(world, Engine(), Encoder(), score, extract, sets, "right", *drawn)
+
+
+def test_greedy_numbers_by_hand(ranks):
+    [(numbers, answers, told)] = ranks(1, evaluate)
+    # right on 0, 2, 4: mean 3/5, variance (3 x 0.16 + 2 x 0.36) / 4 = 0.3, error sqrt(0.3 / 5)
+    assert numbers == pytest.approx(
+        {
+            "eval/held/accuracy": 0.6,
+            "eval/held/accuracy_stderr": math.sqrt(0.06),
+            "eval/held/form": 0.8,
+            "eval/held/form_stderr": math.sqrt((3 * 0.04 + 2 * 0.09) / 4 / 5),
+            "eval/held/length": 3.0,
+        }
+    )
+    assert answers == {
+        "held": [
+            {"prompt": f"{n}=", "response": str(n) if n % 2 == 0 else "no", "score": float(n % 2 == 0)}
+            for n in range(5)
+        ]
+    }
+    assert told == [("evaluate held", 5, [1, 2, 3, 4, 5])]
+
+
+def test_samples_by_hand(ranks):
+    [(numbers, _, told)] = ranks(1, lambda world: evaluate(world, samples=6, pass_k=(1, 2, 6)))
+    right = [[row_seed(SEED, number, sample) % 2 == 0 for sample in range(6)] for number in range(5)]
+    means = [sum(row) / 6 for row in right]
+    mean = sum(means) / 5
+    assert 0 < mean < 1
+    assert numbers["eval/held/mean@6"] == pytest.approx(mean)
+    error = math.sqrt(sum((value - mean) ** 2 for value in means) / 4 / 5)
+    assert numbers["eval/held/mean@6_stderr"] == pytest.approx(error)
+    for k in (1, 2, 6):
+        subsets = [[any(chosen) for chosen in itertools.combinations(row, k)] for row in right]
+        expected = sum(sum(passed) / len(passed) for passed in subsets) / 5
+        assert numbers[f"eval/held/pass@{k}"] == pytest.approx(expected)
+    assert [(name, total) for name, total, _ in told] == [("evaluate held", 5), ("sample held", 30)]
+
+
+def test_votes_by_hand(ranks):
+    """A wrong sample of this engine gives no answer: a vote of k is right unless all k are wrong."""
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples=6, pass_k=(1, 3), maj_k=(1, 3)))
+    for k in (1, 3):
+        assert 0 < numbers[f"eval/held/pass@{k}"] < 1
+        assert numbers[f"eval/held/maj@{k}"] == pytest.approx(numbers[f"eval/held/pass@{k}"])
+        assert numbers[f"eval/held/maj@{k}_stderr"] == pytest.approx(numbers[f"eval/held/pass@{k}_stderr"])
+
+
+def test_numbers_of_each_source_where_there_are_several(ranks):
+    mixed = [row | {"data_source": "even" if number % 2 == 0 else "odd"} for number, row in enumerate(ROWS)]
+    of_one = [row | {"data_source": "even"} for row in ROWS]
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, 6, (1,), (3,), {"held": mixed, "one": of_one}))
+    assert numbers["eval/held/accuracy"] == 0.6
+    assert (numbers["eval/held/even/accuracy"], numbers["eval/held/odd/accuracy"]) == (1.0, 0.0)
+    assert numbers["eval/held/even/length"] == 3.0 and "eval/held/even/length_stderr" not in numbers
+    for name in ("form", "mean@6", "pass@1", "maj@3"):
+        both = 3 * numbers[f"eval/held/even/{name}"] + 2 * numbers[f"eval/held/odd/{name}"]
+        assert both / 5 == pytest.approx(numbers[f"eval/held/{name}"])
+    assert not any(name.startswith("eval/one/even") for name in numbers)
+    assert {name.split("/")[2] for name in numbers if name.count("/") == 3} == {"even", "odd"}
+
+
+def test_a_row_without_a_source_is_of_another(ranks):
+    rows = [ROWS[0] | {"data_source": "one"}, *ROWS[1:]]
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, sets={"held": rows}))
+    assert (numbers["eval/held/one/accuracy"], numbers["eval/held/other/accuracy"]) == (1.0, 0.5)
+
+
+def test_what_is_measured_is_what_is_summed_up(ranks):
+    @contextmanager
+    def silent(name, total):
+        yield lambda done: None
+
+    def work(world):
+        evaluator = make_evaluator(world, {"held": ROWS}, 4, (2,), (2,))
+        return evaluator.measure(silent), evaluator.run(silent)
+
+    [(sets, (numbers, _))] = ranks(1, work)
+    assert summary(sets) == numbers
+    held = sets["held"]
+    assert held.values["accuracy"] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert [answers.extracted for answers in held.greedy] == [["0"], [None], ["2"], [None], ["4"]]
+    assert [len(answers.texts) for answers in held.drawn] == [4] * 5
+
+
+@pytest.mark.parametrize(("samples", "pass_k", "maj_k"), [(0, (1, 4), ()), (6, (1, 2), (3,))])
+def test_what_is_measured_is_known_before(samples, pass_k, maj_k, ranks):
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples, pass_k, maj_k))
+    known = measured(("right", "form"), "right", samples, list(pass_k), list(maj_k))
+    names = [f"eval/held/{name}" for name in known]
+    assert sorted(names) == sorted(name for name in numbers if not name.endswith("_stderr"))
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_ranks_agree_with_one_process(size, ranks):
+    """Also where a rank has no row at all."""
+
+    def work(world):
+        return evaluate(world, samples=4, maj_k=(3,), sets={"held": ROWS, "other": ROWS[:2]})
+
+    [alone] = ranks(1, work)
+    for numbers, answers, _ in ranks(size, work):
+        assert numbers == alone[0]
+        assert answers == alone[1]

@@ -1,0 +1,86 @@
+"""Engines with one fault each."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+
+from rft.rollout.engine.hf import HFEngine
+
+
+class ForgetsTemperature(HFEngine):
+    def generate(self, requests, sampling, progress=None):
+        return super().generate(requests, replace(sampling, temperature=1.0), progress)
+
+
+class KeepsFirstWeights(HFEngine):
+    def update_weights(self, version, tensors):
+        if self.version == 0:
+            super().update_weights(version, [(name, tensor.clone()) for name, tensor in tensors])
+
+
+class OneVersionBehind(HFEngine):
+    waiting = None
+
+    def update_weights(self, version, tensors):
+        handed = [(name, tensor.clone()) for name, tensor in tensors]
+        super().update_weights(version, self.waiting or [(name, 0.5 * tensor) for name, tensor in handed])
+        self.waiting = handed
+
+
+class DriftsWithEveryUpdate(HFEngine):
+    """Its weights are the older the more often it is handed some, but for those that are made wrong."""
+
+    handed = 0
+
+    def update_weights(self, version, tensors):
+        self.handed += 1
+        worn = 1.0 if self.handed < 4 else 1.05
+        super().update_weights(version, [(name, worn * tensor) for name, tensor in tensors])
+
+
+class DoublesFirstToken(HFEngine):
+    def generate(self, requests, sampling, progress=None):
+        doubled = [replace(request, prompt=[request.prompt[0], *request.prompt]) for request in requests]
+        return super().generate(doubled, sampling, progress)
+
+
+class DropsFirstToken(HFEngine):
+    def generate(self, requests, sampling, progress=None):
+        cut = [replace(request, prompt=request.prompt[1:]) for request in requests]
+        return super().generate(cut, sampling, progress)
+
+
+class Rounds(HFEngine):
+    def generate(self, requests, sampling, progress=None):
+        def rounded(completion):
+            return replace(completion, logprobs=torch.tensor(completion.logprobs).half().tolist())
+
+        return [[rounded(one) for one in group] for group in super().generate(requests, sampling, progress)]
+
+
+class ComputesInBfloat16(HFEngine):
+    def __init__(self, model, tokenizer, max_rows):
+        super().__init__(model.to(torch.bfloat16), tokenizer, max_rows)
+
+
+class Lies(HFEngine):
+    def generate(self, requests, sampling, progress=None):
+        def shifted(completion):
+            return replace(completion, logprobs=[number - 0.01 for number in completion.logprobs])
+
+        return [[shifted(one) for one in group] for group in super().generate(requests, sampling, progress)]
+
+
+class HeedsNoSeeds(HFEngine):
+    numbers = itertools.count()
+
+    def generate(self, requests, sampling, progress=None):
+        drawn = [replace(request, seeds=[next(self.numbers) for _ in request.seeds]) for request in requests]
+        return super().generate(drawn, sampling, progress)
+
+
+class HeedsNeitherSeedsNorTemperature(HeedsNoSeeds):
+    def generate(self, requests, sampling, progress=None):
+        hot = sampling if sampling.temperature == 0 else replace(sampling, temperature=1.0)
+        return super().generate(requests, hot, progress)

@@ -1,0 +1,136 @@
+"""`mode=doctor`: a sound run is told so, and of engines that are broken on purpose the cause is named."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import rft
+from rft.modes.doctor.run import visit
+
+RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
+
+
+@pytest.fixture
+def examined(tiny, capsys):
+    """The largest gap or what is raised, and what is printed, in one line."""
+
+    def run(*overrides):
+        try:
+            found = visit(tiny(*RUN, *overrides))
+        except ValueError as error:
+            found = str(error)
+        return found, " ".join(capsys.readouterr().out.split())
+
+    return run
+
+
+def test_a_sound_run(examined, tmp_path):
+    gap, text = examined()
+    assert 0 <= gap < 1e-5
+    for check in ("agreement", "weights", "drift", "padding and packing", "prompt", "temperature, template"):
+        assert f"✓ {check}" in text
+    assert "✗" not in text and "• seeds: asked again, 16 of 16 rows have the same tokens" in text
+    assert "'reve" in text.replace("<unk>", "v"), "the prompt is shown"
+    assert list(tmp_path.iterdir()) == [], "nothing stays"
+
+
+@pytest.mark.parametrize(
+    ("engine", "check", "cause"),
+    [
+        (
+            "ForgetsTemperature",
+            "temperature",
+            "samples at temperature 1, not at rollout.temperature=0.7: set rollout.t",
+        ),
+        (
+            "KeepsFirstWeights",
+            "weights",
+            "has stale weights, it does not follow what it is handed: mend update_weights",
+        ),
+        ("OneVersionBehind", "weights", "has stale weights, it does not come back to the true ones"),
+        ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 moves the gap"),
+        ("DoublesFirstToken", "template", "the engine reads the first token of a prompt twice"),
+        ("DropsFirstToken", "template", "the engine leaves out the first token of a prompt"),
+        ("Rounds", "rounding", "rounds its log-probabilities to float16: set rollout.engine_args"),
+        (
+            "ComputesInBfloat16",
+            "dtype",
+            "computes in bfloat16, the trainer in strategy.dtype=float32: set rollout.engi",
+        ),
+        ("Lies", "agreement", "nothing that was tried takes the gap away; see the worst tokens"),
+    ],
+)
+def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
+    said, text = examined(f"rollout.engine._target_=tests.doctor.broken.{engine}")
+    assert cause in str(said)
+    failed = {line.split(":")[0] for line in text.split("✗ ")[1:]}
+    others = set() if engine == "OneVersionBehind" else {"temperature", "template", "rounding", "dtype", "drift"}
+    assert check in failed and not (others - {check}) & failed, text
+
+
+def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):
+    said, text = examined("rollout.engine._target_=tests.doctor.broken.HeedsNoSeeds")
+    assert said < 1e-5 and "✗" not in text and "16 of 16 rows" not in text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cause_of_a_gap_is_named_where_no_two_samples_are_the_same(seed, examined):
+    engine = "rollout.engine._target_=tests.doctor.broken.HeedsNeitherSeedsNorTemperature"
+    said, text = examined(engine, f"seed={seed}")
+    assert "samples at temperature 1, not at rollout.temperature=0.7" in str(said)
+    assert {line.split(":")[0] for line in text.split("✗ ")[1:]} == {"agreement", "temperature"}, text
+
+
+def test_truncation_is_told_and_not_blamed(examined):
+    gap, text = examined("rollout.top_k=3")
+    assert gap < 1e-5
+    assert "• truncation: rollout.top_p, top_k, min_p or first_token are meant to make the gap" in text
+    assert text.index("as training samples") < text.index("without truncation") and "✗" not in text
+
+
+def test_an_algorithm_that_samples_nothing_is_refused(tiny):
+    with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
+        visit(tiny("mode=doctor", "algorithm=sft"))
+
+
+def called(folder, command, *overrides):
+    """What the main program says of itself, in one line, and whether it ended well."""
+    root = str(Path(rft.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    words = [sys.executable, *command, "-m", "rft.main", f"output_dir={folder}/run", "strategy.device=cpu", *overrides]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return " ".join(f"{done.stdout} {done.stderr}".split()), done.returncode == 0
+
+
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@pytest.mark.slow
+def test_two_processes_are_examined_together(sized, tmp_path):
+    small = sized(*RUN, "strategy.dtype=bfloat16")
+    text, well = called(tmp_path, TWO, *small, "algorithm=ppo", "rollout.top_p=0.9")
+    assert well and text.count("✓ agreement") == 1 and "✗" not in text and "8 of 8 rows" not in text
+    text, well = called(tmp_path, TWO, *sized(*RUN), "rollout.engine._target_=tests.doctor.broken.ComputesInBfloat16")
+    assert not well and "rank 1: error: mode=doctor: the engine computes in bfloat16" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_vllm_is_sound(temperature, sized, tmp_path):
+    engine = (
+        "rollout=vllm",
+        "+rollout.engine_args.enforce_eager=true",
+        "rollout.engine_args.gpu_memory_utilization=0.1",
+    )
+    small = [word for word in sized("warmup=none") if "head_dim" not in word]
+    own = ("mode=doctor", "actor.model_config.head_dim=32", f"rollout.temperature={temperature}")
+    text, well = called(tmp_path, (), *engine, *small, *own)
+    assert well and "✗" not in text, text
+    for check in ("agreement", "weights", "drift"):
+        assert f"✓ {check}" in text

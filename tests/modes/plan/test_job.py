@@ -1,0 +1,236 @@
+"""What a run takes, gone through without numbers: every part of it follows from the config, byte by byte."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+import rft
+from rft.rollout.engine.kv_cache import capacity
+
+ROOT = Path(rft.__file__).parent.parent
+HERE = Path(__file__).parent
+SMALL = (
+    "plan.prompt_tokens=20",
+    "rollout.max_new_tokens=12",
+    "batch.prompts=8",
+    "algorithm.group_size=4",
+    "warmup=none",
+    "actor.model_config.hidden_size=64",
+    "actor.model_config.intermediate_size=128",
+    "actor.model_config.head_dim=16",
+    "actor.micro_batch_tokens=256",
+)
+CASES = {
+    "plain": (),
+    "two ranks": ("plan.ranks=2",),
+    "four ranks": ("plan.ranks=4",),
+    "a GPU that is not here": ("strategy.device=cuda",),
+    "reference": ("algorithm/terms=[kl]",),
+    "critic": ("algorithm=ppo", "algorithm.group_size=4"),
+    "8 bit": ("actor.optimizer.name=adamw_8bit",),
+    "adapters": ("actor/lora=lora", "actor.lora.rank=2", "algorithm/terms=[kl]"),
+    "average": ("actor.ema=0.9",),
+    "computed again": ("strategy.activation_checkpointing=full",),
+    "bfloat16": ("strategy=bf16",),
+    "small forwards": ("actor.micro_batch_tokens=100",),
+    "padded": ("actor.packing=false",),
+    "shared prefixes": ("actor.share_prefix=true",),
+    "slices": ("plan.ranks=2", "strategy.context_parallel=2"),
+    "split matrices": ("plan.ranks=4", "strategy.tensor_parallel=2"),
+    "many updates": ("batch.minibatches=4", "batch.epochs=2", "algorithm.correction=null"),
+    "torn groups": ("batch.minibatches=16",),
+    "few rows at once": ("rollout.engine.max_rows=8",),
+    "longer answers": ("rollout.max_new_tokens=60",),
+    "supervised": ("algorithm=sft", "batch.prompts=32"),
+    "warm-up": ("warmup=supervised", "warmup.rows=8"),
+    "redrawn": ("algorithm=dapo", "algorithm.group_size=4"),
+    "more prompts": ("batch.prompts=64",),
+}
+
+WRONG = {
+    "no ranks": (("plan.ranks=0",), ["plan.ranks=0: set it to 1 or more, or to null"]),
+    "all at once": (
+        ("plan.prompt_tokens=0", "steps=0", "plan.ranks=3", "strategy.replicas=2"),
+        [
+            "steps=0: set it to 1 or more",
+            "strategy.replicas=2 does not divide the 3 processes; choose a divisor of them, or 1",
+            "batch.prompts=8 does not divide over the 3 processes",
+            "plan.prompt_tokens=0: set it to 1 or more, or to null",
+        ],
+    ),
+    "too long": (
+        ("plan.prompt_tokens=120",),
+        [
+            "plan.prompt_tokens=120: with rollout.max_new_tokens=12 that is over the model's context of 128; "
+            "lower one of them or choose another model"
+        ],
+    ),
+    "data that is not there": (
+        ("plan.prompt_tokens=null", "actor.tokenizer.alphabet=''"),
+        ["actor.tokenizer.alphabet is empty: list every character of the task"],
+    ),
+    "a stream": (
+        ("plan.prompt_tokens=null", "data.streaming=8"),
+        [
+            "data.streaming: data.train is a Symbolic, which knows all its rows at once; set data.streaming=null",
+            "plan.prompt_tokens=null: a stream is not read to find out; set it",
+        ],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def forecasts(resolved, tmp_path_factory):
+    """Runs in a process of its own: here may be a process group already."""
+    folder = tmp_path_factory.mktemp("forecasts")
+    configs = {name: resolved("mode=plan", *SMALL, *overrides) for name, overrides in CASES.items()}
+    configs |= {name: resolved("mode=plan", *SMALL, *overrides) for name, (overrides, _) in WRONG.items()}
+    shape = Qwen3Config(**{k: v for k, v in configs["plain"]["actor"]["model_config"].items() if k != "model_type"})
+    shape.vocab_size = len(configs["plain"]["actor"]["tokenizer"]["alphabet"]) + 3
+    shape.save_pretrained(folder / "shape")  # no weights, no tokenizer
+    path = [f"actor.path={folder / 'shape'}", "actor.model_config=null", "actor.tokenizer.alphabet=01"]
+    configs["a path without weights"] = resolved("mode=plan", *SMALL, *path)
+    data = [override for override in SMALL if not override.startswith("plan")]
+    configs["data at hand"] = resolved("mode=plan", *data, "data.eval.heldout.count=64")
+    (folder / "configs.json").write_text(json.dumps(configs))
+    found = subprocess.run(
+        [sys.executable, HERE / "forecasts.py", folder / "configs.json", folder / "forecasts.json"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert not (folder / "outputs").exists()
+    return json.loads((folder / "forecasts.json").read_text())
+
+
+@pytest.fixture
+def terms(forecasts):
+    """The terms of one stage of a case; those that it does not have are 0."""
+    return lambda name, stage="update": Counter(forecasts[name]["memory"][stage])
+
+
+def test_a_rank_holds_its_share_of_what_trains(forecasts, terms):
+    weights = forecasts["plain"]["parameters"] * 4
+    for name, ranks in {"plain": 1, "two ranks": 2, "four ranks": 4}.items():
+        assert forecasts[name]["parameters"] == forecasts["plain"]["parameters"] == forecasts[name]["trained"]
+        held, rounding = terms(name), 1.0 if ranks == 1 else 1.05
+        sizes = {"weights": weights, "optimizer": 2 * weights}
+        if forecasts[name]["micro_batches"] > 1:  # in the only one's backward there are none at first
+            sizes["gradients"] = weights
+        for term, size in sizes.items():
+            assert size / ranks <= held[term] <= size / ranks * rounding + 1024, (name, term)
+        assert forecasts[name]["rows"] == 32 / ranks
+    assert (
+        0.4 * terms("four ranks")["gathered"]
+        < terms("split matrices")["gathered"]
+        < 0.6 * terms("four ranks")["gathered"]
+    )
+    assert terms("plain")["engine"] == 0, "one rank's engine shares the weights"
+    assert weights <= terms("two ranks")["engine"] <= terms("four ranks")["engine"] < 1.05 * weights
+
+
+def test_the_device_of_the_run_need_not_be_here(forecasts):
+    assert forecasts["a GPU that is not here"] == forecasts["plain"]
+
+
+def test_a_path_is_planned_from_its_config_alone(forecasts):
+    assert forecasts["a path without weights"] == forecasts["plain"]
+
+
+def test_models_beside_the_policy_are_counted_where_something_reads_them(terms):
+    plain = terms("plain")
+    assert plain["other models"] == 0
+    assert terms("reference")["other models"] == plain["weights"]
+    assert terms("reference")["optimizer"] == plain["optimizer"]
+    critic = terms("critic")
+    assert 0 < critic["other models"] < plain["weights"], "its head is smaller"
+    assert critic["optimizer"] > 1.9 * plain["optimizer"]
+    assert terms("adapters")["other models"] == 0, "the reference is the policy without what trains"
+
+
+def test_what_an_option_saves_is_seen(forecasts, terms):
+    plain = terms("plain")
+    assert terms("8 bit")["optimizer"] < 0.4 * plain["optimizer"]
+    assert terms("adapters")["gradients"] < 0.2 * plain["gradients"]
+    assert forecasts["adapters"]["trained"] < forecasts["adapters"]["parameters"] / 5
+    assert terms("average")["ema"] == plain["weights"] and plain["ema"] == 0
+    assert terms("computed again")["activations"] < 0.8 * plain["activations"]
+    assert terms("bfloat16")["activations"] < 0.8 * plain["activations"]
+    assert terms("bfloat16")["weights"] == plain["weights"], "the master weights are float32"
+    assert terms("small forwards")["activations"] < 0.5 * plain["activations"]
+    few, many = (terms(name, "rollout")["kv cache"] for name in ("few rows at once", "plain"))
+    assert few == pytest.approx(many / 4, rel=0.01)
+
+
+def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
+    rows, layers, heads, width = 32, 2, 4, 16
+    for name, answer in {"plain": 12, "longer answers": 60}.items():
+        size = rows * layers * 2 * heads * width * 4 * capacity(20, answer)
+        assert size <= terms(name, "rollout")["kv cache"] < 1.15 * size  # rows are gathered one layer after another
+    assert terms("plain", "update")["kv cache"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fullest", "micro_batches"),
+    [
+        ("plain", 256, 4),  # eight rows of 32
+        ("small forwards", 100, 11),  # four of 25, although three of 32 are not 100
+        ("padded", 256, 4),
+        ("longer answers", 256, 11),  # four of 64
+        ("many updates", 256, 1),
+        ("torn groups", 64, 1),  # two rows of 32 in an optimizer step
+        ("supervised", 256, 4),
+    ],
+)
+def test_forwards_are_as_full_as_rows_of_any_length_make_them(name, fullest, micro_batches, forecasts):
+    assert (forecasts[name]["fullest"], forecasts[name]["micro_batches"]) == (fullest, micro_batches)
+
+
+def test_rows_that_share_a_forward_or_their_prompt_fill_it_too(forecasts):
+    for name in ("slices", "split matrices", "shared prefixes"):
+        assert 0.8 * 256 < forecasts[name]["fullest"] <= 256
+    assert forecasts["shared prefixes"]["micro_batches"] < forecasts["plain"]["micro_batches"]
+
+
+def test_more_rows_take_no_more_memory_in_a_forward(terms):
+    more, plain = terms("more prompts"), terms("plain")
+    assert plain["activations"] <= more["activations"] < 1.1 * plain["activations"]
+    assert more["batch"] == pytest.approx(8 * plain["batch"], rel=0.05)
+
+
+def test_stages_that_are_there(forecasts):
+    steps = ["begin", "annotate", "update", "sync"]
+    assert list(forecasts["plain"]["memory"]) == [*steps, "rollout"]
+    assert list(forecasts["supervised"]["memory"]) == steps, "nothing is sampled, and no held-out set is at hand"
+    assert list(forecasts["warm-up"]["memory"]) == ["begin", "warmup", *steps[1:], "rollout"]
+    assert list(forecasts["data at hand"]["memory"]) == [*steps, "rollout", "evaluate"]
+    redrawn, plain = (sum(forecasts[name]["memory"]["update"].values()) for name in ("redrawn", "plain"))
+    assert redrawn == pytest.approx(plain, rel=0.01)
+
+
+def test_the_longest_prompt_is_read_from_data_at_hand(forecasts, resolved):
+    """The built-in task: a template around at most so many digits."""
+    assert 10 < forecasts["data at hand"]["prompt_tokens"] < 20 == forecasts["plain"]["prompt_tokens"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path):
+    """Nearly: a real collective holds its tensors until it is done, and a pretended one fills up the last shard."""
+    torchrun(HERE / "ledgers_on_ranks.py", tmp_path / "found.json")
+    real, pretended = json.loads((tmp_path / "found.json").read_text())
+    for stage, slack in {"update 0": 0.02, "update 1": 0.02, "weights": 0.1}.items():
+        assert sum(pretended[stage].values()) == pytest.approx(sum(real[stage].values()), rel=slack), stage
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_planned(name, forecasts):
+    assert forecasts[name] == WRONG[name][1]

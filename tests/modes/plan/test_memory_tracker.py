@@ -1,0 +1,142 @@
+"""The bytes of a ledger against what tensors say of themselves, and of hollow tensors against real ones."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from rft.actor.logprobs import token_logprobs
+from rft.distributed import start
+from rft.modes.plan.memory_tracker import Ledger
+from rft.modes.plan.skip_compute import Hollow
+from rft.rollout.engine.kv_cache import GrowingLayer, capacity
+from tests.actor.samples import TERMS, make, make_batch, make_method, update
+
+KIB = 1024
+
+
+def kib(count):
+    return torch.zeros(count * KIB // 4)
+
+
+@pytest.fixture
+def ledger():
+    ledger = Ledger()
+    with ledger.watch():
+        yield ledger
+
+
+def test_the_peak_of_a_stage_is_its_fullest_moment(ledger):
+    with ledger.stage("first"):
+        kept = kib(8)
+        passing = kib(16)
+        del passing
+        kib(4)
+    with ledger.stage("second"):
+        kept = kept + 1  # both are there for a moment
+    assert ledger.peaks() == {"first": {"activations": 24 * KIB}, "second": {"activations": 16 * KIB}}
+
+
+def test_a_stage_that_comes_again_counts_when_it_is_the_fullest(ledger):
+    with ledger.stage("step"):
+        kib(8)
+    with ledger.stage("step"):
+        kib(32)
+    with ledger.stage("step"):
+        kib(16)
+    assert ledger.peaks() == {"step": {"activations": 32 * KIB}}
+
+
+def test_a_view_takes_nothing_and_a_storage_lives_as_long_as_a_view_of_it(ledger):
+    with ledger.stage("whole"):
+        view = kib(8)[:1].detach().view(1, 1)
+    with ledger.stage("view"):
+        assert view.shape == (1, 1)
+    del view
+    with ledger.stage("nothing"):
+        pass
+    assert ledger.peaks() == {
+        "whole": {"activations": 8 * KIB},
+        "view": {"activations": 8 * KIB},
+        "nothing": {"activations": 0},
+    }
+
+
+def test_a_storage_that_is_resized_counts_with_its_new_size(ledger):
+    tensor = kib(8)
+    tensor.untyped_storage().resize_(0)
+    with ledger.stage("empty"):
+        pass
+    with ledger.stage("full"):
+        tensor.untyped_storage().resize_(4 * KIB)
+    tensor.resize_(12 * KIB // 4)
+    with ledger.stage("larger"):
+        pass
+    found = ledger.peaks()
+    assert [found[stage]["activations"] for stage in ("empty", "full", "larger")] == [0, 4 * KIB, 12 * KIB]
+
+
+def test_outside_nothing_is_watched():
+    ledger, resize = Ledger(), torch.UntypedStorage.resize_
+    with ledger.watch():
+        assert torch.UntypedStorage.resize_ is not resize
+    tensor = kib(8)
+    with ledger.watch(), ledger.stage("later"):
+        assert len(tensor) == 2048
+    assert ledger.peaks() == {"later": {}}
+    assert torch.UntypedStorage.resize_ is resize
+
+
+def test_what_a_tensor_is_called_holds_for_its_past_too(ledger):
+    with ledger.stage("before"):
+        weight, other = kib(8), kib(4)
+    ledger.call("weights", [weight])
+    assert ledger.peaks() == {"before": {"weights": 8 * KIB, "activations": 4 * KIB}}
+    assert len(other)
+
+
+def test_what_the_head_and_the_cache_allocate_goes_by_their_names(ledger):
+    with ledger.stage("head"):
+        token_logprobs(torch.randn(8, 4), torch.randn(64, 4), None, torch.zeros(8, dtype=torch.int64), 1.0, False)
+    with ledger.stage("cache"):
+        layer = GrowingLayer()
+        for tokens in (40, 1):
+            layer.update(torch.zeros(2, 1, tokens, 4), torch.zeros(2, 1, tokens, 4))
+    found = ledger.peaks()
+    assert found["head"]["logits"] > 8 * 64 * 4
+    storages = 2 * (2 * 1 * capacity(40, 1) * 4) * 4
+    assert storages <= found["cache"]["kv cache"] < storages + 100
+
+
+def test_without_gradients_in_inference_mode_the_same_is_seen(ledger):
+    def work():
+        states = torch.zeros(1, 1, 64, 8)
+        scaled_dot_product_attention(states, states, states, dropout_p=0.5)  # holds all weights for a while
+
+    for name, mode in (("plain", torch.no_grad()), ("inference", torch.inference_mode())):
+        with ledger.stage(name), mode:
+            work()
+    found = ledger.peaks()
+    assert found["plain"] == found["inference"]
+
+
+@pytest.mark.parametrize("rows", [{"packing": True}, {"packing": False}])
+def test_an_actor_without_numbers_takes_to_the_byte_what_a_real_one_takes(rows):
+    """Everything but the numbers is the same: forward, backward, FSDP, clipping, the optimizer."""
+    world, found = start("cpu"), []
+    for mode in (nullcontext(), Hollow()):
+        ledger = Ledger()
+        with mode, ledger.watch():
+            with ledger.stage("load"), mode.creating() if isinstance(mode, Hollow) else nullcontext():
+                actor = make(world, cap=30, rows=rows)
+            for number in range(2):
+                with ledger.stage(f"update {number}"):
+                    update(actor, make_batch(), make_method(terms=TERMS))
+            ledger.call("weights", actor.network.state_dict().values())
+            found.append(ledger.peaks())
+    assert found[0] == found[1]
+    first, second = (found[0][f"update {number}"] for number in range(2))
+    weights = sum(parameter.numel() for parameter in actor.network.parameters()) * 4
+    assert first["weights"] == second["weights"] == weights
+    assert sum(second.values()) > sum(first.values()), "the optimizer's state came with the first"

@@ -1,0 +1,45 @@
+"""What two updates of an actor hold on real ranks, and on as many that this process pretends to be one of.
+
+torchrun --nproc-per-node 2 ledgers_on_ranks.py found.json
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from rft.distributed import World, pretend, start, stop
+from rft.modes.plan.memory_tracker import Ledger
+from rft.modes.plan.skip_compute import Hollow
+from tests.actor.samples import TERMS, make, make_batch, make_method, update
+
+
+def watched(world: World, mode: Hollow | None) -> dict[str, dict[str, int]]:
+    ledger = Ledger()
+    with mode or nullcontext(), ledger.watch():
+        with mode.creating() if mode else nullcontext():
+            actor = make(world, cap=30)
+        for number in range(2):
+            with ledger.stage(f"update {number}"):
+                update(actor, make_batch(), make_method(terms=TERMS))
+        with ledger.stage("weights"):
+            tensors = [tensor for _, tensor in actor.weights()]
+        assert tensors
+    return ledger.peaks()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = start("cpu")
+    size, rank, real = world.size, world.rank, watched(world, None)
+    stop()
+    with pretend(size) as world:
+        pretended = watched(world, Hollow())
+    if rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps([real, pretended]))
+
+
+if __name__ == "__main__":
+    main()

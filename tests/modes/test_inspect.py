@@ -1,0 +1,116 @@
+"""What mode=inspect prints."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rft.data.encode.tokenizer import characters
+from rft.data.given.survey import ALONE, epoch
+from rft.modes.inspect import READ, SPECIAL, TRAINED, Example, inspect, spelled
+from rft.setup.assembly import Job
+
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] + ':' + m.content + (eos_token if m.role == 'assistant' else ';') }}"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.fixture
+def shown(tiny, monkeypatch):
+    """What is printed for overrides of a tiny run; no model is loaded."""
+    monkeypatch.setattr("rft.actor.actor.load_model", lambda *_: pytest.fail("a model was loaded"))
+
+    def show(*overrides, config=None):
+        console = Console(file=io.StringIO(), width=100, soft_wrap=True)
+        try:
+            inspect(config or tiny("mode=inspect", *overrides), console)
+        finally:
+            show.said = console.file.getvalue()
+        return show.said
+
+    return show
+
+
+def conversations(tiny, tmp_path, messages, **data):
+    """The config of a run on one conversation, with a template in a file."""
+    (tmp_path / "chat.jinja").write_text(CHAT)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    config = tiny("mode=inspect", "algorithm=sft", "algorithm/source=conversation", "batch.prompts=1")
+    rows = {
+        "_target_": "rft.data.rows.sources.FileRows",
+        "path": str(tmp_path / "rows.jsonl"),
+        "columns": {},
+        "limit": None,
+    }
+    config["data"] |= {"template": str(tmp_path / "chat.jinja"), "train": rows | {"schema": None}} | data
+    config["actor"]["tokenizer"]["alphabet"] += "aus:;"
+    return config
+
+
+def test_a_supervised_stage_shows_what_trains_and_a_rollout_what_is_answered(shown):
+    said = shown("inspect.rows=2", "warmup.source.response=response")
+    warmup, train = said.split("train: what answers are sampled from")
+    assert warmup.count("row ") == 2 + 1 and train.count("row ") == 2 + 1  # and once of all rows
+    assert "row 1: 18 tokens, 5 train" in warmup and "<eos>⟧" in warmup
+    assert "row 1: 13 tokens\n" in train and "⟦" not in train
+    assert "64 of 64 rows fit into the model's context of 128 tokens with an answer of 6." in train
+
+
+def test_it_is_what_the_first_step_trains_on(shown, tiny, monkeypatch):
+    said = shown("algorithm=sft", "inspect.rows=4")
+    job = Job(tiny("algorithm=sft"))
+    loaded = job.load(1)
+    run = job.run
+    batch = next(epoch(job.source, ALONE, loaded.encoder, loaded.train, run.batch.prompts, seed=run.seed))
+    for ids, trains in zip(batch["tokens", "input_ids"], batch["response_mask"], strict=True):
+        answer = loaded.tokenizer.decode(ids[trains])
+        assert f"{loaded.tokenizer.decode(ids[~trains])}⟦{answer}⟧\n" in said
+
+
+def test_the_answers_of_a_conversation(shown, tiny, tmp_path):
+    messages = [{"role": role, "content": text} for role, text in zip("uaua", "1234", strict=True)]
+    for message in messages:
+        message["role"] = {"u": "user", "a": "assistant"}[message["role"]]
+    said = shown(config=conversations(tiny, tmp_path, messages))
+    assert "u:1;a:⟦2<eos>⟧u:3;a:⟦4<eos>⟧" in said
+    assert "row 1: 16 tokens, 4 train" in said and "answers that train    2   2.0    2" in said
+    last = shown(config=conversations(tiny, tmp_path, messages, trains="last"))
+    assert "u:1;a:2<eos>u:3;a:⟦4<eos>⟧" in last
+
+
+def test_rows_that_do_not_fit_are_counted_and_then_refused(shown):
+    with pytest.raises(ValueError, match=r"data\.train: the longest row has 18 tokens, over the model's context of 17"):
+        shown("algorithm=sft", "actor.model_config.max_position_embeddings=17", "rollout.max_new_tokens=2")
+    assert "0 of 64 rows fit into the model's context of 17 tokens." in shown.said
+
+
+def test_a_conversation_that_cannot_train_is_refused_once_and_by_name(shown, tiny, tmp_path):
+    config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}])
+    with pytest.raises(ValueError) as caught:
+        shown(config=config)
+    assert str(caught.value).startswith("data.template=") and str(caught.value).count("no message is an answer") == 1
+
+
+def test_another_end_than_that_of_the_tokenizer_is_noted(shown, tiny, tmp_path):
+    config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
+    assert "Answers end with" not in shown(config=config)
+    (tmp_path / "chat.jinja").write_text(CHAT.replace("eos_token", "pad_token"))
+    assert "Answers end with '<pad>', not with the tokenizer's end token '<eos>'" in shown(config=config)
+
+
+def test_colours_say_what_trains_and_what_is_special():
+    tokenizer = characters(alphabet="ab")
+    ids = tokenizer.convert_tokens_to_ids(["a", "b", "<pad>", "a", "<eos>"])
+    text = spelled(Example(ids, [False, True, True, False, True]), tokenizer, "")
+    assert text.plain == "ab<pad>a<eos>"
+    assert [(text.plain[span.start : span.end], span.style) for span in text.spans] == [
+        ("a", READ), ("b", TRAINED), ("<pad>", f"{TRAINED} {SPECIAL}"), ("a", READ), ("<eos>", f"{TRAINED} {SPECIAL}")
+    ]  # fmt: skip
+    assert spelled(Example(ids, [False, True, True, False, True]), tokenizer, "[]").plain == "a[b<pad>]a[<eos>]"
+
+
+def test_no_rows_are_nothing_to_show(tiny):
+    with pytest.raises(ValueError, match=r"inspect\.rows=0: set it to 1 or more"):
+        Job(tiny("inspect.rows=0"))

@@ -1,0 +1,71 @@
+"""Which weights answer."""
+
+import json
+
+import pytest
+
+from rft.modes.model import Answering, find_checkpoint
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with checkpoints of these steps and metrics."""
+
+    def make(metrics):
+        (tmp_path / "config.yaml").write_text("seed: 0")
+        for step, metric in metrics.items():
+            folder = tmp_path / "checkpoints" / f"step_{step:08d}"
+            (folder / "actor").mkdir(parents=True)
+            (folder / "metric.json").write_text(json.dumps(metric))
+        return tmp_path
+
+    return make
+
+
+def found(folder, which):
+    model = find_checkpoint(folder, which, "evaluate.checkpoint")
+    return model and str(model.relative_to(folder))
+
+
+def test_checkpoints_are_found(run):
+    folder = run({2: 0.5, 10: 0.9, 100: 0.9, 200: 0.1, 300: None})
+    assert found(folder, "latest") == "checkpoints/step_00000300/actor"
+    assert found(folder, "best") == "checkpoints/step_00000100/actor", "of equal ones the newest"
+    assert found(folder, 2) == "checkpoints/step_00000002/actor"
+    assert found(folder, None) is None
+
+
+def test_no_run_is_the_model_that_actor_names(tmp_path):
+    assert found(tmp_path, "latest") is None and found(tmp_path / "nowhere", "latest") is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "which", "message"),
+    [
+        ({}, "latest", "evaluate.checkpoint=latest: the run in output_dir=.* has no checkpoint yet; .*=null for the"),
+        ({2: None}, "best", "evaluate.checkpoint=best: none of the checkpoints of .* was evaluated; .* or one of 2"),
+        ({2: 1.0, 10: 1.0}, 3, "evaluate.checkpoint=3: .* has no checkpoint of this step; the steps it has are 2, 10"),
+    ],
+)
+def test_a_checkpoint_that_there_is_not(metrics, which, message, run):
+    with pytest.raises(ValueError, match=message):
+        found(run(metrics), which)
+
+
+def test_an_adapter_alone(run):
+    folder = run({2: 1.0})
+    (folder / "checkpoints" / "step_00000002" / "actor" / "adapter_config.json").touch()
+    with pytest.raises(ValueError, match=r"evaluate.checkpoint=2: .* is an adapter without its model; merge it with"):
+        found(folder, 2)
+
+
+def test_a_step_of_one_that_is_being_written_is_none(run):
+    folder = run({2: 1.0})
+    (folder / "checkpoints" / ".step_00000003.partial").mkdir()
+    assert found(folder, "latest") == "checkpoints/step_00000002/actor"
+
+
+def test_a_model_that_writes_no_text(resolved):
+    job = Answering(resolved("algorithm=reward_model", "mode=generate"))
+    with pytest.raises(ValueError, match="mode=generate: rollout=none answers nothing; choose another"):
+        job.find("latest", "generate.checkpoint")

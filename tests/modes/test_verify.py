@@ -1,0 +1,99 @@
+"""`mode=verify`: the certificate of an algorithm, printed."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import rft
+from rft.algorithm import LOSSES
+from rft.algorithm.gradient import Gradient
+from rft.modes.verify import certify
+from rft.reward import REWARDS
+from rft.setup.assembly import Job
+
+RECIPE = Path(rft.__file__).parent.parent / "recipes" / "own_loss"
+
+
+def printed(config):
+    """The verdict on the algorithm of a resolved config, and the printed text in one line."""
+    console = Console(file=io.StringIO(), width=120)
+    holds = certify(Job(config).method, console)
+    return holds, " ".join(console.file.getvalue().split())
+
+
+@pytest.fixture
+def mine(resolved):
+    """Prints the certificate of a run whose loss is a function of one's own."""
+
+    def run(function, **facts):
+        config = resolved()
+        config["algorithm"]["loss"] = {"name": "mine"}
+        LOSSES.register("mine", reads=("advantages",), **facts)(function)
+        try:
+            return printed(config)
+        finally:
+            del LOSSES._entries["mine"]
+
+    return run
+
+
+def reinforce(logprobs, batch):
+    return torch.where(batch["keep"], -batch["advantages"] * logprobs, 0.0), {}
+
+
+def test_an_algorithm_is_certified(resolved):
+    holds, text = printed(resolved("algorithm=ppo", "+algorithm/terms=[kl]"))
+    assert holds
+    for part in ("advantage gae", "loss ppo_clip", "terms.kl kl", "critic_loss value", "aggregation token_mean"):
+        assert f"✓ {part}: as declared" in text
+    assert "FAILED" not in text and text.count("all 7 hold") == 3 and text.count("all 4 hold") == 2
+
+
+def test_other_numbers_move_a_cosine_and_no_relation(resolved):
+    holds, text = printed(resolved("algorithm=ppo", "algorithm.advantage.lam=0.5"))
+    assert holds
+    assert '✓ advantage gae: as declared, with these options Gradient("near", cosine=0.' in text
+
+
+def test_a_loss_that_states_nothing_is_told_what_to_state(mine):
+    holds, text = mine(reinforce)
+    assert not holds
+    assert (
+        '✗ loss mine: states no gradient; if what was measured is meant, register it with gradient=Gradient("exact")'
+        in text
+    )
+    assert mine(reinforce, gradient=Gradient("exact"))[0]
+
+
+def test_a_loss_that_states_what_it_is_not(mine):
+    holds, text = mine(lambda logprobs, batch: (-reinforce(logprobs, batch)[0], {}), gradient=Gradient("exact"))
+    assert not holds
+    assert '✗ loss mine: is not what it states; measured: gradient=Gradient("near", cosine=-1.000)' in text
+
+
+def test_a_loss_that_depends_on_the_batch(mine):
+    def divided(logprobs, batch):
+        return reinforce(logprobs, batch)[0] / logprobs.numel(), {}
+
+    holds, text = mine(divided, gradient=Gradient("scaled"))
+    assert not holds
+    assert "✗ loss mine: fails the check of padding, micro-batches" in text and "FAILED: padding, micro-batches" in text
+
+
+def test_a_loss_that_is_reduced(mine):
+    holds, text = mine(lambda logprobs, batch: (reinforce(logprobs, batch)[0].sum(), {}), gradient=Gradient("exact"))
+    assert not holds
+    assert "✗ loss mine: the loss and its statistics must have one value per unit" in text
+
+
+def test_the_loss_of_the_recipe(resolved, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE))
+    monkeypatch.delitem(sys.modules, "leaky_clip", raising=False)  # registered anew, and forgotten again
+    for registry in (LOSSES, REWARDS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    holds, text = printed(resolved(folder=RECIPE, name="run"))
+    assert holds and "✓ loss leaky_clip: as declared" in text

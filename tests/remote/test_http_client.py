@@ -1,0 +1,168 @@
+"""The HTTP client against bytes on a socket, and waits with a name."""
+
+import asyncio
+import logging
+import socket
+import threading
+
+import pytest
+
+from rft.remote.http_client import Failed, Garbage, Peer, Refused, waiting
+from rft.remote.server_process import free_port
+
+
+@pytest.fixture
+def says():
+    """A server that says these bytes to whoever comes; returns its peer and what it was told."""
+    servers = []
+
+    def listen(*answers):
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+        told = []
+
+        def answer():
+            for data in answers:
+                connection, _ = server.accept()
+                with connection:
+                    text = b""
+                    while b"\r\n\r\n" not in text or not text.endswith((b"}", b"\r\n\r\n")):
+                        text += connection.recv(65536)
+                    told.append(text.decode())
+                    connection.sendall(data)
+
+        threading.Thread(target=answer, daemon=True).start()
+        return Peer(3, f"127.0.0.1:{server.getsockname()[1]}"), told
+
+    yield listen
+    for server in servers:
+        server.close()
+
+
+def test_a_post_is_what_a_server_expects(says):
+    peer, told = says(b'HTTP/1.1 200 OK\r\ncontent-length: 10\r\nX: y\r\n\r\n{"a": [1]}and more')
+    assert asyncio.run(peer.post("/p?q=1", {"x": "ü"})) == {"a": [1]}
+    head, _, body = told[0].partition("\r\n\r\n")
+    assert head.splitlines()[0] == "POST /p?q=1 HTTP/1.1" and body == '{"x": "\\u00fc"}'
+    fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+    assert fields == {
+        "Host": f"127.0.0.1:{peer.port}",
+        "Connection": "close",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n[1, 2]",
+        b"HTTP/1.1 201 Created\r\nContent-Length: 6\r\n\r\n[1, 2]",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\n[1,\r\n3;x=y\r\n 2]\r\n0\r\n\r\n",
+    ],
+)
+def test_answers_come_in_several_forms(says, data):
+    peer, _ = says(data)
+    assert asyncio.run(peer.get("/")) == [1, 2]
+
+
+def test_an_empty_answer_is_none(says):
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    assert asyncio.run(peer.get("/")) is None
+
+
+def test_a_long_answer_is_read_whole(says):
+    body = b"[" + b"1," * 200_000 + b"1]"
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert len(asyncio.run(peer.get("/"))) == 200_001
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", Failed),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", Failed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1]", Failed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n[1]", Garbage),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", Garbage),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, Garbage),
+        (b"nonsense\r\n\r\n", Garbage),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1,", Garbage),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd", Garbage),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", Refused),
+    ],
+)
+def test_anything_else_is_an_error_that_names_the_server_and_the_call(says, data, kind):
+    peer, _ = says(data)
+    with pytest.raises(Failed, match=rf"^server 3 \(127\.0\.0\.1:{peer.port}\): ") as caught:
+        asyncio.run(peer.get("/path"))
+    assert type(caught.value) is kind
+    if kind is Refused:
+        assert "GET /path: status 404: nope" in str(caught.value) and not caught.value.busy
+
+
+@pytest.mark.parametrize(("status", "busy"), [(429, True), (503, True), (500, False)])
+def test_a_server_may_be_busy(says, status, busy):
+    peer, _ = says(b"HTTP/1.1 %d Some\r\nContent-Length: 0\r\n\r\n" % status)
+    with pytest.raises(Refused) as caught:
+        asyncio.run(peer.get("/"))
+    assert caught.value.busy == busy
+
+
+def test_nobody_listens():
+    with pytest.raises(Failed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
+        asyncio.run(Peer(0, f"127.0.0.1:{free_port()}").get("/"))
+    with pytest.raises(Failed, match=r"server 0 \(no\.such\.host\.invalid:80\): GET /: "):
+        asyncio.run(Peer(0, "no.such.host.invalid:80").get("/"))
+
+
+def test_a_call_that_is_given_up_closes_its_connection():
+    gone = threading.Event()
+
+    async def main():
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.read() == b""
+            gone.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        peer = Peer(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(peer.get("/"), 0.2)
+        await asyncio.to_thread(gone.wait, 5)
+
+    asyncio.run(main())
+    assert gone.is_set()
+
+
+def test_what_an_answer_lacks_is_garbage():
+    peer = Peer(1, "a:2")
+    with (
+        pytest.raises(Garbage, match=r"^server 1 \(a:2\): its version makes no sense: KeyError\('x'\)"),
+        peer.sense("its version"),
+    ):
+        {}["x"]
+
+
+def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
+    monkeypatch.setattr("rft.remote.http_client.SAY_EVERY", 0.05)
+
+    async def wait():
+        async with waiting("rank 3 waits for server 2 to acknowledge version 17", 0.18):
+            await asyncio.sleep(5)
+
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(TimeoutError, match=r"^rank 3 waits for server 2 to acknowledge version 17, 0.18 s$"),
+    ):
+        asyncio.run(wait())
+    assert set(caplog.messages) == {"rank 3 waits for server 2 to acknowledge version 17, 0 s"}
+
+
+def test_a_wait_leaves_other_errors_as_they_are():
+    async def wait():
+        async with waiting("it", 5):
+            raise TimeoutError("another")
+
+    with pytest.raises(TimeoutError, match=r"^another$"):
+        asyncio.run(wait())

@@ -1,0 +1,78 @@
+"""metrics.jsonl read back: killed runs, stages, first/best/last."""
+
+from pathlib import Path
+
+import pytest
+
+from rft.report.history import History, Stage, Story, direction, duration, headline_names, read_lines, short
+
+ROWS = [
+    {"step": 0, "stage": "warmup", "eval/held/accuracy": 0.02},
+    {"step": 1, "stage": "warmup", "loss/nll": 2.0},
+    {"step": 2, "stage": "warmup", "loss/nll": 1.0, "eval/held/accuracy": 0.2},
+    {"step": 3, "stage": "train", "reward/mean": 0.3},
+    {"step": 4, "stage": "train", "reward/mean": None, "eval/held/accuracy": 0.95},
+    {"step": 5, "stage": "train", "reward/mean": 0.4, "eval/held/accuracy": 0.9},
+]
+
+
+def test_points_keep_the_gap_of_a_nan() -> None:
+    assert History(ROWS).points("reward/mean") == [(3, 0.3), (4, None), (5, 0.4)]
+
+
+def test_stages_begin_where_the_one_before_ended() -> None:
+    assert History(ROWS).stages() == [Stage("warmup", 0, 2), Stage("train", 2, 5)]
+
+
+def test_story_and_milestones() -> None:
+    history = History(ROWS)
+    assert history.story("eval/held/accuracy") == Story("eval/held/accuracy", 0.02, 0.95, 0.9)
+    assert history.story("loss/nll") == Story("loss/nll", 2.0, None, 1.0)
+    assert history.story("kl/ref") is None
+    assert history.milestones("eval/held/accuracy") == [("start", 0.02), ("warmup", 0.2), ("train", 0.9)]
+
+
+def test_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "train", "lr": 0.1}\n{"step": 2, "sta')
+    assert [row["step"] for row in History.of(tmp_path).rows] == [1]
+
+
+def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
+        read_lines(path)
+
+
+def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:
+    history = History.of(tmp_path)
+    assert (history.rows, history.names, history.stages(), history.last_step, history.elapsed) == ([], [], [], 0, 0.0)
+
+
+def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:
+    names = ["eval/a/length", "eval/a/accuracy_stderr", "eval/a/accuracy", "eval/b/pass@4", "reward/x", "reward/mean"]
+    assert headline_names(names) == ["eval/a/accuracy", "eval/b/pass@4", "reward/mean"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [
+        ("eval/a/accuracy", 1),
+        ("reward/mean", 1),
+        ("eval/a/loss", -1),
+        ("eval/a/accuracy_stderr", 0),
+        ("reward/std", 0),
+        ("eval/a/length_mean", 0),
+        ("loss/policy", 0),
+        ("entropy", 0),
+    ],
+)
+def test_direction(name: str, sign: int) -> None:
+    assert direction(name) == sign
+
+
+def test_numbers_and_times_in_few_characters() -> None:
+    numbers = [short(value) for value in (0.91234, 1.2e-05, 31.0, 48211.0, 2.5e6, None, -12345.0)]
+    assert numbers == ["0.9123", "1.2e-05", "31", "48.21k", "2.5M", "\N{EN DASH}", "-12.35k"]
+    times = [duration(seconds) for seconds in (0.4, 59.4, 59.6, 200, 3599.7, 7500)]
+    assert times == ["0 s", "59 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]

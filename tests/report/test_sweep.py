@@ -1,0 +1,108 @@
+"""Sweeps: the comparison, and the Hydra callback in a real multirun with a job that fails."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from rft.report.sweep import Run, comparison_table, labels, write_comparison
+
+JOB = """
+from pathlib import Path
+
+import hydra
+from rft.logger.log import RunLog
+
+@hydra.main(version_base="1.3", config_path=".", config_name="main")
+def main(config):
+    if config.a == 2:
+        raise ValueError("a is <two>")
+    with RunLog(Path(f"out/a={config.a}"), {}) as log:
+        for step in range(3):
+            log.log(step, "train", {"reward/mean": config.a * step / 10, "eval/held/accuracy": 0.1 * step})
+    return 0.1 * config.a
+
+main()
+"""
+CONFIG = """
+defaults: [_self_]
+a: 0
+b: 0
+hydra:
+  output_subdir: null
+  run: {dir: .}
+  sweep: {dir: out, subdir: .}
+  callbacks:
+    compare: {_target_: rft.report.sweep.CompareRuns}
+"""
+
+
+def make(folder: Path, values: list[float]) -> Path:
+    folder.mkdir()
+    rows = [{"step": i, "stage": "train", "reward/mean": v, "eval/held/accuracy": v / 2} for i, v in enumerate(values)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_labels_leave_out_what_all_runs_share() -> None:
+    runs = [Run(None, ["steps=5", "seed=0", "lr=1"]), Run(None, ["steps=5", "seed=1", "lr=1"])]
+    assert labels(runs) == ["seed=0", "seed=1"]
+    assert labels(runs[:1]) == ["steps=5 seed=0 lr=1"]
+    assert labels([Run(Path("x/grpo"), []), Run(None, [])]) == ["grpo", "defaults"]
+
+
+def test_table_and_page_hold_every_run_and_every_failure(tmp_path: Path) -> None:
+    runs = [
+        Run(make(tmp_path / "one", [0.1, 0.9, 0.8]), ["seed=0"], 0.4),
+        Run(make(tmp_path / "two", [0.2, 0.3]), ["seed=<1>"], failure="FloatingPointError: NaN <here>"),
+        Run(None, ["seed=2"], failure="ValueError: no name"),
+    ]
+    (tmp_path / "one" / "report.html").write_text("")
+    out = io.StringIO()
+    Console(file=out, width=200).print(comparison_table(runs))
+    lines = out.getvalue().splitlines()
+    assert any(all(t in line for t in ("seed=0", "0.4", "0.1 → 0.8 (0.9)", "0.05 → 0.4 (0.45)")) for line in lines)
+    assert sum("failed" in line for line in lines) == 2
+
+    text = write_comparison(runs, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert text.count("<svg") == 2 and "3 runs, 2 of them failed" in text
+    assert 'href="one/report.html"' in text and 'href="two' not in text
+    assert "seed=&lt;1&gt;" in text and "NaN &lt;here&gt;" in text and "<here>" not in text
+
+
+def test_nothing_slow_is_imported() -> None:
+    code = (
+        "import rft.report.sweep, rft.logger.wandb, rft.logger.tensorboard, sys;"
+        "assert not {'torch', 'transformers', 'wandb', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_multirun_ends_with_a_table_and_a_page_though_a_job_fails(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "main.yaml").write_text(CONFIG)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "comparison.html").write_text("of an earlier sweep")
+
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "job.py", *overrides]
+        environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+
+    failing = run("-m", "a=1,2,3", "b=7")
+    assert failing.returncode != 0
+    page = (tmp_path / "out" / "comparison-2.html").read_text(encoding="utf-8")
+    assert "3 runs, 1 of them failed" in page and "a=1" in page and "b=7" not in page and "a is &lt;two&gt;" in page
+    assert "comparison-2.html" in failing.stdout and "failed: a=2: ValueError: a is <two>" in failing.stdout
+    assert (tmp_path / "out" / "comparison.html").read_text() == "of an earlier sweep"
+    assert "Callback" not in failing.stderr  # Hydra turns errors of callbacks into warnings
+
+    good = run("-m", "a=1,3")
+    assert good.returncode == 0, good.stderr
+    assert good.stdout.count("comparison-3.html") == 1
+    single = run("a=1")
+    assert single.returncode == 0 and "comparison" not in single.stdout

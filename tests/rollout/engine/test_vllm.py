@@ -1,0 +1,203 @@
+"""The real engine, where it is installed; it brings weeks of its own code, so these tests are slow ones."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rft.distributed import start
+from rft.registry import Target
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
+from rft.rollout.engine.vllm import VLLMEngine
+from rft.setup.components import FROM_ENGINE
+from tests.rollout.server.real_servers import until
+
+VOCABULARY, END = 64, 2
+PLAIN = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
+RUN = ("rollout=vllm", "+rollout.engine_args.enforce_eager=true")
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, eos_token_id=END, initializer_range=0.2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w1"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{END}", pad_token="w0")
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer, tmp_path_factory):
+    arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
+    built = VLLMEngine(start("cpu"), model(), tokenizer, tmp_path_factory.mktemp("run"), arguments, None, True, None)
+    yield built
+    built.close()
+
+
+def off(policy, request, answer, how):
+    """The largest difference of the log-probabilities from those of transformers."""
+    ids = torch.tensor([request.prompt + answer.tokens])
+    with torch.no_grad():
+        logits = policy(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
+    weights = torch.softmax(logits / (how.temperature or 1.0), -1)
+    if how.temperature:
+        weights = truncate(weights, how.top_k, how.top_p, how.min_p)
+    said = (weights / weights.sum(-1, keepdim=True)).log().gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+    return float((said - torch.tensor(answer.logprobs)).abs().max())
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_it_samples_what_transformers_computes_after_every_update(engine):
+    requests = [Request([5, 6, 7], [11, 12]), Request([9], [13]), Request(list(range(3, 40)), [14, 15, 16])]
+    hows = [
+        PLAIN,
+        Sampling(8, 0.7, 1.0, 0, 0.0, [], None),
+        Sampling(8, 0.0, 1.0, 0, 0.0, [], None),
+        Sampling(8, 1.3, 1.0, 5, 0.0, [], None),
+        Sampling(8, 1.0, 0.6, 9, 0.0, [], None),
+        Sampling(8, 1.0, 1.0, 0, 0.2, [], None),
+    ]
+    for version in (0, 1, 2):
+        policy = model(seed=version)
+        engine.update_weights(version, iter(policy.state_dict().items()))
+        for how in hows:
+            counts = []
+            found = engine.generate(requests, how, counts.append)
+            assert [len(group) for group in found] == [2, 1, 3] and counts[-1] == 6
+            for request, group in zip(requests, found, strict=True):
+                for answer in group:
+                    assert answer.versions == [version] * len(answer.tokens)
+                    assert answer.finish_reason == ("stop" if answer.tokens[-1] == END else "length")
+                    assert off(policy, request, answer, how) < 1e-5
+        assert found != engine.generate([Request(r.prompt, [s + 1 for s in r.seeds]) for r in requests], how)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_sample_is_a_function_of_prompt_and_seed(engine):
+    engine.update_weights(7, iter(model().state_dict().items()))
+    together = engine.generate([Request([5, 6], [1, 2, 3]), Request([8], [4])], PLAIN)
+    alone = engine.generate([Request([5, 6], [3])], PLAIN)
+    assert alone[0][0].tokens == together[0][2].tokens
+    assert len({tuple(answer.tokens) for answer in together[0]}) > 1
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_limits_and_stop_strings(engine):
+    engine.update_weights(8, iter(model().state_dict().items()))
+    [[short, long]] = engine.generate([Request([5, 6], [1, 2], limits=[1, 5])], PLAIN)
+    assert len(short.tokens) == 1 and len(long.tokens) <= 5
+    [[free]] = engine.generate([Request([5, 6], [3])], PLAIN)
+    stop = f"w{free.tokens[2]}"
+    [[stopped]] = engine.generate([Request([5, 6], [3])], Sampling(8, 1.0, 1.0, 0, 0.0, [stop], None))
+    cut = next(place for place, token in enumerate(free.tokens) if f"w{token}".startswith(stop)) + 1
+    assert stopped.tokens == free.tokens[:cut] and stopped.finish_reason == "stop" and stop not in stopped.text
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
+    small = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, hidden_size=48, num_attention_heads=2, head_dim=24))
+    with pytest.raises(ValueError, match=r"actor.model_config.head_dim=24: on a CPU vLLM has attention for 32, 64"):
+        VLLMEngine(start("cpu"), small, tokenizer, tmp_path, {"gpu_memory_utilization": 0.1}, None, True, None)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
+    assert engine.sleep_level == 0
+    with pytest.raises(ValueError, match=r"rollout.engine.sleep_level=2.*set null"):
+        VLLMEngine(start("cpu"), model(), tokenizer, tmp_path, {}, 2, True, None)
+
+
+def run(folder, command, *overrides):
+    """Runs the main job in a process of its own and returns its steps."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    words = [*command, "-m", "rft.main", *RUN, f"output_dir={folder}/run", *overrides]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_the_built_in_task_is_learned(tmp_path):
+    rows = run(tmp_path, [sys.executable], "steps=30")
+    assert rows[-1]["eval/heldout/accuracy"] > 0.95
+    assert max(row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row) < 1e-4
+
+
+@pytest.fixture
+def shared_memory_of_a_killed_run():
+    """What vLLM finds where it shares memory by its own names after a run was killed, and what others have left."""
+    left = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+    for file in left:
+        file.touch()
+    yield {*Path("/dev/shm").glob("*-tp:*")}
+    for file in left:
+        file.unlink(missing_ok=True)
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_an_engine", [1, 2])
+def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shared_memory_of_a_killed_run):
+    small = [word for word in sized("warmup=none") if "head_dim" not in word]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    tensor_parallel = f"+rollout.engine_args.tensor_parallel_size={ranks_an_engine}"
+    memory = "rollout.engine_args.gpu_memory_utilization=0.1"
+    rows = run(tmp_path, torchrun, *small, tensor_parallel, memory, "actor.optimizer.lr=0.01")
+    gaps = [row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row]
+    assert len(gaps) == 3 and max(gaps) < 1e-4
+    assert rows[-1]["staleness/mean"] == 0
+    # nothing stays; what another test's run makes at this moment is soon gone
+    until(lambda: not {*Path("/dev/shm").glob("*-tp:*")} - shared_memory_of_a_killed_run, 60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampling", "message"),
+    [
+        ({"model": "x"}, PLAIN, r"rollout.engine_args.model: .*take it out"),
+        ({"speculative_config": {"method": "ngram"}}, PLAIN, r"rollout.engine_args.speculative_config: .*take it out"),
+        ({}, Sampling(8, 0.001, 1.0, 0, 0.0, [], None), "rollout.temperature=0.001"),
+        ({}, Sampling(8, 2.5, 1.0, 0, 0.0, [], None), "rollout.temperature=2.5"),
+        ({}, Sampling(8, 1.0, 0.9, 0, 0.1, [], None), "rollout.min_p=0.1 with top_p=0.9"),
+        ({}, Sampling(8, 1.0, 1.0, 0, 0.0, [], FirstToken(30.0, 4)), "rollout.first_token"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_it_starts(arguments, sampling, message):
+    with pytest.raises(ValueError, match=message):
+        VLLMEngine.check({"engine_args": arguments, "merge_lora": True}, sampling)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
+def test_a_missing_package_is_named_with_the_cure():
+    with pytest.raises(ValueError, match=r"vllm is not installed; install it with `pip install 'rft\[vllm\]'`"):
+        VLLMEngine.check_here({"sleep_level": None})
+
+
+def test_the_yaml_fits_the_class(resolved):
+    node = resolved("rollout=vllm")["rollout"]
+    options = Target(node["engine"], "rollout.engine", FROM_ENGINE).options
+    assert options == {"sleep_level": None, "merge_lora": True}
+    assert node["engine_args"]["dtype"] == "float32"
+    assert resolved("rollout=vllm", "strategy.dtype=bfloat16")["rollout"]["engine_args"]["dtype"] == "bfloat16"

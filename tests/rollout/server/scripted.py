@@ -1,0 +1,94 @@
+"""What tests of servers share: an engine for fake ones, what it is asked, and what is right."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.server.engine import ServersEngine
+from rft.rollout.server.options import Servers
+from rft.rollout.server.sglang import SGLangDialect
+from rft.rollout.server.vllm import VLLMDialect
+from tests.rollout.server.fake_server import answer_of, checksum
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+OPTIONS = {
+    "addresses": [],
+    "count": 0,
+    "python": None,
+    "dtype": None,
+    "transport": "folder",
+    "deltas": False,
+    "sleep": False,
+    "concurrency": 8,
+    "retries": 3,
+    "start_s": 10.0,
+    "sync_s": 10.0,
+    "answer_s": 10.0,
+    "poll_s": 0.02,
+}
+KINDS = {"vllm": lambda: VLLMDialect({}), "sglang": lambda: SGLangDialect({})}
+ASK = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
+MODEL = {
+    "vocab_size": 40,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "eos_token_id": 2,
+}
+
+
+def make_engine(world, dialect, folder: Path, servers=(), **changes) -> ServersEngine:
+    """An engine for servers that run, with short deadlines; `changes` are of the options."""
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(40)}, unk_token="w1"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
+    options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
+    model = Qwen3ForCausalLM(Qwen3Config(**MODEL))
+
+    class Kind(ServersEngine):
+        @staticmethod
+        def dialect(engine_args):
+            return dialect
+
+    return Kind(world, model, tokenizer, folder, {}, Servers(**options))
+
+
+def tied_model(vocabulary):
+    """A tied model whose generation config names other end tokens than the tokenizer, and ways to sample of its own."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    words = {"vocab_size": vocabulary, "eos_token_id": 5, "bos_token_id": None, "tie_word_embeddings": True}
+    config = Qwen3Config(**shape, **heads, **words, initializer_range=0.2, dtype="float32")
+    made = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    own = {"eos_token_id": [5, 6], "do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.5}
+    made.generation_config.update(**own)
+    return made
+
+
+def requests(groups=6, samples=4):
+    """Groups with prompts and seeds of their own."""
+    prompts = [[5 + number % 30, 7 + number // 30] for number in range(groups)]
+    return [Request(p, [100 * number + sample for sample in range(samples)]) for number, p in enumerate(prompts)]
+
+
+def weights(version):
+    """Of a model with one tensor that trains and one that does not."""
+    return {"w": torch.full((4,), float(version)), "still": torch.ones(3)}
+
+
+def right(asked, version):
+    """What servers with the weights of a version sample: tokens and log-probabilities of every group."""
+    held = checksum({name: tensor.numpy().tobytes() for name, tensor in weights(version).items()})
+    return [[answer_of(r.prompt, seed, SAMPLING.max_new_tokens, held)[:2] for seed in r.seeds] for r in asked]
+
+
+def said(groups):
+    """Tokens and log-probabilities of completions."""
+    return [[(row.tokens, row.logprobs) for row in group] for group in groups]

@@ -1,0 +1,210 @@
+"""Sampling with servers that do what they should not."""
+
+import logging
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from rft.remote.server_process import free_port
+from rft.rollout.server.options import Servers
+from tests.rollout.server.fake_server import FakeServer
+from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, requests, right, said, weights
+
+FAULTS = ["drop", "lose", "twice", "late", "garbage", "no http", "cut", "corrupt", 429, 503, 500, "never", "old", "nan"]
+FAULTS += ["long", "abort"]
+
+
+def synced(engine, kind, servers, version=1, **changes):
+    """An engine whose servers have the weights of a version."""
+    made = engine(kind, servers, **changes)
+    made.update_weights(version, weights(version).items())
+    return made
+
+
+def test_every_sample_comes_once_and_in_order(kind, fakes, engine):
+    servers = fakes()
+    samples = engine(kind, servers)
+    seen = []
+    for version in (0, 1):
+        samples.update_weights(version, weights(version).items())
+        found = samples.generate(requests(), SAMPLING, seen.append)
+        assert said(found) == right(requests(), version)
+        assert {stamp for group in found for row in group for stamp in row.versions} == {version}
+    assert seen == [*range(1, 25), *range(1, 25)]
+    assert all(server.samples for server in servers), "both work"
+    assert set((servers[0].samples + servers[1].samples).values()) == {2}, "once a version"
+    assert samples.health() == {"retries": 0.0, "hedged": 0.0}
+
+
+def test_samples_have_texts_limits_and_ends(kind, fakes, engine):
+    samples = synced(engine, kind, fakes(1))
+    asked = [replace(requests()[0], limits=[1, 3, 8, 8])]
+    [group] = samples.generate([*asked, replace(asked[0], seeds=[])], SAMPLING)[:1]
+    for row, limit in zip(group, asked[0].limits, strict=True):
+        assert len(row.tokens) <= limit and len(row.versions) == len(row.tokens)
+        assert row.finish_reason == ("stop" if row.tokens[-1] == 2 else "length")
+        assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
+
+
+def test_a_token_beyond_the_vocabulary_reaches_no_server(kind, fakes, engine):
+    servers = fakes(1)
+    samples = synced(engine, kind, servers)
+    with pytest.raises(AssertionError, match="beyond the vocabulary"):
+        samples.generate([replace(requests()[0], prompt=[4, 40])], SAMPLING)
+    assert not servers[0].samples
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_sample_comes_once_where_a_server_fails_now_and_then(kind, fakes, engine, fault):
+    servers = fakes()
+    samples = synced(engine, kind, servers, concurrency=2, answer_s=0.6 if fault == "never" else 10.0)
+    servers[0].faults[ASK[kind]] = [None, fault, None, fault]
+    servers[1].faults[ASK[kind]] = [fault]
+    seen = []
+    assert said(samples.generate(requests(), SAMPLING, seen.append)) == right(requests(), 1)
+    assert seen == list(range(1, 25))
+    assert (samples.health()["retries"] > 0) == (fault not in ("late", "twice", 429, 503)), "busy is no failure"
+
+
+@pytest.mark.parametrize("fault", ["drop", "garbage", 503, "never", "old"])
+def test_every_sample_comes_once_where_one_server_always_fails(kind, fakes, engine, fault):
+    servers = fakes()
+    patience = {"answer_s": 0.6} if fault == "never" else {"answer_s": 10.0, "retries": 1}
+    samples = synced(engine, kind, servers, **patience)
+    servers[0].always[ASK[kind]] = fault
+    assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
+    assert sum(servers[1].samples.values()) >= 24
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("late", "twice")])
+def test_a_server_that_always_fails_is_named_within_a_deadline(fakes, engine, fault):
+    [server] = fakes(1)
+    samples = synced(engine, "vllm", [server], answer_s=0.4, retries=1)
+    server.always[ASK["vllm"]] = fault
+    begun = time.monotonic()
+    with pytest.raises(OSError, match=rf"rank 0 gives up on 4 samples after 2 .*server 0 \({server.address}\)"):
+        samples.generate(requests(1), SAMPLING)
+    assert time.monotonic() - begun < 4
+
+
+def test_a_wait_for_servers_that_are_gone_ends_with_their_names(kind, fakes, engine):
+    servers = fakes()
+    samples = synced(engine, kind, servers, start_s=0.3)
+    for server in servers:
+        server.kill()
+    waits = "rank 0 waits for a server that serves version 1 "
+    with pytest.raises(TimeoutError, match=rf"{waits}\(server 0 \({servers[0].address}\).*server 1 .*, 0.3 s"):
+        samples.generate(requests(), SAMPLING)
+
+
+def test_nothing_is_lost_or_doubled_where_a_server_is_killed_in_the_middle(kind, fakes, engine):
+    servers = fakes()
+    samples = synced(engine, kind, servers)
+    for server in servers:
+        server.seconds = 0.05
+    seen = []
+
+    def look(done):
+        seen.append(done)
+        if done == 9:
+            threading.Thread(target=servers[0].kill).start()
+
+    assert said(samples.generate(requests(20), SAMPLING, look)) == right(requests(20), 1)
+    assert seen == list(range(1, 81))
+    assert servers[0].samples, "it was at work"
+
+
+def test_a_server_that_comes_back_with_old_weights_is_given_the_current_ones_before_it_is_asked(kind, fakes, engine):
+    servers = fakes()
+    samples = synced(engine, kind, servers)
+    servers[0].kill()
+    samples.update_weights(2, weights(2).items())
+    back = FakeServer(servers[0].port, version="1", weights=77)
+    try:
+        servers[1].kill()  # so that only the one that is back can answer
+        assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
+        assert sum(back.samples.values()) == 24
+    finally:
+        back.kill()
+
+
+def test_groups_are_kept_together_and_spread_evenly(kind, fakes, engine):
+    servers = fakes(3)
+    samples = synced(engine, kind, servers, concurrency=100)
+    for server in servers:
+        server.seconds = 0.05
+    samples.generate(requests(12), SAMPLING)
+    prompts = [{prompt for prompt, _ in server.samples} for server in servers]
+    assert sum(map(len, prompts)) == 12, "no prompt is on two servers"
+    assert {len(there) for there in prompts} == {4}
+
+
+def test_concurrency_goes_down_where_a_server_is_busy_and_up_again(kind, fakes, engine):
+    [server] = fakes(1)
+    samples = synced(engine, kind, [server], concurrency=16, answer_s=5.0)
+    server.seconds, server.capacity = 0.01, 4
+    [known] = samples._servers
+    assert said(samples.generate(requests(12), SAMPLING)) == right(requests(12), 1)
+    assert server.most == 4 and known.window < 9
+    server.capacity = 100
+    assert said(samples.generate(requests(60), SAMPLING)) == right(requests(60), 1)
+    assert known.window > 12 and 4 < server.most <= 16
+
+
+def test_groups_of_a_slow_server_are_taken_over(kind, fakes, engine):
+    slow, quick = fakes()
+    samples = synced(engine, kind, [slow, quick], answer_s=20.0)
+    slow.always[ASK[kind]] = "never"
+    begun = time.monotonic()
+    assert said(samples.generate(requests(8), SAMPLING)) == right(requests(8), 1)
+    assert time.monotonic() - begun < 5, "long before its deadline"
+    assert samples.health() == {"retries": 0.0, "hedged": 2.0}
+    assert samples.health()["hedged"] == 0.0, "since the last call"
+
+
+def test_a_sample_that_two_servers_answer_is_taken_once(kind, fakes, engine):
+    slow, quick = fakes()
+    samples = synced(engine, kind, [slow, quick], answer_s=20.0)
+    slow.faults[ASK[kind]] = [1.6, 20.0, 20.0, 20.0]  # its first answer comes when the other one has it already
+    quick.faults[ASK[kind]] = [None, None, None, None, None, 1.0, 1.0, 1.0]
+    seen = []
+    assert said(samples.generate(requests(2), SAMPLING, seen.append)) == right(requests(2), 1)
+    assert seen == list(range(1, 9)) and slow.samples and samples.health()["hedged"] == 1.0
+
+
+def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypatch):
+    monkeypatch.setattr("rft.remote.http_client.SAY_EVERY", 0.1)
+    [server] = fakes(1)
+    samples = synced(engine, "vllm", [server])
+    server.seconds = 0.25
+    with caplog.at_level(logging.WARNING):
+        samples.generate(requests(1), SAMPLING)
+    assert f"rank 0 has 0 of 4 samples (server 0 ({server.address}): 4 running), 0 s" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"addresses": ["http://a:1"]}, r"addresses: 'http://a:1' is none; expected host:port"),
+        ({"addresses": ["a:1", "a:1"]}, r"addresses=.* one of them comes twice"),
+        ({"addresses": ["a:1"], "count": 2}, r"count=2, addresses=\['a:1'\]: give"),
+        ({}, r"count=0, addresses=\[\]: give"),
+        ({"count": 1, "concurrency": 0}, r"concurrency=0"),
+        ({"count": 1, "retries": -1}, r"retries=-1"),
+        ({"count": 1, "deltas": True}, r"deltas=true: .* set rollout\.engine\.servers\.transport=group"),
+        (
+            {"count": 1, "transport": "group", "deltas": True, "sleep": True},
+            r"deltas=true: .*set .*servers\.sleep=false",
+        ),
+        ({"count": 1, "sync_s": 0.0}, r"'sync_s': 0.0.*above 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=rf"^rollout\.engine\.servers.*{message}"):
+        Servers(**OPTIONS | changes)
+
+
+def test_ports_are_free():
+    assert free_port() != free_port()

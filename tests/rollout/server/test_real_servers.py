@@ -1,0 +1,256 @@
+"""Real vLLM servers: sampling, new weights, and the death of one of two.
+
+They run in the environment of the interpreter that RFT_VLLM_PYTHON names, or of this one.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rft.data.encode.tokenizer import characters
+from rft.distributed import start
+from rft.remote.http_client import Refused
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.sampling import Sampling, truncate
+from rft.rollout.server.options import Servers
+from rft.rollout.server.vllm import VLLMServers
+from rft.rollout.server.weight_store import Weights
+from tests.helpers import yaml_options
+from tests.rollout.server.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
+from tests.rollout.server.scripted import tied_model
+from tests.rollout.server.teacher_runs import check_columns, check_runs
+
+ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+VOCABULARY = 30
+PROMPT = [3, 8, 9, 12, 20, 4]
+
+
+def how(**changes):
+    return Sampling(**yaml_options("rollout/sampling/plain.yaml", first_token=None, **{"max_new_tokens": 24} | changes))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tied_model(VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def engine(model, tmp_path_factory):
+    """Two real servers, which serve version 1: the model as it is. They leave nothing behind."""
+    python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+    options = yaml_options("rollout/engine/servers/shared.yaml", count=2, python=python, poll_s=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
+        tokenizer.chat_template = "{{ messages[-1].content }}"
+        folder, servers = tmp_path_factory.mktemp("run"), Servers(**options)
+        made = VLLMServers(start("cpu"), model, tokenizer, folder, ARGUMENTS, servers, merge_lora=True, lora=None)
+        try:
+            made.update_weights(1, model.state_dict().items())
+            yield made
+            own = [number for server in made._servers for number in processes_of(server.peer.port)]
+            held = shared_memory(own)
+        finally:
+            made.close()
+    assert len(own) >= 6 and len(held) >= 4, "of each a server, its engine, and what tidies up"
+    assert gone(own) and not [file for file in held if file.exists()]
+
+
+def trained(model, prompt, completion, sampling=None):
+    """What the model says of the sampled tokens, (L,)."""
+    sampling = sampling or how()
+    ids = torch.tensor([prompt + completion.tokens])
+    weights = (model(ids).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)).softmax(-1)
+    weights = truncate(weights, sampling.top_k, sampling.top_p, sampling.min_p)
+    shares = weights / weights.sum(-1, keepdim=True)
+    return shares.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].log()
+
+
+def gap(model, requests, found, sampling=None):
+    """The largest difference between the log-probabilities of the engine and of the model."""
+    return max(
+        (trained(model, request.prompt, completion, sampling) - torch.tensor(completion.logprobs)).abs().max().item()
+        for request, group in zip(requests, found, strict=True)
+        for completion in group
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.8, "temperature": 1.3},
+        {"min_p": 0.1, "top_k": 9, "temperature": 0.7},
+        {"top_k": 8, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_log_probabilities_are_those_of_the_distribution_that_tokens_are_drawn_from(engine, model, changes):
+    requests = [Request(PROMPT, list(range(24))), Request([7], [2**63 - 1])]
+    found = engine.generate(requests, how(**changes))
+    assert gap(model, requests, found, how(**changes)) < 1e-5
+    assert len({tuple(completion.tokens) for completion in found[0]}) > 12
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_the_most_likely_and_carry_plain_log_probabilities(engine, model):
+    requests = [Request(PROMPT, [1]), Request([7, 9], [2])]
+    found = engine.generate(requests, how(temperature=0.0, top_k=3))
+    assert gap(model, requests, found) < 1e-5
+    for request, [completion] in zip(requests, found, strict=True):
+        best = model(torch.tensor([request.prompt + completion.tokens])).logits[0, len(request.prompt) - 1 : -1]
+        assert best.argmax(-1).tolist() == completion.tokens
+
+
+@pytest.mark.slow
+def test_such_a_server_is_a_judge(engine, model):
+    assert judges(engine, model)
+
+
+@pytest.mark.slow
+def test_such_servers_are_a_teacher(engine, model, tiny, tmp_path):
+    model.save_pretrained(tmp_path / "teacher")
+    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    runs = ("algorithm=distill", "steps=2"), ("algorithm=on_policy_distill", "warmup=none", "steps=1")
+    check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, *runs)
+
+
+@pytest.mark.slow
+def test_a_sample_depends_on_its_seed_alone_and_ends_at_its_end(engine):
+    [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
+    [again] = engine.generate([Request(PROMPT, list(range(199, -1, -1)))], how())
+    assert [c.tokens for c in group] == [c.tokens for c in reversed(again)]
+    ends = {completion.tokens[-1] for completion in group if completion.finish_reason == "stop"}
+    assert ends == {1, 5, 6}, "end tokens of the tokenizer and of the generation config"
+    for completion in group:
+        assert not {1, 5, 6} & set(completion.tokens[:-1])
+        assert completion.finish_reason == "stop" or len(completion.tokens) == 24
+        assert completion.versions == [1] * len(completion.tokens)
+
+
+@pytest.mark.slow
+def test_limits_and_stop_strings_end_a_sample(engine):
+    [group] = engine.generate([Request(PROMPT, [3, 4, 5], limits=[1, 2, 300])], how())
+    assert [len(c.tokens) <= most for c, most in zip(group, (1, 2, 24), strict=True)] == [True] * 3
+    [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
+    cut = [c for c in group if c.finish_reason == "stop" and c.tokens[-1] not in (1, 5, 6)]
+    assert len(cut) > 5
+    seven = engine._tokenizer.convert_tokens_to_ids("7")
+    for completion in group:
+        assert "7" not in completion.text and "cd" not in completion.text
+        assert seven not in completion.tokens[:-1]
+    assert any(c.tokens[-1] == seven for c in cut)
+
+
+@pytest.mark.slow
+def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkeypatch):
+    long = [3 + number * 7 % 26 for number in range(180)]  # more than a block of keys and values
+    requests = [Request(long, [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
+    whole = 2 * sum(weight.nbytes for weight in model.state_dict().values()) / 2**20  # to two servers
+    monkeypatch.setattr(engine._options, "deltas", True)
+    for version, transport, part in (
+        (2, "folder", ""),
+        (3, "group", ""),
+        (4, "group", "1.self_attn.q_proj"),
+        (5, "group", "0.mlp.up_proj"),
+    ):
+        monkeypatch.setattr(engine._options, "transport", transport)
+        before = gap(model, requests, engine.generate(requests, how()))
+        for name, weight in model.named_parameters():
+            if version == 5:
+                weight.view(-1)[:7] += 3.0 * (part in name)
+            else:
+                weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
+        stale = gap(model, requests, engine.generate(requests, how()))
+        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        engine.sleep()
+        assert [up(engine, server.peer) for server in engine._servers] == [version >= 4] * 2
+        engine.update_weights(version, model.state_dict().items())
+        found = engine.generate(requests, how())
+        assert before < 1e-4 and stale > 1e-2
+        assert gap(model, requests, found) < 1e-4
+        if transport == "group":
+            sent = engine.health()["sent_mib"] / whole
+            least, most = {3: (0.99, 1.01), 4: (0.1, 0.13), 5: (0.0, 0.01)}[version]
+            assert least < sent < most, "all, a matrix, seven elements"
+        assert {number for group in found for c in group for number in c.versions} == {version}
+
+
+@pytest.mark.slow
+def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
+    save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "a.safetensors")
+    whole = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(whole[:-8])
+    peer = engine._servers[0].peer
+    with pytest.raises(Refused, match="collective_rpc"):
+        asyncio.run(engine._dialect.load(peer, Weights(99, tmp_path, {}, None), None, None))
+    requests = [Request([number], [number]) for number in range(3, 19)]
+    assert gap(model, requests, engine.generate(requests, how())) < 1e-4
+    until(lambda: asyncio.run(engine._dialect.version(peer)) == engine.version, 30)
+
+
+@pytest.mark.slow
+def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
+    requests = [Request([number], list(range(8))) for number in range(3, 27)]
+    once = threading.Event()
+
+    def abort(done):
+        if done > 20 and not once.is_set():
+            once.set()
+            threading.Thread(target=lambda: asyncio.run(engine._servers[0].peer.post("/abort_requests"))).start()
+
+    found = engine.generate(requests, how(max_new_tokens=100), abort)
+    assert once.is_set() and [len(group) for group in found] == [8] * 24
+    assert gap(model, requests, found) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, monkeypatch):
+    monkeypatch.setattr(engine._options, "transport", "group")
+    requests = [
+        Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
+    ]
+    undisturbed = engine.generate(requests, how(max_new_tokens=100))
+    own = {server.peer: processes_of(server.peer.port) for server in engine._servers}
+    held = {peer: shared_memory(processes) for peer, processes in own.items()}
+    killed, heard = [], []
+
+    def kill(done):
+        heard.append(done)
+        busiest = max(engine._servers, key=lambda server: server.running)
+        if done > 60 and busiest.running > 8 and not killed:
+            killed.append(busiest.peer)
+            os.kill(own[busiest.peer][0], signal.SIGKILL)
+
+    found = engine.generate(requests, how(max_new_tokens=100), kill)
+    assert killed, "it was killed too late"
+    assert [len(group) for group in found] == [16] * 29 and heard[-1] == 29 * 16 and heard == sorted(heard)
+    assert gap(model, requests, found) < 1e-4
+    pairs = [
+        (a.tokens, b.tokens) for one, two in zip(undisturbed, found, strict=True) for a, b in zip(one, two, strict=True)
+    ]
+    assert sum(a == b for a, b in pairs) > 0.98 * len(pairs), "rounding alone may make a difference"
+    for weight in model.parameters():
+        weight += 0.05 * torch.randn_like(weight)
+    engine.update_weights(engine.version + 1, model.state_dict().items())
+    until(lambda: up(engine, killed[0]), 300)
+    assert held[killed[0]] and not [file for file in held[killed[0]] if file.exists()]
+    assert gap(model, requests[:8], engine.generate(requests[:8], how())) < 1e-4
+
+
+def up(engine, peer):
+    try:
+        return asyncio.run(engine._dialect.version(peer)) == engine.version
+    except OSError:
+        return False

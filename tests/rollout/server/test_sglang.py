@@ -1,0 +1,350 @@
+"""What an SGLang server is told and what it says, and a real one.
+
+The real one runs in the environment of the interpreter that RFT_SGLANG_PYTHON names, or of this one.
+"""
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft.data.encode.tokenizer import characters
+from rft.distributed import start
+from rft.remote.http_client import Garbage, Peer, Refused
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.server.options import Servers
+from rft.rollout.server.server_api import Aborted
+from rft.rollout.server.sglang import SGLangDialect, SGLangServers
+from rft.rollout.server.weight_store import Weights
+from tests.helpers import yaml_options
+from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
+from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, tied_model, weights
+from tests.rollout.server.teacher_runs import check_columns, check_runs
+
+VOCABULARY = 30
+PROMPT = [3, 8, 9, 12, 20, 4]
+
+
+def how(**changes):
+    return Sampling(**yaml_options("rollout/sampling/plain.yaml", max_new_tokens=24) | {"first_token": None} | changes)
+
+
+def shared(**changes):
+    return yaml_options("rollout/engine/servers/shared.yaml", poll_s=0.5, **changes)
+
+
+def dialect(**engine_args):
+    return SGLangDialect(engine_args)
+
+
+def answer(reason=None, **changes):
+    """What a real server said to a request, without the fields that nobody reads."""
+    said = [[-3.4, 29, None], [-1.5, 25, None]]
+    reason = reason or {"type": "length", "length": 2}
+    about = {"id": "1", "finish_reason": reason, "weight_version": "7", "output_token_logprobs": said}
+    return {"text": "79", "output_ids": [29, 25], "meta_info": about | changes}
+
+
+def line(dialect, monkeypatch, has_gpu=False):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    command, environment = dialect.command("/venv/bin/python", Path("/run/engine"), 8123)
+    return " ".join(command), environment
+
+
+def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments(monkeypatch):
+    flags = {"dtype": "float32", "enable_mixed_chunk": True, "enable_metrics": False, "revision": None, "tp_size": 2}
+    said, environment = line(dialect(**flags, lora_paths=["a", "b"], json_model_override_args={"x": 1}), monkeypatch)
+    assert said.startswith(
+        "/venv/bin/python -m sglang.launch_server --model-path /run/engine --host 127.0.0.1 --port 8"
+    )
+    assert "--load-format dummy" in said and "--dtype float32 --enable-mixed-chunk --tp-size 2 --lora-paths a b" in said
+    assert said.endswith('--json-model-override-args {"x": 1}') and "metrics" not in said and "revision" not in said
+    assert environment["HF_HUB_OFFLINE"] == "1" and 0 < int(environment["SGLANG_GRPC_PORT"]) < 8123
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "engine_args", "on_cpu"), [(False, {}, True), (True, {}, False), (True, {"device": "cpu"}, True)]
+)
+def test_what_a_server_needs_on_a_cpu_it_is_told_there_alone(monkeypatch, has_gpu, engine_args, on_cpu):
+    said, environment = line(dialect(**engine_args), monkeypatch, has_gpu)
+    assert ("--device cpu" in said, "--max-total-tokens 16384" in said) == (on_cpu, on_cpu)
+    assert ("--attention-backend torch_native" in said, "SGLANG_USE_CPU_ENGINE" in environment) == (on_cpu, on_cpu)
+    assert "--max-total-tokens 99" in line(dialect(max_total_tokens=99), monkeypatch)[0]
+
+
+@pytest.mark.parametrize("name", ["load_format", "model_path", "port", "weight_version", "api_key"])
+def test_arguments_of_an_sglang_server_that_the_run_decides_are_refused(name):
+    with pytest.raises(ValueError, match=rf"rollout\.engine_args\.{name}: .* take it out"):
+        dialect(**{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "cure"),
+    [
+        ({"top_p": 0.9}, "rollout.top_p=0.9", "rollout.top_p=1.0"),
+        ({"top_k": 5}, "rollout.top_k=5", "rollout.top_k=0"),
+        ({"min_p": 0.1}, "rollout.min_p=0.1", "rollout.min_p=0.0"),
+        ({"first_token": FirstToken(30.0, 16)}, "rollout.first_token=", "rollout/first_token=none"),
+    ],
+)
+def test_sampling_whose_log_probabilities_sglang_does_not_tell_is_refused(changes, key, cure):
+    options = {"engine_args": {}, "servers": Servers(**shared(addresses=["a:1"], count=0))}
+    with pytest.raises(ValueError, match=rf"{re.escape(key)}.*set {re.escape(cure)} or rollout=hf"):
+        SGLangServers.check(options, how(**changes))
+    for fine in ({}, {"temperature": 0.0}, {"temperature": 30.0, "stop": ["\n"]}):
+        SGLangServers.check(options, how(**fine))
+
+
+def test_changed_elements_alone_are_nothing_for_sglang():
+    options = {"engine_args": {}, "servers": Servers(**shared(transport="group", deltas=True))}
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.deltas=true: SGLang's servers take whole"):
+        SGLangServers.check(options, how())
+
+
+def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"servers\.python: sglang is not installed here.*install_sglang_cpu\.sh"):
+        SGLangServers.check_here({"engine_args": {}, "servers": Servers(**shared())})
+    SGLangServers.check_here({"engine_args": {}, "servers": Servers(**shared(python=sys.executable))})
+
+
+def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
+    call = dialect().request([4, 29], 2**63 - 1, 9, [1, 6], how(temperature=0.7, stop=["\n"]))
+    assert call.path == "/generate" and call.body == {
+        "input_ids": [4, 29],
+        "sampling_params": {
+            "max_new_tokens": 9, "temperature": 0.7, "sampling_seed": 2**63 - 1, "stop": ["\n"],
+            "stop_token_ids": [1, 6],
+        },
+        "return_logprob": True,
+    }  # fmt: skip
+
+
+def test_an_answer_of_sglang_is_taken_apart():
+    sampled = dialect().parse(answer())
+    assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
+    assert (sampled.finish_reason, sampled.version) == ("length", 7)
+    assert dialect().parse(answer({"type": "stop", "matched": 25}, weight_version="default")).version is None
+
+
+@pytest.mark.parametrize("message", ["Aborted", "Abort in waiting queue"])
+def test_a_sample_that_sglang_aborted_is_no_sample(message):
+    for held in ({}, {"output_token_logprobs": []}):
+        with pytest.raises(Aborted, match=message):
+            dialect().parse(answer({"type": "abort", "message": message}, **held))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_token_logprobs": [[-3.4, 29, None]]},
+        {"output_token_logprobs": [[-3.4, 29, None], [-1.5, 26, None]]},
+        {"output_token_logprobs": [[-3.4, 29, None], [None, 25, None]]},
+        {"output_token_logprobs": []},
+        {"weight_version": 7},
+        {"reason": {"type": "error"}},
+    ],
+)
+def test_an_answer_of_sglang_that_makes_no_sense_is_refused(changes):
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        dialect().parse(answer(**changes))
+
+
+def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
+    class Unwilling(Peer):
+        async def get(self, path):
+            return {"weight_version": "default"}
+
+        async def post(self, path, body=None):
+            return {"success": False, "message": "no room"}
+
+    with pytest.raises(Garbage, match=r"server 0 .* did not take the weights of /w/v3: no room"):
+        asyncio.run(dialect().load(Unwilling(0, "127.0.0.1:1"), Weights(3, Path("/w/v3"), {}, None), None, None))
+
+
+def test_a_server_that_computes_in_another_type_is_given_no_rounded_weights():
+    class Wide(Peer):
+        async def get(self, path):
+            return {"dtype": "auto"}
+
+    with pytest.raises(Garbage, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
+        asyncio.run(dialect().load(Wide(0, "127.0.0.1:1"), Weights(3, Path("/w"), {}, torch.bfloat16), None, None))
+
+
+def test_servers_are_told_whole_paths(fakes, tmp_path, monkeypatch):
+    """A relative one would be looked for where the server stands, or on the hub."""
+    monkeypatch.chdir(tmp_path)
+    made = make_engine(start("cpu"), SGLangDialect({}), Path("run"), fakes(1))
+    try:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        made.update_weights(1, weights(1).items())
+        assert said(made.generate(requests(), SAMPLING)) == right(requests(), 1)
+        assert (tmp_path / "run" / "weights" / "v1").is_dir()
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tied_model(VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def engine(model, tmp_path_factory):
+    """A real server, which serves version 1: the model as it is."""
+    python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
+    folder, tokenizer = tmp_path_factory.mktemp("run"), characters(alphabet="0123456789abcdefghijklmnop ")
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    options = Servers(**shared(python=python))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        made = SGLangServers(start("cpu"), model, tokenizer, folder, {"dtype": "float32"}, options)
+        try:
+            made.update_weights(1, model.state_dict().items())
+            yield made
+            own = processes_of(made._servers[0].peer.port)
+            held = shared_memory(own)
+        finally:
+            made.close()
+    assert len(own) > 2
+    until(lambda: gone(own), 20)
+    assert held and not [file for file in held if file.exists()]
+
+
+def gap(model, requests, found, temperature=1.0):
+    """The largest difference between the log-probabilities of the server and of the model."""
+    differences = []
+    for request, group in zip(requests, found, strict=True):
+        for row in group:
+            logits = model(torch.tensor([request.prompt + row.tokens])).logits[0, len(request.prompt) - 1 : -1]
+            said = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(row.tokens)[:, None])[:, 0]  # (L,)
+            differences.append((said - torch.tensor(row.logprobs)).abs().max().item())
+    return max(differences)
+
+
+def disturb(model):
+    for weight in model.parameters():
+        weight += 0.05 * torch.randn_like(weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
+def test_a_real_server_tells_the_log_probabilities_of_the_distribution_that_it_draws_from(engine, model, temperature):
+    requests = [Request(PROMPT, list(range(24))), Request([7], [2**63 - 1])]
+    found = engine.generate(requests, how(temperature=temperature))
+    assert gap(model, requests, found, temperature) < 1e-5
+    assert len({tuple(row.tokens) for row in found[0]}) > 12, "samples of a group differ"
+
+
+@pytest.mark.slow
+def test_greedy_tokens_of_a_real_server_are_the_most_likely_and_carry_plain_log_probabilities(engine, model):
+    requests = [Request(PROMPT, [1]), Request([7, 9], [2])]
+    found = engine.generate(requests, how(temperature=0.0))
+    assert gap(model, requests, found) < 1e-5
+    for request, [row] in zip(requests, found, strict=True):
+        best = model(torch.tensor([request.prompt + row.tokens])).logits[0, len(request.prompt) - 1 : -1]
+        assert best.argmax(-1).tolist() == row.tokens
+
+
+@pytest.mark.slow
+def test_a_real_server_is_a_teacher(engine, model, tiny, tmp_path):
+    model.save_pretrained(tmp_path / "teacher")
+    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "warmup=none", "steps=1")
+    check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, run)
+
+
+@pytest.mark.slow
+def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
+    [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
+    assert {row.tokens[-1] for row in group if row.finish_reason == "stop"} == {1, 5, 6}, "of tokenizer and model"
+    for row in group:
+        assert not {1, 5, 6} & set(row.tokens[:-1])
+        assert row.finish_reason == "stop" or len(row.tokens) == 24
+        assert row.versions == [1] * len(row.tokens)
+    monkeypatch.setattr(engine, "_ends", [1, 5, 6, 9])  # one more than the server knows of
+    [group] = engine.generate([Request(PROMPT, list(range(60)))], how())
+    assert any(row.tokens[-1] == 9 for row in group) and not any(9 in row.tokens[:-1] for row in group)
+    [group] = engine.generate([Request(PROMPT, [3, 4, 5], limits=[1, 2, 300])], how())
+    assert [len(row.tokens) <= most for row, most in zip(group, (1, 2, 24), strict=True)] == [True] * 3
+    [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
+    seven = engine._tokenizer.convert_tokens_to_ids("7")
+    assert all("7" not in row.text and "cd" not in row.text and seven not in row.tokens[:-1] for row in group)
+    assert sum(row.finish_reason == "stop" and row.tokens[-1] == seven for row in group) > 5
+
+
+@pytest.mark.slow
+def test_a_real_server_is_a_judge(engine, model):
+    assert judges(engine, model)
+
+
+@pytest.mark.slow
+def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model, monkeypatch):
+    requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
+    for version, transport in enumerate(("folder", "group", "group"), 2):
+        monkeypatch.setattr(engine._options, "transport", transport)
+        assert gap(model, requests, engine.generate(requests, how())) < 1e-4
+        disturb(model)
+        assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
+        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        engine.sleep()
+        assert (engine._do(engine._dialect.version(engine._servers[0].peer)) is None) == (version < 4)
+        engine.update_weights(version, model.state_dict().items())
+        found = engine.generate(requests, how())
+        assert gap(model, requests, found) < 1e-4
+        assert {number for group in found for row in group for number in row.versions} == {version}
+
+
+@pytest.mark.slow
+def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
+    with pytest.raises(Refused, match="Cannot find any model weights"):
+        asyncio.run(engine._dialect.load(engine._servers[0].peer, Weights(99, tmp_path, {}, None), None, None))
+    requests = [Request([number], [number]) for number in range(7, 19)]
+    assert gap(model, requests, engine.generate(requests, how())) < 1e-4
+    assert engine.health()["retries"] == 0
+
+
+@pytest.mark.slow
+def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
+    requests = [Request([number], list(range(8))) for number in range(7, 30)]
+    peer, weights = engine._servers[0].peer, engine._fleet._committed
+    engine.health()
+    loading = threading.Thread(target=lambda: asyncio.run(engine._dialect.load(peer, weights, None, None)))
+
+    def load(done):
+        if done > 20 and loading.ident is None:
+            loading.start()
+
+    found = engine.generate(requests, how(max_new_tokens=200), load)
+    loading.join()
+    assert engine.health()["retries"] > 0
+    assert [len(group) for group in found] == [8] * 23 and gap(model, requests, found) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
+    monkeypatch.setattr(engine._options, "transport", "group")
+    requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
+    before, heard = processes_of(engine._servers[0].peer.port), []
+
+    def kill(done):
+        heard.append(done)
+        if done == 60:
+            for number in before[1:]:
+                os.kill(number, signal.SIGKILL)
+
+    found = engine.generate(requests, how(max_new_tokens=100), kill)
+    assert heard == list(range(1, 29 * 8 + 1)) and [len(group) for group in found] == [8] * 29
+    assert gap(model, requests, found) < 1e-4
+    assert engine.health()["retries"] > 0

@@ -1,0 +1,235 @@
+"""What a vLLM server is told and what it says; test_vllm_server_real.py runs real ones."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import rft
+from rft.remote.http_client import Garbage, Peer
+from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.server.options import Servers
+from rft.rollout.server.server_api import Aborted
+from rft.rollout.server.vllm import VLLMDialect, VLLMServers
+from rft.rollout.server.weight_store import Adapter, Weights
+from tests.helpers import yaml_options
+
+PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
+INFO = "/server_info?config_format=json"
+WEIGHTS = Weights(3, Path("/weights/v3"), {}, None)
+
+
+def how(**changes):
+    return Sampling(**yaml_options("rollout/sampling/plain.yaml") | {"first_token": None} | changes)
+
+
+def answer(**changes):
+    """What a server says to a request, without the fields that nobody reads."""
+    said = {"top_logprobs": [], "rank": 3}
+    choice = {
+        "index": 0,
+        "finish_reason": "length",
+        "stop_reason": None,
+        "token_ids": [29, 25],
+        "weight_versions": [{"version": "7", "start": 0, "end": 2}],
+        "logprobs": {"content": [{"token_id": 29, "logprob": -3.4, **said}, {"token_id": 25, "logprob": -1.5, **said}]},
+    }
+    return {"request_id": "generate-tokens-1", "choices": [choice | changes]}
+
+
+def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments():
+    command, environment = VLLMDialect({"dtype": "float32", "seed": 3}).command(
+        "/venv/bin/python", Path("/run/engine"), 8123
+    )
+    line = " ".join(command)
+    assert command[:3] == ["/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    for part in (
+        "--model /run/engine",
+        "--port 8123",
+        "--host 127.0.0.1",
+        "--load-format dummy",
+        "--dtype float32 --seed 3",
+    ):
+        assert part in line
+    assert "--logprobs-mode processed_logprobs" in line and "--enable-scale-out --" in line
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1" and environment["HF_HUB_OFFLINE"] == "1"
+    assert "--worker-extension-cls rft_receiver.Receiver" in line
+    assert Path(environment["PYTHONPATH"].split(os.pathsep)[0], "rft_receiver.py").is_file()
+
+
+def test_arguments_become_flags():
+    arguments = {"enforce_eager": False, "quantization": None, "tensor_parallel_size": 2, "middleware": ["a.b", "c.d"]}
+    arguments["hf_overrides"] = {"rope_theta": 1e6}
+    command, _ = VLLMDialect(arguments).command("python", Path("m"), 1)
+    line = " ".join(command)
+    assert "--no-enforce-eager --tensor-parallel-size 2 --middleware a.b c.d" in line
+    assert "quantization" not in line
+    assert json.loads(command[command.index("--hf-overrides") + 1]) == {"rope_theta": 1e6}
+
+
+def test_the_page_on_engines_starts_a_server_as_the_run_does():
+    [shown] = re.findall(r"```bash\n(VLLM_SERVER_DEV_MODE.*?)```", PAGE.read_text().replace("\\\n", ""), re.DOTALL)
+    (switch, *shown), ours = shlex.split(shown), VLLMDialect({}).command("python", Path("/data/model"), 8000)
+    assert switch == "VLLM_SERVER_DEV_MODE=1" and ours[1]["VLLM_SERVER_DEV_MODE"] == "1"
+    assert set(shown) < set(ours[0]) and {"--logprobs-mode", "--enable-scale-out"} < set(shown)
+
+
+@pytest.mark.parametrize("name", ["load_format", "logprobs_mode", "port", "enable_scale_out", "api_key"])
+def test_arguments_that_the_run_decides_are_refused(name):
+    with pytest.raises(ValueError, match=rf"rollout\.engine_args\.{name}: .* take it out"):
+        VLLMDialect({name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"temperature": 0.001}, "rollout.temperature=0.001"),
+        ({"temperature": 2.5}, "rollout.temperature=2.5"),
+        ({"min_p": 0.1, "top_p": 0.9}, "rollout.min_p=0.1 with top_p=0.9"),
+        ({"first_token": FirstToken(temperature=5.0, top_k=3)}, "rollout.first_token"),
+    ],
+)
+def test_sampling_that_vllm_does_otherwise_is_refused(changes, key):
+    with pytest.raises(ValueError, match=re.escape(key)):
+        check({}, **changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"min_p": 0.1, "top_k": 4}, {"top_p": 0.9, "top_k": 4}])
+def test_sampling_that_vllm_does_as_asked_passes(changes):
+    VLLMDialect({}).check(how(**changes))
+
+
+def check(engine_args, servers=None, **changes):
+    options = Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers or {}))
+    VLLMServers.check({"engine_args": engine_args, "servers": options, "merge_lora": True}, how(**changes))
+
+
+def test_weights_are_rounded_to_the_type_that_servers_compute_in_alone():
+    check({"dtype": "bfloat16"}, {"dtype": "bfloat16"})
+    check({}, {"dtype": "bfloat16", "count": 0, "addresses": ["10.0.0.7:8000"]})
+    with pytest.raises(ValueError, match=r"servers\.dtype=float16: .*rollout\.engine_args\.dtype=bfloat16; set both"):
+        check({"dtype": "bfloat16"}, {"dtype": "float16"})
+
+
+def check_here(**servers):
+    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers))})
+
+
+def test_servers_are_started_only_where_vllm_can_be(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"servers\.python: vllm is not .* scripts/install_vllm_cpu\.sh"):
+        check_here(count=1)
+    with pytest.raises(ValueError, match=r"rollout\.engine\.servers\.python=/no/where: there is no such program"):
+        check_here(count=1, python="/no/where")
+    check_here(count=1, python=sys.executable)
+    check_here(count=0, addresses=["10.0.0.7:8000"])
+
+
+def test_a_request_says_how_every_token_is_drawn_and_ends():
+    call = VLLMDialect({}).request([4, 5], 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"]))
+    assert call.body["token_ids"] == [4, 5]
+    assert call.body["sampling_params"] == {
+        "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "min_p": 0.0, "seed": 2**63 - 1,
+        "stop": ["\n"], "stop_token_ids": [1, 6], "logprobs": 0, "detokenize": True,
+    }  # fmt: skip
+
+
+def test_an_answer_is_taken_apart():
+    sampled = VLLMDialect({}).parse(answer())
+    assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
+    assert (sampled.finish_reason, sampled.version) == ("length", 7)
+    foreign = VLLMDialect({}).parse(answer(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
+    assert foreign.version is None
+
+
+@pytest.mark.parametrize("aborted", [{}, {"token_ids": [], "weight_versions": [], "logprobs": {"content": []}}])
+def test_a_sample_that_was_aborted_is_no_sample(aborted):
+    with pytest.raises(Aborted):
+        VLLMDialect({}).parse(answer(finish_reason="abort", **aborted))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": [29, 26]},
+        {"token_ids": [29]},
+        {"logprobs": None},
+        {"weight_versions": None},
+        {"weight_versions": [{"version": "7", "start": 0, "end": 1}]},
+        {"weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]},
+        {"finish_reason": "error"},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(changes):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        VLLMDialect({}).parse(answer(**changes))
+
+
+def told(lora=None, speculative=None, **changes):
+    """What a server says of itself."""
+    model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
+    return {"vllm_config": {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}}
+
+
+class Scripted(Peer):
+    """Answers as a server would, and keeps what it was told."""
+
+    def __init__(self, **answers):
+        super().__init__(0, "127.0.0.1:1")
+        self.told = []
+        self.answers = {
+            INFO: told(),
+            "/reset_prefix_cache": {"success": True},
+            "/weight_info": {"weight_version": "default"},
+            **answers,
+        }
+
+    async def get(self, path):
+        return self.answers[path]
+
+    async def post(self, path, body=None):
+        await self.tell(path, body)
+        return self.answers.get(path, {})
+
+    async def tell(self, path, body=None):
+        self.told.append((body or {}).get("method", path))
+
+
+def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weights():
+    peer = Scripted(**{INFO: told(logprobs_mode="raw_logprobs")})
+    with pytest.raises(Garbage, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    assert not peer.told
+
+
+def test_a_server_that_speculates_is_given_no_weights():
+    peer = Scripted(**{INFO: told(speculative={"method": "ngram"})})
+    with pytest.raises(Garbage, match=r"it speculates, .*: start it without"):
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    assert not peer.told
+    with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .*take it out"):
+        VLLMDialect({"speculative_config": {"method": "ngram"}})
+
+
+def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):
+    rounded = replace(WEIGHTS, dtype=torch.bfloat16)
+    with pytest.raises(Garbage, match=r"computes in float32, .* rounded to bfloat16: start it with --dtype bfloat16"):
+        asyncio.run(VLLMDialect({}).load(peer := Scripted(), rounded, None, None))
+    adapted = replace(WEIGHTS, adapter=Adapter(tmp_path / "rft-1", {}))
+    with pytest.raises(Garbage, match=r"no adapters: start it with .*--enable-lora.*merge_lora=true"):
+        asyncio.run(VLLMDialect({}).load(peer, adapted, None, None))
+    assert not peer.told
+
+
+def test_a_server_that_keeps_old_prefixes_is_neither_stamped_nor_resumed():
+    peer = Scripted(**{"/reset_prefix_cache": {"success": False}})
+    with pytest.raises(Garbage, match="prefixes"):
+        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    assert peer.told == ["/pause?mode=abort", "update_config", "reload_weights", "/reset_prefix_cache"]

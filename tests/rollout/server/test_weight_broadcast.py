@@ -1,0 +1,263 @@
+"""Weights that come through process groups: what travels, how it is checked, and every message of it that fails."""
+
+import logging
+import time
+
+import pytest
+import torch
+
+from rft.rollout.server import weight_broadcast as channel
+from rft.rollout.server.remote import rft_receiver
+from rft.rollout.server.remote.rft_receiver import WHOLE, checksum, pack, room, unpack
+from rft.rollout.server.weight_broadcast import Bucket, changes, lacking
+from rft.rollout.server.weight_store import Staging
+from tests.rollout.server import fake_server
+from tests.rollout.server.fake_server import FakeServer
+from tests.rollout.server.fake_workers import Workers
+from tests.rollout.server.real_servers import until
+from tests.rollout.server.scripted import SAMPLING, requests, right, said, weights
+
+MESSAGES = {
+    "vllm": ["/collective_rpc rft_join", "/collective_rpc rft_receive"],
+    "sglang": ["/init_weights_update_group", "/update_weights_from_distributed", "/update_weight_version"],
+}
+EVERY = [(kind, message) for kind, messages in MESSAGES.items() for message in messages]
+RECEIVE = {kind: MESSAGES[kind][1] for kind in MESSAGES}
+FAULTS = ["drop", "lose", "twice", "late", "corrupt", 400, "never"]
+BOUND = 6.0  # seconds that an outcome may take here; deadlines are far below
+
+
+@pytest.fixture
+def served(fakes, engine):
+    """An engine whose servers are given weights through process groups, and the servers, which serve version 0."""
+
+    def make(kind, count=1, sync_s=0.4, **options):
+        servers = fakes(count)
+        for server in servers:
+            server.workers, server.wait_s = Workers(), sync_s
+        samples = engine(kind, servers, **{"transport": "group", "poll_s": 0.01} | options)
+        assert outcome(samples, 0) == ""
+        samples._options.sync_s = sync_s
+        return samples, servers
+
+    return make
+
+
+def outcome(samples, version, tensors=None):
+    """What a sync comes to: empty where it is committed, else the error."""
+    begun = time.monotonic()
+    try:
+        samples.update_weights(version, (tensors or weights(version)).items())
+        return ""
+    except OSError as error:
+        return str(error)
+    finally:
+        assert time.monotonic() - begun < BOUND
+
+
+def committed(samples, version):
+    """Whether what is sampled now is of the version alone."""
+    return said(samples.generate(requests(2), SAMPLING)) == right(requests(2), version)
+
+
+def test_a_bucket_is_unpacked_as_it_was_packed():
+    torch.manual_seed(0)
+    tensors = [torch.randn(3), torch.randn(2, 5).bfloat16(), torch.tensor(True), torch.randint(9, (7,))]
+    about = [(str(number), str(t.dtype)[6:], list(t.shape)) for number, t in enumerate(tensors)]
+    whole = [WHOLE] * 4
+    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.device("cpu"))
+    assert room(about, whole) == ([0, 16, 48, 64], 64 + 64 + 8)
+    for tensor, (_, found) in zip(tensors, unpack(about, whole, packed, None), strict=True):
+        assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_changed_elements_alone_make_the_same_bits(dtype):
+    old = torch.tensor([1.0, torch.nan, 0.0, *range(17)]).to(dtype)
+    new = old.clone()
+    new[2], new[7] = -0.0, torch.nan
+    places, values = changes(new.view(4, 5), old.view(4, 5))
+    assert places.tolist() == [2, 7], "whatever differs in a bit, and nothing else"
+    about = [("a", str(dtype)[6:], [4, 5]), ("b", "float32", [1]), ("a", str(dtype)[6:], [4, 5])]
+    changed, parts = [2, WHOLE, 0], [(places, values), (torch.ones(1),), (places[:0], values[:0])]
+    packed, copies = pack(about, changed, parts, torch.device("cpu")), {"a": old.view(4, 5).clone()}
+    assert len(packed) == 16 + 16 + 16 + 8 == room(about, changed)[1]
+    found = [tensor.clone() for _, tensor in unpack(about, changed, packed, copies)]
+    assert found[1].item() == 1.0 and copies["b"].item() == 1.0
+    for tensor in (found[0], found[2], copies["a"]):
+        assert tensor.shape == (4, 5) and torch.equal(tensor.view(-1).view(torch.int16), new.view(torch.int16))
+
+
+def test_a_tensor_of_which_much_has_changed_travels_whole():
+    old = torch.zeros(24)
+    for count in (0, 11):
+        assert len(changes(torch.ones(24) * (torch.arange(24) < count), old)[0]) == count
+    [whole] = changes(torch.ones(24) * (torch.arange(24) < 12), old)
+    assert whole.sum() == 12 and changes(torch.tensor(2.0), torch.tensor(3.0)) == (torch.tensor(2.0),)
+
+
+def test_a_checksum_tells_what_is_flipped_moved_or_lost(monkeypatch):
+    monkeypatch.setattr(rft_receiver, "CHUNK", 8)
+    data = torch.randint(256, (16 * 9,), generator=torch.manual_seed(0)).to(torch.uint8)
+    words = [int.from_bytes(bytes(data[8 * n : 8 * n + 8].tolist()), "little", signed=True) for n in range(18)]
+    total = 0
+    for chunk in (words[start : start + 8] for start in range(0, 18, 8)):
+        total = total * rft_receiver.FACTOR
+        total += sum((word ^ word >> 32) * (2 * place + 1) * rft_receiver.FACTOR for place, word in enumerate(chunk))
+    assert checksum(data).item() % 2**64 == total % 2**64
+    others = {checksum(data ^ torch.eye(144, dtype=torch.uint8)[place] * 128).item() for place in range(144)}
+    both = checksum(data ^ (torch.eye(144, dtype=torch.uint8)[[7, 15]].sum(0) * 128).to(torch.uint8)).item()
+    assert len(others | {both, checksum(data).item(), checksum(data.roll(8)).item()}) == 147
+
+
+def test_layers_travel_whole_and_in_buckets_of_a_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "BUCKET", 100)
+    names = ["embed.weight", "layers.0.q", "layers.0.k", "layers.1.mlp.up", "layers.1.mlp.down", "head.weight"]
+    tensors = {name: torch.full((10,), float(place)) for place, name in enumerate(names)} | {"big": torch.ones(99)}
+    staging = Staging(tmp_path / "w", None)
+    first = staging.write(1, tensors.items())
+    staging.keep(first)
+    assert [bucket.names for bucket in lacking(first, None)] == [names[:2], names[2:4], names[4:], ["big"]]
+    second = staging.write(2, (tensors | {"layers.1.mlp.down": torch.zeros(10)}).items())
+    [bucket] = lacking(second, first)
+    assert sorted(bucket.names) == ["layers.1.mlp.down", "layers.1.mlp.up"]
+    assert isinstance(bucket, Bucket) and bucket.about()[0][1:] == ("float32", [10])
+    assert {name: tensor[0].item() for name, tensor in zip(bucket.names, bucket.tensors(), strict=True)} == {
+        "layers.1.mlp.up": 3.0, "layers.1.mlp.down": 0.0,
+    }  # fmt: skip
+    assert lacking(second, second) == []
+
+
+def test_a_server_that_was_started_anew_between_two_looks_gets_a_new_group_at_once(kind, served):
+    samples, [server] = served(kind, sync_s=10.0)
+    server.workers, server.version = Workers(), None
+    until(lambda: server.version == "0", 10)
+    assert server.workers.loads == [["still", "w"]] and server.calls[RECEIVE[kind]] == 2
+    assert committed(samples, 0)
+
+
+def test_only_what_differs_travels_and_all_of_it_to_a_server_that_was_started_anew(kind, served):
+    samples, [server] = served(kind, sync_s=10.0)
+    assert committed(samples, 0) and outcome(samples, 1) == "" and committed(samples, 1)
+    assert server.workers.loads == [["still", "w"], ["w"]]
+    packed = {"vllm": (16 + 16 + 8) + (16 + 8), "sglang": (16 + 12) + 16}
+    assert samples.health()["sent_mib"] == packed[kind] / 2**20 and samples.health()["sent_mib"] == 0.0
+    server.kill()
+    back = FakeServer(server.port, version="0")
+    try:
+        back.workers = Workers()
+        assert committed(samples, 1)
+        assert outcome(samples, 2) == "" and committed(samples, 2)
+        assert back.workers.loads == [["still", "w"], ["w"]]
+    finally:
+        back.kill()
+
+
+def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
+    samples, [server] = served("vllm", sync_s=10.0, deltas=True)
+    samples.health()
+    tensors = {"layers.0.w": torch.arange(64.0), "layers.0.b": torch.ones(40), "layers.1.w": torch.ones(3)}
+    steps = [{"layers.0.w": [3, 60]}, {"layers.0.b": [0]}, {"layers.0.w": [3]}, {"layers.1.w": [0, 1, 2]}]
+    layer = 24 + (16 + 16) + 8  # numbers, places and values, checksum
+    sizes = [32 + (256 + 160 + 16 + 8), layer, layer, layer, 16 + (16 + 8)]
+    for version, (size, step) in enumerate(zip(sizes, [{}, *steps], strict=True), 1):
+        for name, places in step.items():
+            tensors = tensors | {name: tensors[name].clone()}
+            tensors[name][places] += 1
+        assert outcome(samples, version, tensors) == ""
+        held = {name: server.workers.held[name] for name in tensors}
+        assert held == {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+        assert samples.health()["sent_mib"] * 2**20 == size, version
+    server.faults[RECEIVE["vllm"]] = [400]
+    tensors["layers.0.w"] = tensors["layers.0.w"] + (torch.arange(64) == 5)
+    assert outcome(samples, 9, tensors) == ""
+    assert server.workers.held["layers.0.w"] == tensors["layers.0.w"].numpy().tobytes()
+    assert samples.health()["sent_mib"] * 2**20 > sizes[0], "a new group has no copies"
+    for version, transport in ((10, "folder"), (11, "group")):
+        samples._options.transport = transport
+        tensors["layers.1.w"] = tensors["layers.1.w"] + torch.eye(3)[version - 10]
+        assert outcome(samples, version, tensors) == ""
+    assert samples.health()["sent_mib"] * 2**20 == sizes[-1], "the copy is of what came before the folder"
+    assert server.workers.held["layers.1.w"] == tensors["layers.1.w"].numpy().tobytes()
+
+
+@pytest.mark.parametrize(("kind", "message"), EVERY)
+def test_a_message_of_a_group_that_fails_once(served, kind, message):
+    samples, [server] = served(kind)
+    for version, fault in enumerate(FAULTS, 1):
+        if "join" in message or "init" in message:
+            server.faults[RECEIVE[kind]] = [400]  # so that there must be another group
+        calls, server.faults[message] = server.calls[message], [fault]
+        assert outcome(samples, version) == "", f"{fault}: there is time to do it again"
+        assert server.calls[message] > calls and committed(samples, version), fault
+
+
+@pytest.mark.parametrize(("kind", "message"), EVERY)
+def test_a_message_of_a_group_that_always_fails(served, kind, message):
+    samples, [bad, good] = served(kind, 2, retries=0)
+    for version, fault in enumerate((400, "never"), 1):
+        bad.faults[RECEIVE[kind]] = [400]
+        bad.always[message] = fault
+        assert outcome(samples, version) == "" and committed(samples, version), "the other server is not held up"
+    if message == RECEIVE["sglang"]:
+        assert bad.version == "loading", "half of the weights have no version"
+    good.kill()
+    samples._options.start_s = 0.1
+    error = outcome(samples, 3)
+    assert f"server 0 ({bad.address})" in error and "to acknowledge version 3 (" in error and error.endswith("), 0.5 s")
+
+
+def test_what_arrives_damaged_is_not_served(served, monkeypatch):
+    samples, [server] = served("vllm", sync_s=10.0)
+    real, damage = rft_receiver.broadcast, []
+
+    def damaged(group, tensor, timeout_s):
+        real(group, tensor, timeout_s)
+        if not damage:
+            damage.append(tensor[3].item())
+            tensor[3] ^= 64
+
+    monkeypatch.setattr(rft_receiver, "broadcast", damaged)
+    assert outcome(samples, 1) == "" and damage and committed(samples, 1)
+    assert server.calls[RECEIVE["vllm"]] == 3 and server.workers.loads[1:] == [[], ["still", "w"]], "and whole again"
+
+
+def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, served, monkeypatch, caplog):
+    samples, [bad, _] = served(kind, 2, sync_s=5.0, retries=0)
+    real = rft_receiver.broadcast
+
+    def dies(group, tensor, timeout_s):
+        if group in (bad.workers.rft_group, *bad.workers.groups.values()):
+            bad.kill()
+        real(group, tensor, timeout_s)
+
+    monkeypatch.setattr(rft_receiver, "broadcast", dies)
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        assert outcome(samples, 1) == ""
+    assert time.monotonic() - begun < 3 and any(bad.address in text for text in caplog.messages)
+    assert committed(samples, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("vllm", {"worker_extension_cls": ""}, "its workers join no process group: start it with --worker-ext"),
+        ("vllm", {"data_parallel_size": 2}, "it has data_parallel_size above 1"),
+        ("sglang", {"dp_size": 2}, "it has dp_size or pp_size above 1"),
+    ],
+)
+def test_a_server_that_cannot_join_is_refused_with_the_cure(fakes, engine, monkeypatch, kind, changes, said):
+    for name, value in changes.items():
+        info = fake_server.SERVER_INFO
+        info = info if kind == "sglang" else info["vllm_config"]["parallel_config"]
+        monkeypatch.setitem(info, name, value)
+    [server] = fakes(1)
+    error = outcome(engine(kind, [server], transport="group", poll_s=0.01), 0)
+    assert f"server 0 ({server.address}): {said}" in error
+    assert error.endswith("set rollout.engine.servers.transport=folder")
+
+
+def test_a_worker_that_left_its_group_says_so():
+    with pytest.raises(RuntimeError, match="it is in no process group"):
+        Workers().rft_receive([[("w", "float32", [1])]], "gloo", 1.0, False)

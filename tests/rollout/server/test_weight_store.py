@@ -1,0 +1,190 @@
+import json
+import os
+import weakref
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rft.rollout.server import weight_store as staging
+from rft.rollout.server.weight_store import Staging
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """What a server reads in the folder of a version: all tensors of all its safetensors files."""
+
+    def read(weights):
+        found = {}
+        for path in sorted(weights.folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                assert not found.keys() & set(file.keys()), "a tensor is in one file alone"
+                found |= {name: file.get_tensor(name) for name in file.keys()}
+        return found
+
+    return read
+
+
+def model_like(changes=()):
+    torch.manual_seed(0)
+    tensors = {
+        "embed": torch.randn(7, 3),
+        "half": torch.randn(5, 3).bfloat16(),
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "flag": torch.tensor([True, False]),
+        "turned": torch.randn(4, 6).T,
+        "odd": torch.randn(3).half(),
+    }
+    for name in changes:
+        tensors[name] = (tensors[name].float() + 1).to(tensors[name].dtype)
+    return tensors
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def written(weights):
+    """The inodes of the files of a version."""
+    return {path.stat().st_ino: path.name for path in weights.folder.glob("*.safetensors")}
+
+
+def test_a_version_holds_what_was_given(tmp_path, staged):
+    weights = Staging(tmp_path / "weights", None).write(0, model_like().items())
+    assert weights.folder == tmp_path / "weights" / "v0"
+    same(staged(weights), model_like())
+    index = json.loads((weights.folder / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == model_like().keys() and index["metadata"]["version"] == 0
+
+
+def test_every_version_is_a_model_that_transformers_loads(tmp_path):
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=11, num_key_value_heads=2, tie_word_embeddings=False, **sizes))
+    model.config.save_pretrained(tmp_path / "skeleton")
+    staged = Staging(tmp_path / "weights", tmp_path / "skeleton")
+    weights = staged.write(4, model.state_dict().items())
+    same(Qwen3ForCausalLM.from_pretrained(weights.folder).state_dict(), model.state_dict())
+
+
+def test_what_does_not_change_is_written_once_more_at_most_and_then_linked(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None)
+    files = []
+    for version in range(4):
+        tensors = model_like()
+        tensors["embed"] = tensors["embed"] + version  # all the others are frozen
+        weights = staging.write(version, tensors.items())
+        staging.keep(weights)
+        same(staged(weights), tensors)
+        weights.verify()
+        files.append(written(weights))
+        assert [path.name for path in staging.folder.iterdir()] == [f"v{version}"], "older versions are deleted"
+    assert len(files[1].keys() & files[2].keys()) == len(files[1]) - 1, "all files but that of what trains are linked"
+    assert files[2].keys() & files[3].keys() == files[1].keys() & files[2].keys()
+    trained = [name for inode, name in files[3].items() if inode not in files[2]]
+    assert trained == ["model-4-00001.safetensors"]
+
+
+def test_what_was_still_and_changes_after_all_is_written(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None)
+    for version, changes in enumerate([(), ("embed",), ("embed",), ("embed", "turned"), ("turned",), (), ("embed",)]):
+        weights = staging.write(min(version, 5), model_like(changes).items())
+        staging.keep(weights)
+        same(staged(weights), model_like(changes))
+
+
+def test_a_tensor_of_other_shape_or_type_and_the_same_bytes_is_another(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None)
+    for version, tensor in enumerate([torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32)]):
+        weights = staging.write(version, [("x", tensor)])
+        staging.keep(weights)
+        same(staged(weights), {"x": tensor})
+
+
+def test_a_version_that_was_not_kept_is_no_base(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None)
+    staging.keep(staging.write(0, model_like().items()))
+    staging.write(1, model_like(("embed",)).items())
+    weights = staging.write(1, model_like(("turned",)).items())
+    same(staged(weights), model_like(("turned",)))
+
+
+def test_no_more_than_one_tensor_is_held(tmp_path):
+    live, most = set(), []
+
+    def tensors(version):
+        for number in range(20):
+            tensor = torch.full((1000,), float(number + version * (number % 2)))
+            live.add(number)
+            weakref.finalize(tensor.untyped_storage(), live.discard, number)
+            most.append(len(live))
+            yield f"w{number}", tensor
+            del tensor
+
+    staging = Staging(tmp_path / "weights", None)
+    for version in range(3):
+        staging.keep(staging.write(version, tensors(version)))
+    assert max(most) == 1 and len(most) == 60
+
+
+def test_a_header_that_is_full_begins_another_file(tmp_path, staged, monkeypatch):
+    monkeypatch.setattr(staging, "HEAD", 1024)
+    tensors = {f"layer.{number}.ü": torch.full((2,), float(number)) for number in range(30)}
+    weights = Staging(tmp_path / "weights", None).write(0, tensors.items())
+    assert len(weights.files()) > 3
+    same(staged(weights), tensors)
+
+
+def spoil(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("place", [0, 7, 30, staging.HEAD - 1, staging.HEAD, -1])
+def test_a_flipped_bit_is_found_and_the_file_named(tmp_path, place):
+    weights = Staging(tmp_path / "weights", None).write(3, model_like().items())
+    weights.verify()
+    path = sorted(weights.folder.glob("*.safetensors"))[0]
+    spoil(path, place)
+    with pytest.raises(OSError, match=rf"{path.name} does not hold the weights of version 3"):
+        weights.verify()
+
+
+def test_a_file_that_is_cut_or_gone_is_found(tmp_path):
+    weights = Staging(tmp_path / "weights", None).write(3, model_like().items())
+    path = sorted(weights.folder.glob("*.safetensors"))[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match=path.name):
+        weights.verify()
+    path.unlink()
+    with pytest.raises(OSError, match=path.name):
+        weights.verify()
+
+
+def test_tensors_of_wider_types_are_rounded_and_what_rounds_to_the_same_is_still(tmp_path, staged):
+    staging = Staging(tmp_path / "weights", None, torch.bfloat16)
+    expected = model_like() | {name: model_like()[name].bfloat16() for name in ("embed", "turned")}
+    first = staging.write(0, model_like().items())
+    same(staged(first), expected)
+    assert first.dtype == torch.bfloat16
+    staging.keep(first)
+    staging.keep(staging.write(1, model_like(("odd",)).items()))  # now all others have files of their own
+    moved = model_like(("odd",)) | {"embed": model_like()["embed"] * (1 + 1e-5)}
+    second = staging.write(2, moved.items())
+    assert written(second).keys() == written(staging.kept).keys() and not torch.equal(moved["embed"], expected["embed"])
+
+
+def test_what_is_written_is_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging.os, "fsync", lambda file: os.pwrite(file, b"x", staging.HEAD))
+    with pytest.raises(OSError, match=r"does not hold the weights of version 0"):
+        Staging(tmp_path / "weights", None).write(0, model_like().items())
+    assert not (tmp_path / "weights" / "v0").exists()

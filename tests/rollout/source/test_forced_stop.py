@@ -1,0 +1,269 @@
+"""Answers that are interrupted: what is asked of the engine, what becomes of it, and whose numbers a row holds."""
+
+import functools
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rft.batch.columns import fields
+from rft.data.encode.encoder import Encoder
+from rft.metrics import Metrics
+from rft.rollout.engine.base import Completion, Request, row_seed
+from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.source.curriculum import Forget, TrackedSource, Tracking
+from rft.rollout.source.forced_stop import Interruption
+from rft.rollout.source.rollout import RolloutSource, rollout_row
+from rft.setup.assembly import Job
+from rft.setup.constraints import check_interruption
+
+SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
+TIME = Interruption(after=[0.4, 0.6], phrase="time")
+PHRASE = [90, 91, 92]
+SEEDS = list(range(100, 140))
+
+
+class Engine:
+    """Answers with as many tokens as it may, or, of a seed that three divides, with two and the end."""
+
+    def __init__(self):
+        self.calls = []
+
+    def generate(self, requests, sampling, progress):
+        self.calls.append((requests, sampling))
+        return [
+            [self.say(seed, limit) for seed, limit in zip(request.seeds, request.limits, strict=True)]
+            for request in requests
+        ]
+
+    def say(self, seed, limit):
+        size, reason = (2, "stop") if seed % 3 == 0 and limit >= 2 else (limit, "length")
+        return Completion([seed % 50] * size, [-0.25] * size, reason, f"{seed}.", [6 + len(self.calls)] * size)
+
+
+def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
+    engine = Engine()
+    requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
+    return engine, requests, time.generate(engine, requests, sampling, phrase)
+
+
+def test_what_is_too_long_is_interrupted_and_goes_on():
+    engine, requests, found = generated()
+    (first, how), (second, how_later) = engine.calls
+    assert how is SAMPLING and how_later.first_token is None and how_later.temperature == 0.7
+    assert [(r.prompt, r.seeds) for r in first] == [(r.prompt, r.seeds) for r in requests]
+    assert [len(group) for group in found] == [25, 15]
+    limits = {seed: limit for r in first for seed, limit in zip(r.seeds, r.limits, strict=True)}
+    assert {*limits.values()} == {8, 9, 10, 11, 12}, "every length from 0.4 to 0.6 of 20"
+    later = iter(second)
+    for request, group in zip(requests, found, strict=True):
+        for seed, answer in zip(request.seeds, group, strict=True):
+            if seed % 3 == 0:
+                assert answer == Completion([seed % 50] * 2, [-0.25] * 2, "stop", f"{seed}.", [7, 7])
+                continue
+            size, asked = limits[seed], next(later)
+            assert asked.prompt == request.prompt + [seed % 50] * size + PHRASE
+            assert asked.limits == [20 - size - 3]
+            [again] = asked.seeds
+            assert again == row_seed(seed, 0, 1) != seed
+            rest = 2 if again % 3 == 0 else 20 - size - 3
+            assert answer.tokens == [seed % 50] * size + PHRASE + [again % 50] * rest
+            assert answer.logprobs == [-0.25] * size + [0.0] * 3 + [-0.25] * rest
+            assert answer.given == range(size, size + 3)
+            assert answer.text == f"{seed}.time{again}."
+            assert answer.finish_reason == ("stop" if again % 3 == 0 else "length")
+            assert set(answer.versions) == {7, 8}, "those that began it, then those that ended it"
+            assert len(answer.tokens) <= 20 and (len(answer.tokens) == 20) == (again % 3 != 0)
+    assert next(later, None) is None
+
+
+def test_a_row_depends_on_its_own_seed_alone():
+    _, _, together = generated()
+    for place, seed in enumerate(SEEDS[:25]):
+        assert generated(requests=[Request([5, 6], [seed])])[2] == [[together[0][place]]]
+
+
+@pytest.mark.parametrize(("most", "limits"), [(5, {1}), (6, {2}), (7, {3}), (8, {3, 4}), (10, {4, 5, 6})])
+def test_there_is_room_for_the_phrase_and_a_token(most, limits):
+    sampling = Sampling(most, 1.0, 1.0, 0, 0.0, [], None)
+    engine, _, found = generated(sampling=sampling)
+    assert {limit for request in engine.calls[0][0] for limit in request.limits} == limits
+    assert all(len(answer.tokens) <= most for group in found for answer in group)
+    assert all(request.limits[0] >= 1 for request in engine.calls[1][0])
+
+
+def test_equal_shares_are_one_length():
+    engine, _, _ = generated(Interruption([0.5, 0.5], "time"))
+    assert {limit for request in engine.calls[0][0] for limit in request.limits} == {10}
+
+
+def test_the_row_reads_the_phrase_and_does_not_train_it():
+    answer = Completion([7, 8, 90, 9], [-0.25, -1.5, 0.0, -0.5], "length", "said", [3, 3, 4, 4], given=range(2, 3))
+    row = rollout_row([5, 6], answer, {})
+    assert row["tokens"]["input_ids"].tolist() == [5, 6, 7, 8, 90, 9]
+    assert row["tokens"]["attention_mask"].tolist() == [1] * 6
+    assert row["response_mask"].tolist() == [False, False, True, True, False, True]
+    assert row["rollout_logprobs"].tolist() == [0, 0, -0.25, -1.5, 0, -0.5]
+    assert row["truncated"] is True
+
+
+@pytest.mark.parametrize("after", [[0.5], [0.5, 0.6, 0.7], [0.0, 0.5], [0.6, 0.5], [0.5, 1.0]])
+def test_shares_that_are_none_are_refused(after):
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.after=.*: expected \[low, high\]"):
+        Interruption(after, "time")
+
+
+def test_an_empty_phrase_is_refused():
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase is empty"):
+        Interruption([0.5, 0.5], "")
+
+
+# With a model
+
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, unk_token="w1"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
+
+
+@functools.cache  # ranks are threads, and share the seed of torch
+def model():
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, eos_token_id=2, bos_token_id=None, pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(shape)
+
+
+def said(network, batch):
+    """What the model says of every token but the first, (B, T) with 0 in front."""
+    logits = network(**batch["tokens"]).logits.log_softmax(-1)
+    chosen = logits[:, :-1].gather(2, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
+    return torch.cat([torch.zeros(len(chosen), 1), chosen], 1)
+
+
+ROWS = [{"prompt": " ".join(["w3"] * (1 + number % 2) + [f"w{number + 4}"])} for number in range(8)]
+NUMBERS = Sampling(12, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+
+
+def words(texts, rows):
+    right = torch.tensor([float("w3" in text) for text in texts])
+    return right, {"right": right}
+
+
+def with_a_model(world, prompts=8, columns=(), max_rows=64):
+    encoder = Encoder(tokenizer(), "none", None)
+    return RolloutSource(
+        world, HFEngine(model(), tokenizer(), max_rows), encoder, words, ROWS, prompts, 4, NUMBERS, 5, columns, None,
+        Interruption([0.4, 0.6], "w6 w7"),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def test_the_log_probabilities_of_a_row_are_those_of_one_forward_over_it(ranks):
+    def work(world):
+        metrics = Metrics()
+        batch = with_a_model(world).next(metrics)
+        return batch, metrics.reduce(world.gather)
+
+    [(batch, numbers)] = ranks(1, work)
+    sampled = batch["response_mask"]
+    torch.testing.assert_close(batch["rollout_logprobs"], said(model(), batch) * sampled, rtol=0, atol=1e-5)
+    ids, attended = batch["tokens", "input_ids"], batch["tokens", "attention_mask"].bool()
+    interrupted = 0
+    for row, text in enumerate(fields(batch)):
+        begin = int(sampled[row].int().argmax())
+        given = attended[row] & ~sampled[row] & (torch.arange(ids.shape[1]) > begin)
+        assert ids[row][given].tolist() in ([], [6, 7])
+        assert ("w6w7" in text["text"].replace(" ", "")) or not given.any()
+        total = int(attended[row].sum()) - begin
+        assert total <= 12
+        assert bool(batch["truncated"][row]) == (total == 12 and ids[row][attended[row]][-1] != 2)
+        interrupted += int(given.any())
+    assert 0 < interrupted < len(batch)
+    assert numbers["rollout/interrupted"] == pytest.approx(interrupted / len(batch))
+
+
+@pytest.mark.parametrize(("size", "max_rows"), [(2, 64), (4, 3)])
+def test_ranks_and_waves_change_no_answer(size, max_rows, ranks):
+    def texts(world, rows=64):
+        batch = with_a_model(world, max_rows=rows).next(Metrics())
+        return dict(zip(batch["unit"].tolist(), [row["text"] for row in fields(batch)], strict=True))
+
+    [alone] = ranks(1, texts)
+    shared = ranks(size, lambda world: texts(world, max_rows))
+    assert {unit: text for part in shared for unit, text in part.items()} == alone
+
+
+def test_a_greedy_baseline_is_interrupted_as_the_answers_that_it_is_compared_with(ranks, monkeypatch):
+    asked = []
+    generate = HFEngine.generate
+
+    def watch(engine, requests, sampling, progress=None):
+        asked.append((sampling.temperature, sum(len(request.seeds) for request in requests)))
+        return generate(engine, requests, sampling, progress)
+
+    monkeypatch.setattr(HFEngine, "generate", watch)
+    ranks(1, lambda world: with_a_model(world, columns=("greedy_scores",)).next(Metrics()))
+    assert [temperature for temperature, _ in asked] == [1.0, 1.0, 0.0, 0.0]
+    assert asked[0][1] == 32 and asked[2][1] == 8
+
+
+def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
+    """A policy that says the same of sampled tokens and another thing of the phrase has not changed."""
+    heat = [0.0]
+
+    def logprobs(batch):
+        assert not (batch["keep"] & (batch["tokens", "input_ids"] == 6)).any()
+        return torch.where(batch["keep"], -0.01, heat[0]).float()
+
+    class Words:
+        def generate(self, requests, sampling, progress):
+            return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
+
+    def work(world):
+        mine = TrackedSource(
+            world, Words(), Encoder(tokenizer(), "none", None), words, ROWS, 8, 2, NUMBERS, 5, (), logprobs, None,
+            Interruption([0.4, 0.6], "w6 w7"),
+            Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0)), None, None,
+        )  # fmt: skip
+        mine.next(Metrics())
+        heat[0] = -5.0
+        metrics = Metrics()
+        batch = mine.next(metrics)
+        assert batch["response_mask"].sum(-1).tolist() == [4] * 16
+        return metrics.reduce(world.gather)["rollout/policy_change"]
+
+    assert ranks(1, work) == [0.0]
+
+
+def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
+    encoder = Encoder(tokenizer(), "none", None)
+    options = {"interruption": Interruption([0.5, 0.5], "w6 w7")}
+    check_interruption(options, encoder, 4)
+    check_interruption({"interruption": None}, encoder, 1)
+    check_interruption({}, encoder, 1)
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.*max_new_tokens=3;"):
+        check_interruption(options, encoder, 3)
+
+
+def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):
+    """The engine is asked without limits of its own wherever nothing trains."""
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 1 tokens.*max_new_tokens=2;"):
+        Job(tiny("algorithm=scale_rl", "rollout.max_new_tokens=2")).fit("")
+    asked = []
+    generate = HFEngine.generate
+
+    def watch(engine, requests, sampling, progress=None):
+        limited = {request.limits is not None for request in requests}
+        asked.append((sampling.temperature, limited))
+        return generate(engine, requests, sampling, progress)
+
+    monkeypatch.setattr(HFEngine, "generate", watch)
+    Job(tiny("algorithm=scale_rl", "steps=1", "warmup=none")).fit("")
+    assert [limited for temperature, limited in asked if temperature == 0] == [{False}, {False}]
+    assert [limited for temperature, limited in asked if temperature > 0] == [{True}, {True}]

@@ -1,0 +1,184 @@
+"""Every yaml composes into a config that is accepted, and no key can be misspelt."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+
+import rft
+from rft.main import explain, known_keys
+from rft.setup.assembly import Job
+from tests.conftest import WITHOUT_WARMUP
+
+CONFIG = Path(rft.__file__).parent / "config"
+# What a group's option needs beside it before it makes sense.
+COMPANIONS = {
+    "actor/hf": ["actor.path=some/model"],
+    "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
+    "algorithm/advantage/gae": ["algorithm/critic_loss=value"],
+    "algorithm/advantage/gae_length_adaptive": ["algorithm/critic_loss=value"],
+    "algorithm/advantage/none": ["algorithm=sft"],
+    "algorithm/advantage/prime": ["algorithm/prm_loss=implicit_reward"],
+    "algorithm/advantage/spo": ["algorithm=spo"],
+    "algorithm/aggregation/none": ["algorithm=gmpo"],
+    "algorithm/critic_loss/value": ["algorithm=ppo"],
+    "algorithm/loss/gmpo": ["algorithm=gmpo"],
+    "algorithm/loss/bradley_terry": ["algorithm=reward_model"],
+    "algorithm/loss/step_cross_entropy": ["algorithm=process_reward_model"],
+    "algorithm/loss/gvpo": ["algorithm=gvpo"],
+    "algorithm/loss/sppo": ["algorithm=sppo"],
+    **{
+        f"algorithm/loss/{name}": [f"algorithm={name}"]
+        for name in ("dpo", "cdpo", "robust_dpo", "ipo", "hinge", "simpo", "orpo", "cpo", "kto")
+    },
+    "algorithm/prm_loss/implicit_reward": ["algorithm=prime"],
+    "algorithm/source/conversation": ["algorithm=sft"],
+    "algorithm/source/dataset": ["algorithm=sft"],
+    "algorithm/source/text": ["algorithm=sft"],
+    "algorithm/source/labelled": ["algorithm=kto"],
+    "algorithm/source/pairs": ["algorithm=dpo"],
+    "algorithm/source/partly_sampled": ["algorithm=gkd"],
+    "algorithm/source/self_play": ["algorithm=spin"],
+    "algorithm/source/steps": ["algorithm=process_reward_model"],
+    "algorithm/terms/chosen_nll": ["algorithm=dpo"],
+    "algorithm/terms/score_centering": ["algorithm=reward_model"],
+    "data/gsm8k": ["metric=eval/test/accuracy"],
+    "data/questions": ["data.eval.questions.path=questions.jsonl", "metric=eval/questions/accuracy"],
+    **{
+        f"data/{format}": ["data.train.path=rows.jsonl", "data.eval.heldout.path=rows.jsonl"]
+        for format in ("openrlhf", "sharegpt", "trl", "verl")
+    },
+    "data/judge": ["data.train.rows.path=rows.jsonl", "data.eval.heldout.rows.path=rows.jsonl"],
+    **{
+        f"data/question/{question}": ["data=judge_add"]
+        for question in ("good", "better", "reasoned", "short_good", "short_better")
+    },
+    "reward/terms/choice": ["reward.accuracy=choice"],
+    "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
+    "reward/terms/judge": ["reward.accuracy=judge", "reward.terms.judge.path=some/model"],
+    "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],
+    "reward/terms/judge_server": [
+        "reward.accuracy=judge_server",
+        *("reward.terms.judge_server.address=http://here:8000/v1", "reward.terms.judge_server.model=some"),
+    ],
+    "reward/terms/verdict": ["reward.accuracy=verdict"],
+    "reward/terms/model": ["reward.accuracy=model", "reward.terms.model.path=some/model"],
+    "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],
+    "reward/terms/format": ["reward.accuracy=format"],
+    "rollout/none": ["algorithm=reward_model"],
+}
+# The same group under another key: the default selects them.
+ROLES = {f"actor/{name}": name for name in ("reference", "critic", "prm", "teacher")}
+ROLES["actor/teacher_server"] = "teacher"
+
+
+def option(path: Path) -> str:
+    return str(path.relative_to(CONFIG).with_suffix(""))
+
+
+ALGORITHMS = sorted(path.stem for path in CONFIG.glob("algorithm/*.yaml"))
+OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/*.yaml"))
+
+
+def selection(name: str) -> list[str]:
+    group, _, chosen = name.rpartition("/")
+    if name in ROLES:
+        return [f"actor@{ROLES[name]}={chosen}"]
+    if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
+        return [f"{group}={chosen}", "algorithm/loss=reinforce"]
+    if group == "actor/head":  # of the algorithms that train another one than a language head
+        return ["algorithm=reward_model" if chosen == "score" else "algorithm=process_reward_model"]
+    if group == "rollout/engine/servers":  # of the rollouts that have servers
+        return ["rollout=sglang", f"{group}={chosen}"]
+    return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
+
+
+@pytest.fixture
+def wandb_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_composes_and_is_accepted(name, resolved, wandb_installed):
+    Job(resolved(*selection(name)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
+    config = resolved(f"algorithm={algorithm}")
+    assert config["algorithm"]["name"] == algorithm
+    assert config["output_dir"] == f"outputs/{config['data']['name']}-{algorithm}-seed0"
+    assert (config["warmup"] is None) == (algorithm in WITHOUT_WARMUP)
+
+
+def test_several_loggers_and_terms_at_once(resolved, wandb_installed):
+    job = Job(
+        resolved("logger=[wandb,tensorboard]", "reward/terms=[exact_match,format]", "algorithm/terms=[kl,entropy]")
+    )
+    assert len(job.sinks) == 2
+    assert job.reward.names == ("exact_match", "format")
+    assert [term.name for term in job.method.policy.terms] == ["ppo_clip", "kl", "entropy"]
+
+
+def test_nested_groups_do_not_leak_into_each_other(resolved):
+    """The old loss's numbers are gone when another is selected."""
+    config = resolved("algorithm=gspo", "algorithm/loss=nll", "algorithm/advantage=rloo")
+    assert config["algorithm"]["loss"] == {"name": "nll"}
+    assert config["algorithm"]["advantage"] == {"name": "rloo"}
+
+
+def leaves(node, path=()):
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def misspelt(config: dict, path: tuple[str, ...]) -> dict:
+    changed = copy.deepcopy(config)
+    node = changed
+    for key in path[:-1]:
+        node = node[key]
+    changed_node = {(f"{key}x" if key == path[-1] else key): value for key, value in node.items()}
+    node.clear()
+    node.update(changed_node)
+    return changed
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo", "sft"])
+def test_a_misspelt_key_is_refused_by_name(algorithm, resolved):
+    """Every leaf of the resolved config, as a misspelt key in a recipe's body would be merged."""
+    config = resolved(f"algorithm={algorithm}", "algorithm/terms=[kl_adaptive]")
+    Job(config)
+    accepted = []
+    for path in leaves(config):
+        try:
+            Job(misspelt(config, path))
+        except ValueError as error:
+            wrong, parent = ".".join((*path[:-1], f"{path[-1]}x")), ".".join(path[:-1])
+            # an entry without its name or _target_ is quoted whole behind its own key
+            assert str(error).startswith((f"{wrong}:", f"{parent}: expected a")) and path[-1] + "x" in str(error), wrong
+        else:
+            accepted.append(".".join(path))
+    assert accepted == []
+
+
+def test_a_misspelt_key_on_the_command_line_is_refused_by_name(resolved):
+    config = resolved()
+    parts = {path[0]: path for path in leaves(config)}  # one leaf of every root key: each is a full composition
+    for key in map(".".join, parts.values()):
+        with pytest.raises(HydraException) as caught:
+            resolved(f"{key}x=1")
+        GlobalHydra.instance().clear()
+        assert explain(caught.value).startswith(f"{key}x: no such key"), key
+
+
+def test_the_key_that_was_meant_is_named():
+    known = known_keys()
+    assert {"seed", "batch.prompts", "actor.optimizer.lr", "algorithm.group_size", "warmup.steps"} <= set(known)
+    for key in known[::9]:
+        found = explain(HydraException(f"Could not override '{key}x'.\nTo append to your config use +{key}x=1"))
+        assert found == f"{key}x: no such key; did you mean {key}?"

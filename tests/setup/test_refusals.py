@@ -1,0 +1,283 @@
+"""What a run refuses before a model is loaded, and how it stops where a number is not finite."""
+
+import json
+
+import pytest
+import torch
+
+from rft.algorithm import ADVANTAGES, LOSSES
+from rft.setup.assembly import Job
+
+
+@pytest.fixture
+def refused(tiny, monkeypatch, tmp_path):
+    """What a job says that must not come as far as a model or a run folder."""
+    monkeypatch.setattr("rft.actor.actor.load_model", lambda *_: pytest.fail("a model was loaded"))
+
+    def run(*overrides, change=lambda config: None):
+        config = tiny(*overrides)
+        change(config)
+        with pytest.raises(ValueError) as caught:
+            Job(config).fit("")
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    return run
+
+
+def put(path, value):
+    """A change of a resolved config that the command line could not make."""
+
+    def change(config):
+        *parents, last = path.split(".")
+        for key in parents:
+            config = config[key]
+        config[last] = value
+
+    return change
+
+
+def test_a_number_out_of_its_range(refused):
+    said = refused("algorithm.loss.clip_low=-0.2")
+    assert said == "algorithm.loss.clip_low=-0.2: it must be at least 0 and at most 1"
+
+
+def test_dynamic_sampling_of_groups_of_one(refused):
+    said = refused("algorithm=reinforce", "algorithm/source=dynamic", "algorithm.group_size=1")
+    assert said.startswith("algorithm.group_size=1: a group of one never differs")
+
+
+def test_a_margin_that_nobody_reads(refused):
+    said = refused("algorithm=dpo", "algorithm.source.margin=gap")
+    assert said == "algorithm.source.margin=gap: nothing reads 'margin'; set it to null"
+
+
+def test_a_loss_of_pairs_without_pairs(refused):
+    said = refused("algorithm=dpo", "algorithm/source=dataset")
+    assert said.startswith("algorithm.loss reads the column 'chosen', which nothing before it writes")
+
+
+def test_a_tracked_term_that_there_is_not(refused):
+    said = refused("algorithm=spo", "algorithm.source.tracking.term=fromat")
+    assert (
+        said.startswith("algorithm.source.tracking.term=fromat: none of reward.terms") and "did you mean format" in said
+    )
+
+
+def test_a_reward_model_that_nothing_reads(refused):
+    said = refused("algorithm/prm_loss=implicit_reward", "algorithm.prm_loss.beta=0.05")
+    assert said.startswith("algorithm.prm_loss trains the prm, but nothing reads its prm_logprobs")
+
+
+def test_a_name_that_is_not_registered(refused):
+    said = refused(change=put("algorithm.loss.name", "ppo_clp"))
+    assert said.startswith("algorithm.loss.name: no loss is called 'ppo_clp'; did you mean ppo_clip?")
+
+
+def test_an_option_that_is_missing(refused):
+    said = refused(change=lambda config: config["algorithm"]["loss"].pop("clip_high"))
+    assert said == "algorithm.loss.clip_high is missing: loss 'ppo_clip' needs it; add `clip_high: <number>`"
+
+
+def test_a_model_option_that_transformers_would_ignore(refused):
+    said = refused(change=put("actor.model_config.hidden_sise", 32))
+    assert said == "actor.model_config.hidden_sise: a qwen3 has no such option; did you mean hidden_size?"
+    said = refused(change=put("critic.model_config", {"model_type": "qwen33"}))
+    assert said == "critic.model_config.model_type=qwen33: transformers has no such type; did you mean qwen3?"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "column"),
+    [
+        (["algorithm=sft", "algorithm/loss=ppo_clip"], "algorithm.loss", "advantages"),
+        (["algorithm=sft", "algorithm/advantage=reinforce_pp"], "algorithm.advantage", "scores"),
+        (["algorithm=sft", "algorithm.old_logprobs=rollout", "algorithm/loss=gspo"], "algorithm.old_logprobs",
+         "rollout_logprobs"),
+    ],
+)  # fmt: skip
+def test_a_column_that_nothing_writes(overrides, key, column, refused):
+    said = refused(*overrides)
+    assert said.startswith(f"{key} reads the column {column!r}, which nothing before it writes (there are: ")
+    assert f"choose another {key}" in said
+
+
+def test_a_critic_that_nothing_trains(refused):
+    said = refused("algorithm/advantage=gae")
+    assert said.startswith("something reads values, but algorithm.critic_loss is null")
+
+
+def test_batch_sizes_that_do_not_divide(refused):
+    assert refused("batch.minibatches=3") == (
+        "batch.minibatches=3 does not divide the 16 rows of a step (batch.prompts=4 x algorithm.group_size=4); "
+        "choose a divisor"
+    )
+
+
+def test_a_critic_that_trains_alone_to_the_end(refused):
+    assert refused("algorithm=ppo", "algorithm.critic_warmup=3") == (
+        "algorithm.critic_warmup=3: the policy would train in none of the steps=3; raise steps or lower "
+        "algorithm.critic_warmup"
+    )
+    assert "algorithm.critic_warmup=10: " in refused("algorithm=vapo")
+
+
+@pytest.mark.parametrize("advantage", ["group_norm", "dr_grpo", "rloo", "group_norm_batch"])
+def test_a_group_of_one_has_no_baseline(advantage, refused):
+    said = refused(f"algorithm/advantage={advantage}", "algorithm.group_size=1")
+    assert said.startswith("algorithm.group_size=1: the advantage ")
+    assert "set algorithm.group_size to 2 or more" in said
+
+
+def test_a_group_of_one_is_enough_without_a_baseline(resolved):
+    Job(resolved("algorithm=reinforce_pp", "algorithm.group_size=1"))
+
+
+def test_dynamic_sampling_looks_at_a_term_that_there_is(refused):
+    said = refused("algorithm=dapo", "algorithm.source.redraw.term=exact_mtach")
+    assert said.startswith("algorithm.source.redraw.term=exact_mtach: none of reward.terms")
+    assert said.endswith("did you mean exact_match?")
+
+
+def test_more_passes_than_samples(refused):
+    assert refused("eval.samples=2", "eval.pass_k=[1,4]").startswith("eval.pass_k=[1, 4] asks for more answers than")
+
+
+@pytest.mark.parametrize("wrong", ["eval/test/accuracy", "eval/heldout/acuracy", "eval/heldout/pass@1", "reward/mean"])
+def test_a_metric_that_the_run_will_not_have(wrong, refused):
+    said = refused(f"metric={wrong}")
+    assert said.startswith(f"metric={wrong}: the run has no such number")
+    assert said.endswith("(there are: eval/heldout/accuracy, eval/heldout/exact_match, eval/heldout/length)")
+
+
+def test_a_temperature_of_zero_samples_nothing(refused):
+    assert refused("rollout.temperature=0").startswith("rollout.temperature: samples need a temperature above 0")
+
+
+def lines(path):
+    return {
+        "_target_": "rft.data.rows.sources.FileRows",
+        "path": str(path),
+        "columns": {"prompt": "question"},
+        "schema": None,
+        "limit": None,
+    }
+
+
+def test_a_data_file_that_is_not_there(refused, tmp_path):
+    said = refused(change=put("data.train", lines(tmp_path / "no.jsonl")))
+    assert said.startswith(f"data.train.path={tmp_path / 'no.jsonl'}: there is no such file")
+
+
+def test_an_empty_data_file(refused, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n")
+    said = refused(change=put("data.eval.heldout", lines(tmp_path / "rows.jsonl")))
+    assert said == f"data.eval.heldout.path: {tmp_path / 'rows.jsonl'} holds no rows"
+
+
+def test_a_row_without_the_field_that_the_reward_needs(refused, tmp_path):
+    rows = [{"question": "1=", "answer": "1"}, {"question": "2=", "anwser": "2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = refused("warmup=none", change=put("data.train", lines(tmp_path / "rows.jsonl")))
+    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 2: no field 'answer' (there are: question, anwser")
+    assert "data.train.columns.answer=" in said
+
+
+def test_a_row_without_the_field_that_the_warmup_imitates(refused, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1=", "answer": "1"}))
+    said = refused(change=put("data.train", lines(tmp_path / "rows.jsonl")))
+    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 1: no field 'demonstration'")
+
+
+def test_a_prompt_that_is_longer_than_the_context(refused):
+    said = refused("actor.model_config.max_position_embeddings=18")
+    assert said.startswith("data.train: the prompt of row ")
+    assert "has 13 tokens; with rollout.max_new_tokens=6 that is over the model's context of 18" in said
+
+
+def test_a_context_that_is_just_long_enough(tiny):
+    Job(tiny("actor.model_config.max_position_embeddings=19", "steps=1", "warmup=none")).fit("")
+
+
+def test_a_model_path_that_does_not_exist(refused, tmp_path):
+    missing = tmp_path / "nowhere"
+    said = refused(change=lambda config: config["actor"].update(path=str(missing), model_config=None))
+    assert said.startswith(f"actor.path: no model can be read from '{missing}'")
+    node = {"_target_": "rft.data.encode.tokenizer.pretrained", "path": str(missing)}
+    assert refused(change=put("actor.tokenizer", node)).startswith(f"actor.tokenizer.path={missing}: cannot load a tok")
+
+
+@pytest.mark.parametrize(("role", "algorithm"), [("reference", "dpo"), ("critic", "ppo"), ("prm", "prime")])
+def test_a_model_beside_the_policy_that_does_not_exist(role, algorithm, refused, tmp_path):
+    missing = str(tmp_path / "nowhere")
+    said = refused(f"algorithm={algorithm}", f"{role}.path={missing}", f"{role}.model_config=null")
+    assert said.startswith(f"{role}.path: no model can be read from '{missing}'")
+    said = refused(f"algorithm={algorithm}", f"{role}.path={missing}")
+    assert said.startswith(f"{role}: set one of {role}.path")
+    nobody_reads_it = refused(f"{role}.path={missing}", "steps=0")
+    assert role not in nobody_reads_it
+
+
+def test_cuda_where_there_is_none(refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refused("strategy.device=cuda").startswith("strategy.device=cuda, but this torch sees no CUDA device")
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+def test_a_logger_whose_package_is_not_installed(package, refused, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = refused(f"logger={package}")
+    assert said == f"logger={package}: the package {package} is not installed; pip install 'rft[{package}]'"
+
+
+def test_an_output_folder_that_cannot_be_made(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^output_dir: the folder .* cannot be made"):
+        Job(tiny(f"output_dir={tmp_path / 'file' / 'run'}")).fit("")
+
+
+# Numbers that are not finite
+
+
+@LOSSES.register("spoilt", reads=("advantages", "group", "version"))
+def spoilt(logprobs, batch, *, part):
+    """Not finite on the rows of every fourth group, in the loss or in its gradient alone, in the fourth step."""
+    loss = -logprobs * batch["advantages"]
+    wrong = (batch["version"] >= 3) & (batch["group"] % 4 == 1)[:, None]  # two steps of warm-up, one of training
+    if part == "loss":
+        return torch.where(wrong, float("nan"), loss), {}
+    return loss + torch.where(
+        wrong, logprobs - logprobs.detach(), 1.0
+    ).sqrt(), {}  # the slope of a root is infinite at 0
+
+
+@ADVANTAGES.register("spoilt")
+def spoilt_advantage(scores, rewards, batch, *, row):
+    advantages = batch["keep"] * scores[:, None]
+    advantages[row] = float("inf") if int(batch["version"].max()) >= 3 else 0.0
+    return {"advantages": advantages}
+
+
+@pytest.mark.parametrize(
+    ("node", "options", "found"),
+    [
+        ("loss", {"part": "loss"}, "column 'loss/spoilt' in rows [4, 5, 6, 7]"),
+        ("loss", {"part": "gradient"}, "column 'gradient of loss/spoilt' in rows [4, 5, 6, 7]"),
+        ("advantage", {"row": 5}, "column 'advantages' in rows [5]"),
+    ],
+)
+def test_a_number_that_is_not_finite_stops_the_run(node, options, found, tiny, tmp_path):
+    config = tiny("checkpoint.every=1", "checkpoint.keep_last=9")
+    config["algorithm"][node] = {"name": "spoilt", **options}
+    with pytest.raises(ValueError) as caught:
+        Job(config).fit("")
+    run, said = tmp_path / "run", str(caught.value)
+    assert said.startswith(
+        "step 4: the loss or the gradient of the actor is not finite. Not finite on rank 0: " + found
+    )
+    saved = run / "diverged" / "step_00000004_rank_0.pt"
+    assert str(saved) in said
+    batch = torch.load(saved, weights_only=False)
+    assert len(batch) == 16 and len(batch["fields"]) == 16
+    assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == [f"step_{n:08d}" for n in (1, 2, 3)]
+    assert not (run / "result.json").exists()
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()] == [0, 1, 2, 3]

@@ -1,0 +1,332 @@
+"""The loop: what begins as what, what a step computes and what it logs."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from rft.algorithm import ADVANTAGES
+from rft.batch.columns import fields
+from rft.setup.assembly import Job
+from rft.train.trainer import Trainer
+from tests.e2e.trainer_runs import ADAPTIVE, numbers, same, state, worst
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# What begins as a copy of what
+
+
+def watch(monkeypatch, part):
+    """Calls `part` as ever and keeps, for every call, the trainer and what was handed in."""
+    calls, whole = [], getattr(Trainer, part)
+
+    def watching(trainer, *arguments):
+        result = whole(trainer, *arguments)
+        calls.append((trainer, arguments))
+        return result
+
+    monkeypatch.setattr(Trainer, part, watching)
+    return calls
+
+
+def weights(actor):
+    return {name: tensor.clone() for name, tensor in actor.weights()}
+
+
+def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypatch):
+    seen = []
+    begin = Trainer.begin
+
+    def begins(trainer, number, stage, saved):
+        before = weights(trainer.policy)
+        done = begin(trainer, number, stage, saved)
+        seen.append((stage.name, before, weights(trainer.helpers["reference"]), trainer))
+        return done
+
+    monkeypatch.setattr(Trainer, "begin", begins)
+    Job(tiny("algorithm/terms=[kl]")).fit("")
+    assert [name for name, *_ in seen] == ["warmup", "train"]
+    assert not same(seen[0][1], seen[1][1]), "the warm-up did something"
+    assert same(seen[1][1], seen[1][2])
+    trainer = seen[1][3]
+    assert same(weights(trainer.helpers["reference"]), seen[1][2]), "and stays what it is"
+    assert not same(weights(trainer.policy), seen[1][2])
+
+
+def test_a_reference_of_another_path_stays_what_it_was(tiny, tmp_path):
+    """The models of two runs, one as the policy and one as the reference: they differ from the start."""
+    for seed in (1, 2):
+        config = tiny(f"seed={seed}", "steps=1", "warmup=none")
+        config["output_dir"] = str(tmp_path / f"seed{seed}")
+        Job(config).fit("")
+    config = tiny("steps=1", "warmup=none", "algorithm/terms=[kl]")
+    for key, seed in (("actor", 1), ("reference", 2)):
+        path = tmp_path / f"seed{seed}" / "checkpoints" / "latest" / "actor"
+        config[key].update(path=str(path), model_config=None)
+    Job(config).fit("")
+    assert numbers(tmp_path / "run")[-1]["kl/ref"] > 1e-5
+
+
+def test_the_first_kl_to_the_reference_is_zero_and_the_next_is_not(tiny, tmp_path):
+    Job(tiny("algorithm/terms=[kl]", "actor.optimizer.lr=1e-2")).fit("")
+    kl = [row["kl/ref"] for row in numbers(tmp_path / "run") if "kl/ref" in row]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert min(kl[1:]) > 1e-5
+
+
+def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
+    begin, seen = Trainer.begin, []
+
+    def begins(trainer, number, stage, saved):
+        done = begin(trainer, number, stage, saved)
+        seen.append((weights(trainer.policy), weights(trainer.helpers["critic"])))
+        return done
+
+    monkeypatch.setattr(Trainer, "begin", begins)
+    Job(tiny("algorithm=ppo")).fit("")
+    policy, critic = seen[-1]
+    assert len(critic) > 5
+    for name, tensor in critic.items():
+        assert torch.equal(policy[f"model.{name}"], tensor), name
+
+
+def test_no_actor_is_loaded_that_nothing_reads(tiny, monkeypatch):
+    calls = watch(monkeypatch, "annotate")
+    Job(tiny("steps=1", "warmup=none")).fit("")
+    [(trainer, _)] = calls
+    assert trainer.helpers == {}
+
+
+# Old log-probabilities and controllers
+
+
+def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
+    """The proximal policy is the current one then; computing it before gives the same run."""
+    config = tiny("actor.optimizer.lr=1e-2")
+    Job(config).fit("")
+    annotate = Trainer.annotate
+
+    def annotating(trainer, stage, batch, metrics):
+        annotate(trainer, stage, batch, metrics)
+        if stage.name == "train":
+            assert "old_logprobs" not in batch.keys()
+            batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
+
+    monkeypatch.setattr(Trainer, "annotate", annotating)
+    config["output_dir"] = str(tmp_path / "computed")
+    Job(config).fit("")
+    for skipped, computed in zip(numbers(tmp_path / "run"), numbers(tmp_path / "computed"), strict=True):
+        assert computed == pytest.approx(skipped, abs=2e-6)
+
+
+def test_old_logprobs_of_the_engine_are_copied(tiny, monkeypatch):
+    calls = watch(monkeypatch, "annotate")
+    Job(tiny("steps=1", "warmup=none", "algorithm.old_logprobs=rollout")).fit("")
+    [(_, (_, batch, _))] = calls
+    assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
+
+
+def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
+    """Each of the 2 x 2 updates is a step of the optimizer; the ratio is one only in the first."""
+    config = tiny("steps=1", "warmup=none", "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
+    Job(config).fit("")
+    assert numbers(tmp_path / "run")[-1]["kl/old"] != 0
+    optimizer = state(tmp_path / "run")["actors"]["actor"]["optimizer"]
+    assert {int(entry["step"]) for entry in optimizer["state"].values()} == {4}
+
+
+def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
+    """What is prepared from the current policy comes from the old columns until the policy has moved."""
+    calls = watch(monkeypatch, "current")
+    given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "steps=1", "warmup=none")
+    Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
+    assert [moved for _, (_, _, _, moved) in calls] == [False, True, True, True]
+    trainer = calls[0][0]
+    (stage, batch, rows, _) = calls[0][1]
+    first = trainer.current(stage, batch, rows, False)
+    assert set(first) == {"logprobs", "entropy"} and all(first[name] is rows[f"old_{name}"] for name in first)
+    again = trainer.current(stage, batch, rows, True)
+    assert not torch.allclose(again["logprobs"], first["logprobs"]), "by now it has moved"
+
+
+def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "refresh")
+    before, whole = {}, Trainer.refresh
+
+    def refreshing(trainer, *arguments):
+        before[trainer.step] = (weights(trainer.policy), weights(trainer.helpers["critic"]))
+        whole(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "refresh", refreshing)
+    Job(tiny("algorithm=ppo", "algorithm.critic_warmup=2", "warmup=none")).fit("")
+    assert len(calls) == 3
+    assert same(before[1][0], before[2][0]) and not same(before[1][1], before[2][1])
+    assert not same(before[2][0], before[3][0])
+    rows = numbers(tmp_path / "run")[1:]
+    assert ["loss/ppo_clip" in row for row in rows] == [False, False, True]
+    assert all("loss/value" in row for row in rows)
+
+
+def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=pf_ppo", "steps=2")).fit("")
+    trainer, (method, batch) = calls[-1]
+    rows = trainer.redraw(method, batch)
+    assert len(rows) == len(batch) == 16
+    if batch["scores"].any():
+        assert (rows["scores"] > 0).all()
+    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
+
+
+def test_rows_that_are_not_picked_do_not_train_and_are_described(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=online_dpo", "steps=1", "algorithm.group_size=4")).fit("")
+    trainer, (method, batch) = calls[-1]
+    differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
+    assert len(batch) == 16 and len(trainer.redraw(method, batch)) == 2 * differing
+    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
+
+
+def test_redrawn_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
+    calls = watch(monkeypatch, "redraw")
+    Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
+    trainer, (method, batch) = calls[0]
+    alone = sorted(trainer.redraw(method, batch)["unit"].tolist())
+
+    def work(world):
+        mine = batch[world.rank :: 2]
+        other = object.__new__(Trainer)
+        other.world, other.seed, other.step = world, trainer.seed, trainer.step
+        return other.redraw(method, mine)["unit"].tolist()
+
+    assert sorted(unit for part in ranks(2, work) for unit in part) == alone
+
+
+def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monkeypatch):
+    begun = watch(monkeypatch, "begin")
+    Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")
+    trainer = begun[0][0]
+    assert set(trainer.helpers) == {"reference", "prm"}
+    assert not same(weights(trainer.helpers["prm"]), weights(trainer.helpers["reference"]))
+    assert not same(weights(trainer.helpers["prm"]), weights(trainer.policy))
+    first = next(row for row in numbers(tmp_path / "run") if "loss/implicit_reward" in row)
+    assert first["loss/implicit_reward"] == pytest.approx(math.log(2)), "it begins as the reference"
+    assert {"prm/accuracy", "prm/grad_norm", "prm/lr"} <= set(first)
+
+
+@pytest.mark.parametrize(("target", "sign"), [(1e-7, 1), (1e3, -1)])
+def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
+    """Off by more than 20 %: the coefficient moves by 20 % x rows / horizon a step, from the step that sees it."""
+    Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", f"algorithm.reward_kl.coef.target={target}",
+             f"algorithm.terms.kl.coef.target={target}", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
+    method = state(tmp_path / "run")["method"]
+    moved = 1 + sign * 0.2 * 16 / 50
+    # the KL of the first step is zero, as the reference is the policy then: under any target
+    expected = 0.001 * (1 - 0.2 * 16 / 50) * moved**2
+    assert method["reward_kl"]["coef"] == pytest.approx(expected)
+    assert method["terms"]["kl"]["coef"] == pytest.approx(expected)
+
+
+# Numbers
+
+
+@ADVANTAGES.register("plain_scores")
+def plain_scores(scores, rewards, batch):
+    return {"advantages": batch["keep"] * scores[:, None].float()}
+
+
+def test_the_numbers_of_a_step_are_those_of_its_batch(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "describe")
+    config = tiny("steps=2", "actor.micro_batch_tokens=64", "reward.terms.exact_match.weight=0.5")
+    Job(config).fit("")
+    rows = [row for row in numbers(tmp_path / "run") if row["stage"] == "train"]
+    batches = [arguments[0] for _, arguments in calls][-2:]
+    for row, batch in zip(rows, batches, strict=True):
+        texts = fields(batch)
+        form = [float(text["text"][:1].isdigit() and "\n" not in text["text"]) for text in texts]
+        right = [float(text["text"].strip() == text["answer"]) for text in texts]
+        scores = [a + 0.5 * b for a, b in zip(form, right, strict=True)]
+        mean = sum(scores) / 16
+        assert row["reward/mean"] == pytest.approx(mean)
+        assert row["reward/std"] == pytest.approx(math.sqrt(sum((s - mean) ** 2 for s in scores) / 15))
+        assert row["reward/format"] == pytest.approx(sum(form) / 16)
+        assert row["reward/exact_match"] == pytest.approx(sum(right) / 16)
+        tokens = [int(mask.sum()) for mask in batch["response_mask"]]
+        assert row["length/mean"] == pytest.approx(sum(tokens) / 16)
+        assert row["length/max"] == max(tokens)
+        cut = [text["finish_reason"] == "length" for text in texts]
+        assert row["length/truncated"] == pytest.approx(sum(cut) / 16)
+        assert row["staleness/mean"] == 0.0
+        assert row["rollout/logprob_gap"] < 1e-5
+        [tokens] = [line["tokens"] for line in worst(tmp_path / "run") if line["step"] == row["step"]]
+        gaps = [abs(token["trainer"] - token["engine"]) for token in tokens]
+        assert gaps == sorted(gaps, reverse=True) and len(gaps) == 5
+        assert gaps[0] == pytest.approx(row["rollout/logprob_gap_max"], rel=1e-6)
+        for token in tokens:
+            at = batch["unit"].tolist().index(token["unit"])
+            answer = batch["tokens", "input_ids"][at][batch["response_mask"][at]]
+            assert answer[token["position"]] == token["token"] and token["group"] == batch["group"][at]
+            assert token["engine"] == batch["rollout_logprobs"][at][batch["response_mask"][at]][token["position"]]
+        assert 0 < row["entropy"] < math.log(30)
+        assert row["padding/waste"] == 0.0
+
+
+def test_truncated_rows_do_not_train_where_that_is_asked(tiny, tmp_path, monkeypatch):
+    calls = watch(monkeypatch, "describe")
+    Job(tiny("steps=1", "warmup=none", "algorithm.mask_truncated=true", "rollout.max_new_tokens=3")).fit("")
+    [(_, (batch, _, _))] = calls
+    assert batch["truncated"].any() and not batch["truncated"].all()
+    assert not batch["keep"][batch["truncated"]].any()
+    kept = batch["keep"].sum() / len(batch)
+    assert numbers(tmp_path / "run")[-1]["length/trained"] == pytest.approx(float(kept))
+
+
+def test_steps_evaluations_checkpoints_and_texts(tiny, tmp_path):
+    config = tiny("steps=5", "warmup.steps=3", "warmup.eval_every=2", "eval.every=2", "checkpoint.every=4",
+                  "checkpoint.keep_last=9", "trajectories.every=4", "trajectories.rows=3")  # fmt: skip
+    result = Job(config).fit("")
+    rows = numbers(tmp_path / "run")
+    assert [(row["step"], row["stage"]) for row in rows] == [
+        (0, "warmup"), *[(n, "warmup") for n in (1, 2, 3)], *[(n, "train") for n in (4, 5, 6, 7, 8)]
+    ]  # fmt: skip
+    evaluated = [row["step"] for row in rows if "eval/heldout/accuracy" in row]
+    assert evaluated == [0, 2, 3, 5, 7, 8], "before, and at the end of every stage, and every second step of it"
+    assert result == rows[-1]["eval/heldout/accuracy"]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert saved == [f"step_{n:08d}" for n in (3, 4, 8)]
+    texts = {path.name: [json.loads(line) for line in path.open()]
+             for path in (tmp_path / "run" / "trajectories").iterdir()}  # fmt: skip
+    sets = {name: [row["set"] for row in rows] for name, rows in texts.items()}
+    train, held_out = ["train"] * 3, ["eval/heldout"] * 3
+    assert {int(name[5:13]): kinds for name, kinds in sets.items()} == {
+        0: held_out, 2: held_out, 3: held_out, 4: train, 5: held_out, 7: held_out, 8: train + held_out
+    }  # fmt: skip
+    for row in (row for rows in texts.values() for row in rows):
+        assert row["prompt"].startswith("reverse ") and row["prompt"] not in row["response"]
+        assert set(row) == {"set", "prompt", "response", "score"}
+
+
+def test_a_stage_ends_when_it_has_reached_what_it_was_for(tiny, tmp_path):
+    Job(tiny("warmup.steps=9", "warmup.eval_every=2", "warmup.stop_at=0.0", "steps=1")).fit("")
+    assert [row["stage"] for row in numbers(tmp_path / "run")] == ["warmup"] * 3 + ["train"]
+
+
+def test_the_metric_that_is_returned_is_the_one_that_is_named(tiny, tmp_path):
+    result = Job(tiny("steps=1", "metric=eval/heldout/length")).fit("")
+    assert result == numbers(tmp_path / "run")[-1]["eval/heldout/length"] > 0
+    last = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert last["eval/heldout/length"] == result
+    assert last["loss/nll"] == numbers(tmp_path / "run")[2]["loss/nll"], "the last value of every number, of any stage"
+
+
+def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path):
+    """Also with a run of another kind between them: jobs of one process do not disturb each other."""
+    runs = {"one": ("seed=3",), "between": ("seed=3", "algorithm=ppo"), "same": ("seed=3",), "other": ("seed=4",)}
+    for name, overrides in runs.items():
+        config = tiny(*overrides)
+        config["output_dir"] = str(tmp_path / name)
+        Job(config).fit("")
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "same")
+    assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
