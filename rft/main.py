@@ -51,9 +51,9 @@ def run(config: DictConfig) -> float:
         return print_plan(plain, job)
 
     if plain["mode"] == "doctor":
-        from rft.modes.doctor.run import visit
+        from rft.modes.doctor.run import run
 
-        return visit(plain)
+        return run(plain)
 
     if plain["mode"] == "inspect":
         from rft.modes.inspect import inspect

@@ -26,7 +26,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def within(*names: str, low: float, high: float = math.inf, open: bool = False) -> Callable[[dict], str | None]:
+def in_range(*names: str, low: float, high: float = math.inf, open: bool = False) -> Callable[[dict], str | None]:
     """A `fault` for options that must lie in a range; null is in every range.
 
     Args:
@@ -48,7 +48,7 @@ def within(*names: str, low: float, high: float = math.inf, open: bool = False) 
     return fault
 
 
-def faults(*checks: Callable[[dict], str | None]) -> Callable[[dict], str | None]:
+def constraints(*checks: Callable[[dict], str | None]) -> Callable[[dict], str | None]:
     """The first fault that one of several checks finds."""
     return lambda options: next((found for check in checks if (found := check(options)) is not None), None)
 
@@ -146,7 +146,7 @@ class Registry:
             )
         function, stated = self._entries[name]
         options = {k: v for k, v in node.items() if k != "name"}
-        options = consume(options, function, key, f"{self.kind} {name!r}", self.supplied)
+        options = take(options, function, key, f"{self.kind} {name!r}", self.supplied)
         facts = {fact: stated.get(fact, default) for fact, default in self.facts.items()}
         for fact, value in facts.items():
             if callable(value) and fact not in self.functions:
@@ -174,7 +174,7 @@ class Target:
         except (ImportError, KeyError, ValueError) as error:
             raise ValueError(f"{key}._target_: {path!r} cannot be imported ({error})") from error
         options = {k: v for k, v in node.items() if k != "_target_"}
-        self.options = consume(options, self.factory, key, name, supplied)
+        self.options = take(options, self.factory, key, name, supplied)
         self.takes = set(inspect.signature(self.factory).parameters)
 
     def narrowed(self, factory: type) -> "Target":
@@ -194,9 +194,7 @@ def _place(function: Callable) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def consume(
-    options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def take(options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()) -> dict[str, Any]:
     """Checks a yaml node against a signature and returns the keyword arguments.
 
     Args:
@@ -210,15 +208,15 @@ def consume(
         Problems: options are unknown, missing, or of a type that the annotation refuses.
     """
     check = Checks()
-    result = sift(options, function, key, title, check, supplied)
+    result = validate(options, function, key, title, check, supplied)
     check.end()
     return result
 
 
-def sift(
+def validate(
     options: Mapping, function: Callable, key: str, title: str, check: Checks, supplied: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """As `consume`, but returns what fits and tells `check` about the rest."""
+    """As `take`, but returns what fits and tells `check` about the rest."""
     parameters = inspect.signature(function).parameters.values()
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not isinstance(function, type):  # a function's positional arguments are its data, never options
@@ -269,7 +267,7 @@ def convert(value: Any, annotation: Any, key: str) -> Any:
         raise ValueError(f"{key}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")
     elif dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         if isinstance(value, Mapping):
-            return annotation(**consume(value, annotation, key, annotation.__name__))
+            return annotation(**take(value, annotation, key, annotation.__name__))
     elif origin in (list, tuple) or annotation in (list, tuple):
         if isinstance(value, list | tuple):
             kind = arguments[0] if arguments else Any

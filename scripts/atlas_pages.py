@@ -134,18 +134,18 @@ def skeleton(name: str) -> str:
 
 def parts(job: Job) -> list[tuple[str, Plugin]]:
     """(yaml key below `algorithm`, function) of everything with a formula that an algorithm is made of."""
-    method = job.method
-    found: list[tuple[str, Plugin | None]] = [("advantage", method.advantage)]
-    found += [(f"terms.{t.name}" if i else "loss", t.plugin) for i, t in enumerate(method.policy.terms)]
-    found += [("aggregation", method.aggregation), ("gradient_mask", method.policy.mask)]
-    found += [(f"shaping.{plugin.name}", plugin) for plugin in method.shaping]
-    found += [(f"{role}_loss", objective.terms[0].plugin) for role, objective in method.learners.items()]
+    algorithm = job.algorithm
+    found: list[tuple[str, Plugin | None]] = [("advantage", algorithm.advantage)]
+    found += [(f"terms.{t.name}" if i else "loss", t.plugin) for i, t in enumerate(algorithm.policy.terms)]
+    found += [("aggregation", algorithm.aggregation), ("gradient_mask", algorithm.policy.mask)]
+    found += [(f"shaping.{plugin.name}", plugin) for plugin in algorithm.shaping]
+    found += [(f"{role}_loss", objective.terms[0].plugin) for role, objective in algorithm.learners.items()]
     return [(key, plugin) for key, plugin in found if plugin is not None]
 
 
 def models_beside(job: Job) -> list[str]:
     """The models that an algorithm needs beside the policy."""
-    return [role.key for role in ROLES if role.writes(job.method.reads())]
+    return [role.key for role in ROLES if role.writes(job.algorithm.reads())]
 
 
 def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
@@ -158,8 +158,8 @@ def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
 
 def reads(job: Job) -> list[str]:
     """Columns that an algorithm needs beside those that every batch has, its own not counted."""
-    written = {column for _, _, columns in job.method.stages() for column in columns}
-    return sorted(job.method.reads() - written - ALWAYS)
+    written = {column for _, _, columns in job.algorithm.stages() for column in columns}
+    return sorted(job.algorithm.reads() - written - ALWAYS)
 
 
 def algorithms_table(atlas: list[Algorithm], usual: Algorithm) -> str:

@@ -148,8 +148,8 @@ def reached(modules: Iterable[str]) -> dict[str, FunctionType]:
     todo: list[FunctionType] = []
     for module in sorted(modules):
         members = list(vars(sys.modules[module]).values())
-        methods = [method for thing in members if isinstance(thing, type) for method in vars(thing).values()]
-        own = [function for function in functions_in([*members, *methods]) if function.__module__ == module]
+        algorithms = [algorithm for thing in members if isinstance(thing, type) for algorithm in vars(thing).values()]
+        own = [function for function in functions_in([*members, *algorithms]) if function.__module__ == module]
         todo += filter(is_formula, own)
     found: dict[str, FunctionType] = {}
     while todo:

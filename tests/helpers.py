@@ -10,7 +10,7 @@ from rft.actor.actor import Actor
 from rft.actor.optim.optimizer import Optimizer
 from rft.data.encode.tokenizer import characters
 from rft.distributed import World
-from rft.registry import consume
+from rft.registry import take
 from rft.strategy.fsdp2 import FSDP2
 
 CONFIG = Path(rft.__file__).parent / "config"
@@ -27,7 +27,7 @@ def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
 def make_strategy(world: World, kind: type[FSDP2] = FSDP2, **changes: Any) -> FSDP2:
     """The default strategy, on the CPU."""
     options = yaml_options("strategy/fsdp2.yaml", device="cpu", **changes)
-    return kind(world=world, **consume(options, FSDP2, "strategy", "FSDP2", ("world",)))
+    return kind(world=world, **take(options, FSDP2, "strategy", "FSDP2", ("world",)))
 
 
 def make_optimizer(**changes: Any) -> Optimizer:
@@ -49,4 +49,4 @@ def make_actor(
     del options["optimizer"]
     supplied = {"key": key, "world": world, "strategy": strategy, "seed": seed, "optimizer": optimizer}
     supplied["tokenizer"] = characters(alphabet="0123456789abcdef")
-    return Actor(**supplied, **consume(options, Actor, key, "Actor", tuple(supplied)))
+    return Actor(**supplied, **take(options, Actor, key, "Actor", tuple(supplied)))

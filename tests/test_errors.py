@@ -7,7 +7,7 @@ import pytest
 from rft.errors import Checks, Partial, Problems, Skipped
 from rft.main import explain
 from rft.setup.assembly import Job
-from rft.setup.components import Parts
+from rft.setup.components import Components
 
 
 def refuse(message):
@@ -139,7 +139,7 @@ def test_a_misspelt_option_is_not_called_missing_as_well(resolved):
 
 
 def test_parts_that_are_wrong_do_not_stop_the_others(resolved):
-    parts = Parts(resolved("seed=x", "algorithm.loss.name=luck"))
+    parts = Components(resolved("seed=x", "algorithm.loss.name=luck"))
     assert keys(parts.check.messages) == ["seed", "algorithm.loss.name"]
     assert parts.run.batch.prompts == 32 and parts.train.key == "data.train"
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rft.registry import Registry, Target, consume, convert, faults, spell, within
+from rft.registry import Registry, Target, constraints, convert, in_range, spell, take
 
 
 @dataclass
@@ -97,7 +97,7 @@ def test_a_fact_that_is_a_function_is_called_with_what_it_takes():
 )
 def test_options_out_of_their_range_are_refused_by_key(options, said):
     registry = Registry("loss")
-    fault = faults(within("clip", low=0, high=1), within("tau", low=0, open=True))
+    fault = constraints(in_range("clip", low=0, high=1), in_range("tau", low=0, open=True))
     registry.register("bounded", fault=fault)(lambda *, clip, tau: None)
     if said is None:
         registry.build({"name": "bounded", **options}, KEY)
@@ -240,14 +240,14 @@ def test_a_value_that_does_not_fit(value, annotation, message):
 )
 def test_a_mistake_deep_inside_is_named_by_its_whole_key(change, message):
     good = {"inner": {"rate": 1.0, "flag": True}, "maybe": None, "many": []}
-    assert Outer(**consume(good, Outer, "run", "Outer")) == Outer(Inner(1.0, True), None, [])
+    assert Outer(**take(good, Outer, "run", "Outer")) == Outer(Inner(1.0, True), None, [])
     with pytest.raises(ValueError, match=f"^{message}"):
-        consume(good | change, Outer, "run", "Outer")
+        take(good | change, Outer, "run", "Outer")
 
 
 def test_the_root_has_no_prefix():
     with pytest.raises(ValueError, match=r"^innner: the root takes inner, maybe, many; did you mean inner\?$"):
-        consume({"innner": 1}, Outer, "", "the root")
+        take({"innner": 1}, Outer, "", "the root")
 
 
 def test_spell():

@@ -16,15 +16,15 @@ from transformers.utils import logging as transformers_logging
 from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, read_config
-from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.cost import model_cost, row_work
-from rft.actor.packing.micro_batches import Cutting, MicroBatch
-from rft.actor.packing.sequence_shard import check_slices
-from rft.actor.tensor_parallel import check_parts, split
-from rft.algorithm.mismatch import record_mismatch
+from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
+from rft.actor.packing.sequence_shard import check_sequence_sharding
+from rft.actor.tensor_parallel import apply_tensor_parallel, check_tensor_parallel
+from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Objective
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates
@@ -79,7 +79,7 @@ class Actor:
         self.world = world
         self.strategy = strategy
         self.tokenizer = tokenizer
-        self.cutting = Cutting(micro_batch_tokens, packing, share_prefix)
+        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix)
         self.optimizer_options = optimizer
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: torch.optim.lr_scheduler.LambdaLR | None = None
@@ -89,9 +89,9 @@ class Actor:
         self._asks: dict[str, Any] = {}  # what a forward is told beside its outputs
         shape = read_config(path, model_config, len(tokenizer), key)
         if strategy.context is not None:
-            check_slices(shape, packing, strategy.context, key)
+            check_sequence_sharding(shape, packing, strategy.context, key)
         if isinstance(strategy.context, TensorParallel):
-            check_parts(shape, strategy.context, key)
+            check_tensor_parallel(shape, strategy.context, key)
         if lora is not None:
             lora.find(shape, key)
         model = (
@@ -109,7 +109,7 @@ class Actor:
             self.network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
         else:
             self.network = ValueNetwork(model.base_model)
-        self._plain = without_weights(self.network.model, world.device)
+        self._plain = empty_like(self.network.model, world.device)
         if packing:
             use_packed_attention(model, key)
         self.network.requires_grad_(optimizer is not None)
@@ -125,12 +125,12 @@ class Actor:
                     parameter.data = parameter.data.to(strategy.dtype)
         self.network.eval()  # no dropout: old and current log-probabilities are of one function
         if isinstance(strategy.context, TensorParallel):
-            split(self.network.model.base_model, strategy.context, key)
+            apply_tensor_parallel(self.network.model.base_model, strategy.context, key)
         strategy.shard(self.network, self._blocks)
 
     def plain_model(self) -> PreTrainedModel:
         """The unsharded model with no weights yet, for engines of this process and for export."""
-        return without_weights(self._plain, self.world.device)
+        return empty_like(self._plain, self.world.device)
 
     @cached_property
     def cost(self) -> Cost:
@@ -139,15 +139,15 @@ class Actor:
 
     def work(self, batch: TensorDict) -> Tensor:
         """Predicted work of each row, (B,) float64, for the balance over ranks."""
-        return row_work(self.cost, batch, self.cutting.shared(batch))
+        return row_work(self.cost, batch, self.micro_batcher.shared(batch))
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Names and whole tensors of the model, one at a time. A collective. On one rank they are not copies.
 
-        Those of a model with adapters are `AdaptedWeights`.
+        Those of a model with adapters are `LoraWeights`.
         """
         if self.adapters is not None:
-            return AdaptedWeights(self.adapters, self.strategy.full_tensors, self._base_version)
+            return LoraWeights(self.adapters, self.strategy.full_tensors, self._base_version)
         return self.strategy.full_tensors(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -156,7 +156,7 @@ class Actor:
         return iter(self.network.model.state_dict().items())
 
     @torch.no_grad()
-    def start_like(self, other: "Actor") -> None:
+    def copy_weights_from(self, other: "Actor") -> None:
         """Takes over the weights of another actor's model; a value head stays as it is.
 
         Raises:
@@ -186,7 +186,7 @@ class Actor:
 
     @torch.no_grad()
     def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
         """Columns of the batch, (B, T) or (B, T, K) each, without gradients. Every rank must take part.
 
@@ -198,7 +198,7 @@ class Actor:
         """
         zeros = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
         columns = {output: zeros.clone() for output in outputs}
-        for micro in self._micro_batches(batch, batch[:1] if idle is None else idle):
+        for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
                 if part.dim() > columns[output].dim():  # several numbers a token
                     columns[output] = part.new_zeros(*zeros.shape, *part.shape[2:], device=zeros.device)
@@ -209,7 +209,7 @@ class Actor:
     def update(
         self,
         batch: TensorDict,
-        idle: TensorDict,
+        dummy: TensorDict,
         objective: Objective,
         temperature: float,
         metrics: Metrics,
@@ -234,7 +234,7 @@ class Actor:
         prefix = "" if self.key == "actor" else f"{self.key}/"
         outputs = tuple(dict.fromkeys((*objective.outputs, *watch, *(("logprobs",) if compare else ()))))
         total = torch.zeros((), device=self.world.device)
-        for micro in self._micro_batches(batch, idle):
+        for micro in self._micro_batches(batch, dummy):
             columns, rows = self._forward(micro, outputs, temperature), micro.batch
             if "logprobs" in columns and "old_logprobs" not in rows.keys():
                 rows["old_logprobs"] = columns["logprobs"].detach()
@@ -244,7 +244,7 @@ class Actor:
             statistics |= {name: columns[name] for name in watch}
             self._record(metrics, micro, shares, statistics)
             if compare:
-                record_mismatch(metrics, columns["logprobs"].detach(), rows)
+                log_policy_mismatch(metrics, columns["logprobs"].detach(), rows)
         for term in objective.terms:
             metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
         assert self.optimizer is not None and self.scheduler is not None
@@ -257,7 +257,7 @@ class Actor:
             self.optimizer.zero_grad()
             if torch.isfinite(total) and self.scale.retreat():
                 return
-            raise Diverged(self.key, self._suspects(batch, idle, objective, outputs, temperature), batch)
+            raise NonFiniteError(self.key, self._suspects(batch, dummy, objective, outputs, temperature), batch)
         metrics.add(f"{prefix}grad_norm", norm)
         metrics.add(f"{prefix}lr", self.scheduler.get_last_lr()[0])
         self.optimizer.step()
@@ -274,15 +274,15 @@ class Actor:
         keep, real = micro.batch["keep"], micro.batch["tokens", "attention_mask"].sum()
         if len(micro.rows):  # an idle token is none of the step's
             metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
-            if self.cutting.share_prefix:
+            if self.micro_batcher.share_prefix:
                 metrics.add("prefix/shared", (real - micro.computed).clamp(min=0), real)
         for name, share in shares.items():
             metrics.add(name, share, 0.0)
         for name, values in statistics.items():
             metrics.mean(name, values, keep if values.dim() > 1 else keep.any(-1))
 
-    def _micro_batches(self, batch: TensorDict, idle: TensorDict) -> Iterator[MicroBatch]:
-        return self.cutting.micro_batches(batch, idle, self.world, self.strategy.context)
+    def _micro_batches(self, batch: TensorDict, dummy: TensorDict) -> Iterator[MicroBatch]:
+        return self.micro_batcher.micro_batches(batch, dummy, self.world, self.strategy.context)
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
         batch, network = micro.batch, self.network
@@ -293,7 +293,7 @@ class Actor:
     def _suspects(
         self,
         batch: TensorDict,
-        idle: TensorDict,
+        dummy: TensorDict,
         objective: Objective,
         outputs: tuple[str, ...],
         temperature: float,
@@ -304,7 +304,7 @@ class Actor:
         """
         found = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
-        columns |= self.compute(batch if len(batch) else idle, outputs, temperature)
+        columns |= self.compute(batch if len(batch) else dummy, outputs, temperature)
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
@@ -371,7 +371,7 @@ class Actor:
                 self.average.load_state_dict(state["average"])
 
 
-class Diverged(Exception):
+class NonFiniteError(Exception):
     """A loss or gradient that is not finite, with the columns and rows of this rank's mini-batch to look at."""
 
     def __init__(self, actor: str, suspects: dict[str, list[int]], batch: TensorDict) -> None:
@@ -381,7 +381,7 @@ class Diverged(Exception):
         self.batch = batch
 
 
-def without_weights(model: nn.Module, device: torch.device) -> PreTrainedModel:
+def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
     """A copy of a model's structure and buffers. Its parameters are zeros that share one number each, so they take no
     memory until weights are put in their place; ties stay tied."""
     memo: dict[int, Any] = {}

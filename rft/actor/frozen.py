@@ -7,7 +7,7 @@ from typing import Literal
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.init import outline
+from rft.actor.init import meta_model
 from rft.registry import did_you_mean
 
 
@@ -24,7 +24,7 @@ def check_frozen(shape: PretrainedConfig, head: Literal["lm", "value"], patterns
     Raises:
         ValueError: a pattern matches no parameter, or all of a language model's are frozen.
     """
-    model = outline(shape)
+    model = meta_model(shape)
     part = model if head == "lm" else model.base_model
     held = {id(parameter) for parameter in part.parameters()}
     names = [name for name, held_or_not in model.named_parameters(remove_duplicate=False) if id(held_or_not) in held]

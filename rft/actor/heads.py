@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.logprobs import token_logprobs, top_logprobs
-from rft.actor.moe import listening
-from rft.actor.packing.layout import Layout
-from rft.actor.packing.sequence_shard import Slice, asked_for
+from rft.actor.moe import record_router_logits
+from rft.actor.packing.layout import PackedLayout
+from rft.actor.packing.sequence_shard import SequenceShard, shard_queries
 from rft.batch.columns import over
 
 
 @dataclass(frozen=True)
-class Questions:
+class LogitQueries:
     """What a forward is asked: the next token of some states.
 
     Attributes:
@@ -33,7 +33,7 @@ class Questions:
     states: Tensor
     targets: Tensor
     places: Tensor
-    slice: Slice | None
+    slice: SequenceShard | None
 
     def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
@@ -41,11 +41,11 @@ class Questions:
         Answers (Q, K) become columns (B, T, K).
         """
         if self.slice is not None:
-            answers = {name: self.slice.hand_back(values) for name, values in answers.items()}
+            answers = {name: self.slice.return_outputs(values) for name, values in answers.items()}
         return {name: aligned(values, where) for name, values in answers.items()}
 
 
-def read(backbone: nn.Module, tokens: TensorDict, layout: Layout | None) -> tuple[Tensor, Tensor]:
+def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
     """The hidden states (N, D) of a forward, and which of them is that of each token of the rows (B, T).
 
     Args:
@@ -67,9 +67,13 @@ def read(backbone: nn.Module, tokens: TensorDict, layout: Layout | None) -> tupl
     return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
 
 
-def ask(
-    backbone: nn.Module, tokens: TensorDict, where: Tensor, layout: Layout | None, candidates: Tensor | None = None
-) -> Questions:
+def gather_queries(
+    backbone: nn.Module,
+    tokens: TensorDict,
+    where: Tensor,
+    layout: PackedLayout | None,
+    candidates: Tensor | None = None,
+) -> LogitQueries:
     """The hidden states that predict the chosen tokens.
 
     Args:
@@ -78,12 +82,12 @@ def ask(
         layout: how the rows are packed; None leaves them padded.
         candidates: (B, T, K) other tokens to ask for in each one's place.
     """
-    states, place = read(backbone, tokens, layout)
+    states, place = run_backbone(backbone, tokens, layout)
     if layout is None or layout.slice is None:
         asked = place[:, :-1][where]
-        return Questions(states[asked], asked_for(tokens, where, candidates), asked, None)
+        return LogitQueries(states[asked], shard_queries(tokens, where, candidates), asked, None)
     asked = layout.slice.asked
-    return Questions(states[asked], layout.slice.targets, asked, layout.slice)
+    return LogitQueries(states[asked], layout.slice.targets, asked, layout.slice)
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ class LanguageNetwork(nn.Module):
         select: Tensor,
         outputs: tuple[str, ...],
         temperature: float,
-        layout: Layout | None = None,
+        layout: PackedLayout | None = None,
         candidates: Tensor | None = None,
         top: tuple[int, int] = (0, 0),
     ) -> dict[str, Tensor]:
@@ -118,8 +122,8 @@ class LanguageNetwork(nn.Module):
             top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
         """
         where = select[:, 1:]
-        with listening(self.model.base_model, "router_balance" in outputs) as heard:
-            asked = ask(self.model.base_model, tokens, where, layout, candidates)
+        with record_router_logits(self.model.base_model, "router_balance" in outputs) as heard:
+            asked = gather_queries(self.model.base_model, tokens, where, layout, candidates)
         head = self.model.get_output_embeddings()
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
@@ -160,11 +164,11 @@ class ValueNetwork(nn.Module):
         select: Tensor,
         outputs: tuple[str, ...],
         temperature: float,
-        layout: Layout | None = None,
+        layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
         """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
         where = select[:, 1:]
-        asked = ask(self.model, tokens, where, layout)
+        asked = gather_queries(self.model, tokens, where, layout)
         dtype = torch.promote_types(asked.states.dtype, torch.float32)
         values = nn.functional.linear(asked.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
@@ -188,14 +192,14 @@ class ScoreNetwork(nn.Module):
         select: Tensor,
         outputs: tuple[str, ...],
         temperature: float,
-        layout: Layout | None = None,
+        layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
         """Computes `score`, (B, T) float32: the row's, at its last token of `select` (B, T) bool, and zero elsewhere.
 
         A row without a selected token has none; the temperature plays no part.
         """
         assert layout is None or layout.slice is None, "each rank reads the last tokens of its own rows"
-        states, place = read(self.model.base_model, tokens, layout)
+        states, place = run_backbone(self.model.base_model, tokens, layout)
         rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
         pad = self.model.config.get_text_config().pad_token_id
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
@@ -222,11 +226,11 @@ class StepNetwork(nn.Module):
         select: Tensor,
         outputs: tuple[str, ...],
         temperature: float,
-        layout: Layout | None = None,
+        layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
         """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
         assert layout is None or layout.slice is None, "each rank reads the tokens of its own rows"
-        states, place = read(self.model.base_model, tokens, layout)
+        states, place = run_backbone(self.model.base_model, tokens, layout)
         where = select[:, 1:]
         bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)
         return {"score": aligned(good - bad, where)}

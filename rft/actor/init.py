@@ -46,7 +46,7 @@ CLASSIFIERS = {  # by the head of the actor
 
 
 @contextmanager
-def without_reading() -> Iterator[None]:
+def init_without_loading() -> Iterator[None]:
     """In the block no weights are read: a model has the shapes of its path and weights drawn from the seed."""
     token = READING.set(False)
     try:
@@ -145,7 +145,7 @@ def attention(config: PretrainedConfig) -> dict[str, str]:
     return {"attn_implementation": "eager"} if capped else {}
 
 
-def outline(config: PretrainedConfig) -> PreTrainedModel:
+def meta_model(config: PretrainedConfig) -> PreTrainedModel:
     """The causal language model of a shape, without memory for its weights: for what names and sizes can say."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)

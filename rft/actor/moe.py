@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.init import outline
+from rft.actor.init import meta_model
 
 
 @dataclass
-class Heard:
+class RouterRecorder:
     """What the routers of a model have said in a forward.
 
     Attributes:
@@ -47,12 +47,12 @@ class Heard:
 
 
 @contextmanager
-def listening(model: PreTrainedModel, on: bool) -> Iterator[Heard]:
+def record_router_logits(model: PreTrainedModel, on: bool) -> Iterator[RouterRecorder]:
     """Hears what the routers say in a forward, where it is on.
 
     A compiled block runs without these hooks; `check_routers` refuses it.
     """
-    heard, said = Heard(), routers(model) if on else []
+    heard, said = RouterRecorder(), routers(model) if on else []
 
     def hear(module: nn.Module, arguments: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
         heard.logits.append(outputs[0])
@@ -87,7 +87,7 @@ def check_routers(shape: PretrainedConfig, compiled: bool, context_parallel: int
                 f"strategy.{key}: the term algorithm.terms.router_balance cannot hear the routers with it; take the "
                 f"term out, or leave strategy.{key} at its default"
             )
-    if not routers(outline(shape).base_model):
+    if not routers(meta_model(shape).base_model):
         raise ValueError(
             f"algorithm.terms.router_balance: a {shape.model_type} has no router that transformers knows; take the "
             "term out, or train a mixture of experts such as qwen3_moe"

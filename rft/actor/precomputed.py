@@ -15,7 +15,7 @@ from rft.batch.columns import lengths
 from rft.distributed import World
 
 
-class RememberedReference(Actor):
+class PrecomputedReference(Actor):
     """Another actor, until its log-probabilities are written down; from then on these.
 
     Args:
@@ -41,7 +41,7 @@ class RememberedReference(Actor):
         """Whether it is done with the other actor."""
         return self._rows is not None
 
-    def start_like(self, other: Actor) -> None:
+    def copy_weights_from(self, other: Actor) -> None:
         """It is the policy as it is when `write` is called."""
         assert self.copied
 
@@ -68,7 +68,7 @@ class RememberedReference(Actor):
         self._logprobs = saved["logprobs"]  # on the disk until they are asked for
 
     def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
         """See `Actor.compute`.
 
@@ -77,7 +77,7 @@ class RememberedReference(Actor):
         """
         if self._rows is None:
             self._actor = self._actor or self.load()
-            return self._actor.compute(batch, outputs, temperature, idle)
+            return self._actor.compute(batch, outputs, temperature, dummy)
         assert outputs == ("logprobs",)
         columns = torch.zeros(batch["keep"].shape)
         for row, key in enumerate(row_keys(batch)):

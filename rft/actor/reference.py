@@ -15,16 +15,16 @@ class AdapterReference(Actor):
     """A reference without a model of its own: a copy of the policy's adapters takes their place while it computes.
 
     Args:
-        policy: an actor with adapters. Until `start_like` the reference is what the policy is now.
+        policy: an actor with adapters. Until `copy_weights_from` the reference is what the policy is now.
     """
 
     def __init__(self, policy: Actor) -> None:
         self.policy = policy
         self.optimizer_options = None
-        self.start_like(policy)
+        self.copy_weights_from(policy)
 
     @torch.no_grad()
-    def start_like(self, other: Actor) -> None:
+    def copy_weights_from(self, other: Actor) -> None:
         """Keeps a copy of the policy's adapters."""
         assert other is self.policy and other.adapters is not None
         self._kept = [tensor.clone() for _, tensor in other.adapters.tensors()]
@@ -46,11 +46,11 @@ class AdapterReference(Actor):
             kept.copy_(other)
 
     def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
         """See `Actor.compute`."""
         with self._in_place():
-            return self.policy.compute(batch, outputs, temperature, idle)
+            return self.policy.compute(batch, outputs, temperature, dummy)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Actor.weights`."""

@@ -6,24 +6,24 @@ from typing import NoReturn
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.init import outline
-from rft.strategy.tensor import Part, TensorParallel
+from rft.actor.init import meta_model
+from rft.strategy.tensor import TensorParallel, TensorShard
 
 FIRST, LAST = "colwise", "rowwise"
 WHOLE = (None, "replicated_with_grad_allreduce", "embedding_rowwise")  # they stay so here
 
 
-def split(backbone: PreTrainedModel, group: TensorParallel, key: str) -> None:
+def apply_tensor_parallel(backbone: PreTrainedModel, group: TensorParallel, key: str) -> None:
     """Splits the blocks of a model in place."""
-    group.split(backbone, backbone.get_submodule("rotary_emb"), find_parts(backbone, group, key))
+    group.split(backbone, backbone.get_submodule("rotary_emb"), tp_plan(backbone, group, key))
 
 
-def check_parts(shape: PretrainedConfig, group: TensorParallel, key: str) -> None:
-    """Looks for the parts in a model without weights; see `find_parts`."""
-    find_parts(outline(shape).base_model, group, key)
+def check_tensor_parallel(shape: PretrainedConfig, group: TensorParallel, key: str) -> None:
+    """Looks for the parts in a model without weights; see `tp_plan`."""
+    tp_plan(meta_model(shape).base_model, group, key)
 
 
-def find_parts(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[Part]:
+def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[TensorShard]:
     """What the ranks of a group split.
 
     Raises:
@@ -60,5 +60,5 @@ def find_parts(backbone: PreTrainedModel, group: TensorParallel, key: str) -> li
             refuse(f"its {owner} is not made of linear layers that its plan knows")
         for name, layer in first.items():
             check_share(layer.out_features, group.size * group.data.size(), f"rows of {name}")
-        parts.append(Part(module, tuple(first.values()), *last.values()))
+        parts.append(TensorShard(module, tuple(first.values()), *last.values()))
     return parts

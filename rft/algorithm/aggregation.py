@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
-from rft.registry import within
+from rft.registry import in_range
 
 OWN_LENGTH = "a row's own length is in its weight"
 
@@ -42,7 +42,7 @@ def _by_constant(options: Mapping[str, Any]) -> Gradient:
     return Gradient("scaled", factor=lambda n: 1 / options["constant"], note="by 1 / constant")
 
 
-@AGGREGATIONS.register("seq_mean_token_sum_norm", fault=within("constant", low=0, open=True), gradient=_by_constant)
+@AGGREGATIONS.register("seq_mean_token_sum_norm", fault=in_range("constant", low=0, open=True), gradient=_by_constant)
 def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, constant: float) -> Tensor:
     """1 / (rows * constant). Dr.GRPO, arXiv 2503.20783, section 3.1.
 

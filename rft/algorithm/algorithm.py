@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
 from rft.algorithm.aggregation import unit_weights
-from rft.algorithm.check import check_method
+from rft.algorithm.check import check_algorithm
 from rft.algorithm.control import Control, build_control
 from rft.algorithm.correction import Correction, CorrectionOptions
 from rft.algorithm.groups import best_rows, informative_groups
@@ -39,7 +39,7 @@ class RewardKL:
 
 
 @dataclass
-class MethodOptions:
+class AlgorithmOptions:
     """The yaml of an algorithm.
 
     Attributes:
@@ -91,7 +91,7 @@ class MethodOptions:
     sampler: Literal["actor", "reference"]
 
 
-class Method:
+class Algorithm:
     """The functions of an algorithm with their options bound.
 
     Args:
@@ -103,7 +103,7 @@ class Method:
         ValueError: names the key of an option that does not fit.
     """
 
-    def __init__(self, options: MethodOptions, key: str, term_weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, options: AlgorithmOptions, key: str, term_weights: Mapping[str, float] | None = None) -> None:
         self.options = options
         self.term_weights = term_weights
         check = Checks()
@@ -139,7 +139,7 @@ class Method:
         self.learners = {  # what the models beside the policy minimise, by their role
             role: Objective([Term(plugin.name, plugin, Control(1.0))]) for role, plugin in learners.items()
         }
-        check_method(self, key)
+        check_algorithm(self, key)
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
@@ -267,7 +267,7 @@ class Method:
             self.correction.unsigned(current["logprobs"], batch, all_sum, metrics)
             self.correction.signed(current["logprobs"], batch, all_sum, metrics)
         self.policy.prepare(current, batch, all_sum, seed)
-        self.weigh(batch, all_sum)
+        self.compute_loss_weights(batch, all_sum)
 
     @property
     def prepares(self) -> tuple[str, ...]:
@@ -275,19 +275,19 @@ class Method:
         corrects = self.correction is not None and self.correction.anchor == "rollout"
         return tuple(dict.fromkeys((*(("logprobs",) if corrects else ()), *self.policy.prepares)))
 
-    def weigh(self, batch: TensorDict, all_sum: AllSum) -> None:
+    def compute_loss_weights(self, batch: TensorDict, all_sum: AllSum) -> None:
         """Writes `loss_weights` (B, T) and `unit_weights` (B,) of a mini-batch, with totals over all ranks."""
         if self.aggregation is not None:
             batch["loss_weights"] = self.aggregation(batch["keep"], batch["group"], all_sum=all_sum)
         batch["unit_weights"] = unit_weights(batch["keep"], all_sum=all_sum)
 
-    def steer(self, numbers: dict[str, float], rows: int) -> None:
+    def update_controllers(self, numbers: dict[str, float], rows: int) -> None:
         """Tells the controllers what the KL was over the step."""
         if "kl/reward" in numbers:
             self.reward_control.update(numbers["kl/reward"], rows)
         for term in self.policy.terms[1:]:
-            if term.plugin.facts.steered_by in numbers:
-                term.coef.update(numbers[term.plugin.facts.steered_by], rows)
+            if term.plugin.facts.controlled_by in numbers:
+                term.coef.update(numbers[term.plugin.facts.controlled_by], rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The controllers' coefficients."""
@@ -308,7 +308,7 @@ def _term(name: str, node: Any, key: str) -> Term:
     return Term(name, LOSSES.build(options, key), build_control(node["coef"], f"{key}.coef"))
 
 
-def idle_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
+def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
     """A row of weight zero, for a rank that has nothing left to do while others still work.
 
     Args:

@@ -7,13 +7,13 @@ from rft.errors import Checks
 from rft.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from rft.algorithm.algorithm import Method
+    from rft.algorithm.algorithm import Algorithm
 
 UNITS = ("token", "sequence", "pair", "group")
 POLICY_HEADS = ("lm", "score", "step")
 
 
-def check_method(method: "Method", key: str) -> None:
+def check_algorithm(algorithm: "Algorithm", key: str) -> None:
     """Refuses what would be accepted and then ignored, or counted twice.
 
     Raises:
@@ -33,13 +33,13 @@ def check_method(method: "Method", key: str) -> None:
         _critic_warmup,
     ):
         with check():
-            look(method, key)
+            look(algorithm, key)
     check.end()
 
 
-def _resampling(method: "Method", key: str) -> None:
-    power, loss = method.options.resample_power, method.policy.terms[0].plugin
-    if power is not None and (power < 0 or method.advantage is None):
+def _resampling(algorithm: "Algorithm", key: str) -> None:
+    power, loss = algorithm.options.resample_power, algorithm.policy.terms[0].plugin
+    if power is not None and (power < 0 or algorithm.advantage is None):
         raise ValueError(
             f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
             "power of 0 or more; set it to null"
@@ -51,18 +51,18 @@ def _resampling(method: "Method", key: str) -> None:
         )
 
 
-def _critic_warmup(method: "Method", key: str) -> None:
-    if method.options.critic_warmup < 0:
-        raise ValueError(f"{key}.critic_warmup={method.options.critic_warmup}: set it to 0 or more")
-    if method.options.critic_warmup and "critic" not in method.learners:
+def _critic_warmup(algorithm: "Algorithm", key: str) -> None:
+    if algorithm.options.critic_warmup < 0:
+        raise ValueError(f"{key}.critic_warmup={algorithm.options.critic_warmup}: set it to 0 or more")
+    if algorithm.options.critic_warmup and "critic" not in algorithm.learners:
         raise ValueError(
-            f"{key}.critic_warmup={method.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
+            f"{key}.critic_warmup={algorithm.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
             "choose an algorithm/critic_loss"
         )
 
 
-def _heads(method: "Method", key: str) -> None:
-    loss, *terms = (term.plugin for term in method.policy.terms)
+def _heads(algorithm: "Algorithm", key: str) -> None:
+    loss, *terms = (term.plugin for term in algorithm.policy.terms)
     if loss.facts.head not in POLICY_HEADS:
         raise ValueError(f"{key}.loss: {loss.name!r} is a loss of the critic, not of the policy")
     for term in terms:
@@ -73,77 +73,77 @@ def _heads(method: "Method", key: str) -> None:
             )
     for role in ROLES:
         if (
-            role.key in method.learners
-            and (plugin := method.learners[role.key].terms[0].plugin).facts.head != role.head
+            role.key in algorithm.learners
+            and (plugin := algorithm.learners[role.key].terms[0].plugin).facts.head != role.head
         ):
             raise ValueError(f"{key}.{role.loss}: {plugin.name!r} is not a loss of the {role.key}, a {role.head} model")
 
 
-def _units(method: "Method", key: str) -> None:
-    plugins = [term.plugin for term in method.policy.terms]
+def _units(algorithm: "Algorithm", key: str) -> None:
+    plugins = [term.plugin for term in algorithm.policy.terms]
     for plugin in plugins:
         if plugin.facts.unit not in UNITS:
             raise ValueError(
                 f"{key}.loss: {plugin.name!r} states unit={plugin.facts.unit!r}; register it with "
                 f"one of those that are weighed: {', '.join(UNITS)}"
             )
-    learners = [objective.terms[0].plugin for objective in method.learners.values()]
+    learners = [objective.terms[0].plugin for objective in algorithm.learners.values()]
     per_token = [plugin.name for plugin in (*plugins, *learners) if plugin.facts.unit == "token"]
-    if per_token and method.aggregation is None:
+    if per_token and algorithm.aggregation is None:
         raise ValueError(f"{key}.aggregation is null, but {per_token[0]!r} needs the weight of a token; choose one")
-    if not per_token and method.aggregation is not None:
+    if not per_token and algorithm.aggregation is not None:
         raise ValueError(
-            f"{key}.aggregation={method.aggregation.name} weighs tokens, but {plugins[0].name!r} has a value per "
+            f"{key}.aggregation={algorithm.aggregation.name} weighs tokens, but {plugins[0].name!r} has a value per "
             f"{plugins[0].facts.unit}; choose algorithm/aggregation=none"
         )
 
 
-def _scores(method: "Method", key: str) -> None:
-    for part, given in (("shaping", method.shaping), ("reward_kl", method.reward_kl)):
-        if given and method.advantage is None:
+def _scores(algorithm: "Algorithm", key: str) -> None:
+    for part, given in (("shaping", algorithm.shaping), ("reward_kl", algorithm.reward_kl)):
+        if given and algorithm.advantage is None:
             raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
-        if given and method.advantage is not None and method.advantage.facts.raw:
+        if given and algorithm.advantage is not None and algorithm.advantage.facts.raw:
             raise ValueError(
-                f"{key}.{part} changes scores, but the advantage {method.advantage.name!r} is a formula of the raw "
+                f"{key}.{part} changes scores, but the advantage {algorithm.advantage.name!r} is a formula of the raw "
                 "scores; take it out or choose another advantage"
             )
 
 
-def _ties(method: "Method", key: str) -> None:
-    if not method.options.mask_tied:
+def _ties(algorithm: "Algorithm", key: str) -> None:
+    if not algorithm.options.mask_tied:
         return
-    if method.advantage is None and method.options.pick == "all":
+    if algorithm.advantage is None and algorithm.options.pick == "all":
         raise ValueError(
             f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false"
         )
-    if method.options.group_size < 2:
+    if algorithm.options.group_size < 2:
         raise ValueError(
             f"{key}.mask_tied: a group of one is always tied, so nothing would train; set it to false or "
             f"{key}.group_size to 2 or more"
         )
 
 
-def _pick(method: "Method", key: str) -> None:
-    pick, loss = method.options.pick, method.policy.terms[0].plugin
+def _pick(algorithm: "Algorithm", key: str) -> None:
+    pick, loss = algorithm.options.pick, algorithm.policy.terms[0].plugin
     if pick == "all":
         return
-    if method.options.group_size < 2:
+    if algorithm.options.group_size < 2:
         raise ValueError(f"{key}.pick={pick}: set {key}.group_size to 2 or more, so that there is a choice")
     if pick == "best_and_worst" and loss.facts.unit not in ("pair", "sequence"):
         raise ValueError(
             f"{key}.pick={pick} makes pairs, but {loss.name!r} has a value per {loss.facts.unit}; choose a loss of "
             f"pairs, such as algorithm/loss=dpo, or {key}.pick=best"
         )
-    if method.options.resample_power is not None:
+    if algorithm.options.resample_power is not None:
         raise ValueError(f"{key}.pick={pick}: the rows that it leaves cannot be redrawn; set {key}.resample_power=null")
 
 
-def _iteration(method: "Method", key: str) -> None:
-    iteration, sampler = method.options.iteration, method.options.sampler
+def _iteration(algorithm: "Algorithm", key: str) -> None:
+    iteration, sampler = algorithm.options.iteration, algorithm.options.sampler
     if iteration < 0:
         raise ValueError(f"{key}.iteration={iteration}: set it to 0, or to the steps after which the reference moves")
     asked = {"iteration": iteration} if iteration else {"sampler": sampler} if sampler == "reference" else {}
-    if asked and "ref_logprobs" not in method.reads():
+    if asked and "ref_logprobs" not in algorithm.reads():
         [(name, value)] = asked.items()
         raise ValueError(
             f"{key}.{name}={value}: nothing reads ref_logprobs, so there is no reference; set {key}.iteration=0 and "
@@ -151,10 +151,10 @@ def _iteration(method: "Method", key: str) -> None:
         )
 
 
-def _reward_terms(method: "Method", key: str) -> None:
-    known = method.term_weights or {}
-    places = {f"{key}.terms.{term.name}": term.plugin for term in method.policy.terms[1:]}
-    places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in method.learners.items()}
+def _reward_terms(algorithm: "Algorithm", key: str) -> None:
+    known = algorithm.term_weights or {}
+    places = {f"{key}.terms.{term.name}": term.plugin for term in algorithm.policy.terms[1:]}
+    places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in algorithm.learners.items()}
     for place, plugin in places.items():
         if "term" in plugin.options and (name := plugin.options["term"]) not in known:
             raise ValueError(
@@ -162,15 +162,15 @@ def _reward_terms(method: "Method", key: str) -> None:
             )
 
 
-def _correction(method: "Method", key: str) -> None:
-    correction, loss = method.correction, method.policy.terms[0].plugin
+def _correction(algorithm: "Algorithm", key: str) -> None:
+    correction, loss = algorithm.correction, algorithm.policy.terms[0].plugin
     if correction is None:
         return
     if loss.facts.unit == "pair":
         raise ValueError(
             f"{key}.correction may reject one row of a pair, which {loss.name!r} needs whole; set it to null"
         )
-    copied = method.options.old_logprobs == "rollout"
+    copied = algorithm.options.old_logprobs == "rollout"
     if correction.anchor == "old" and copied:
         raise ValueError(
             f"{key}.correction.anchor=old compares old with rollout log-probabilities, but {key}.old_logprobs=rollout "

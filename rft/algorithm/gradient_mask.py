@@ -8,12 +8,12 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
 from rft.algorithm.select import largest, share_of
 from rft.batch.counter_rng import token_draws
-from rft.registry import within
+from rft.registry import in_range
 
 
 @GRADIENT_MASKS.register(
     "high_entropy",
-    fault=within("rho", low=0, high=1),
+    fault=in_range("rho", low=0, high=1),
     outputs=("entropy",),
     gradient=Gradient("near", cosine=0.303, note="what the tokens that it leaves out would add is missing"),
 )

@@ -14,7 +14,7 @@ WORST = 5  # tokens of a step that are told one by one
 CONTEXT = 8  # tokens before each of them
 
 
-def record_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict) -> None:
+def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict) -> None:
     """Adds diagnostics of the gap between trainer and rollout engine, with rho = exp(old - rollout) of a trained token.
 
     `rollout/logprob_gap`, `rollout/logprob_gap_max`: mean and largest |log rho|.

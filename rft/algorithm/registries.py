@@ -42,7 +42,7 @@ LOSSES = Registry(
     head="lm",
     unit="token",
     prepare=None,
-    steered_by=None,
+    controlled_by=None,
     gradient=None,
 )
 AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)

@@ -6,7 +6,7 @@ from torch import Tensor
 from rft.batch.counter_rng import token_draws
 
 
-def redrawn(scores: Tensor, power: float, seed: int) -> Tensor:
+def resample_counts(scores: Tensor, power: float, seed: int) -> Tensor:
     """How often each row is drawn when as many rows are drawn as there are, with weight |score|^power. (N,) int64
 
     PF-PPO, arXiv 2409.06957: after the advantages are known, so rows whose score says little train less often. Where

@@ -4,10 +4,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.registries import SHAPINGS
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
-@SHAPINGS.register("overlong", fault=faults(within("max_tokens", low=1), within("buffer", low=0, high=1)))
+@SHAPINGS.register("overlong", fault=constraints(in_range("max_tokens", low=1), in_range("buffer", low=0, high=1)))
 def overlong(scores: Tensor, batch: TensorDict, *, max_tokens: int, buffer: float, factor: float) -> Tensor:
     """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L the trained tokens of the row, b = buffer * max. (B,) -> (B,)
 

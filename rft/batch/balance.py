@@ -33,7 +33,7 @@ def work(lengths: Tensor, linear: float, quadratic: float) -> Tensor:
     return lengths * (linear + quadratic * lengths)
 
 
-def deal(costs: Sequence[float], parts: int) -> list[list[int]]:
+def karmarkar_karp(costs: Sequence[float], parts: int) -> list[list[int]]:
     """Deals items to bins whose sums are as equal as a greedy rule gets them.
 
     The largest differencing method of Karmarkar and Karp (1982) for several bins: of all partial solutions the two most
@@ -75,7 +75,7 @@ class Parcel(NamedTuple):
     tokens: dict[str | tuple[str, ...], Tensor]
 
 
-def pack(batch: TensorDict) -> Parcel:
+def drop_padding(batch: TensorDict) -> Parcel:
     """Every column of a batch without its padding."""
     length = lengths(batch)
     real = _real(length, batch["tokens", "attention_mask"].shape[1])  # (N,)
@@ -88,7 +88,7 @@ def pack(batch: TensorDict) -> Parcel:
     return parcel
 
 
-def unpack(parcels: Sequence[Parcel]) -> TensorDict:
+def restore_padding(parcels: Sequence[Parcel]) -> TensorDict:
     """One batch of the rows of all parcels, padded with zeros to the longest of them."""
     length = torch.cat([parcel.lengths for parcel in parcels])
     width = max(length.tolist(), default=1)
@@ -114,7 +114,7 @@ def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:
     They are in the order of the ranks that they came from; rows of one rank keep their order. `fields` stay behind.
     """
     batch = batch.exclude("fields")
-    return unpack(world.exchange([pack(batch[ranks == rank]) for rank in range(world.size)]))
+    return restore_padding(world.exchange([drop_padding(batch[ranks == rank]) for rank in range(world.size)]))
 
 
 class Balance:
@@ -185,7 +185,7 @@ class Balance:
         items, places = torch.cat([theirs for theirs, _ in everyones]).unique(return_inverse=True)
         works = torch.cat([theirs for _, theirs in everyones])
         costs = works.new_zeros(len(items)).index_add(0, places, works)
-        bins = deal(costs.tolist(), self._world.size)
+        bins = karmarkar_karp(costs.tolist(), self._world.size)
         after = [float(costs[inside].sum()) for inside in bins]
         if max(after) >= max(before):
             return None, before, before

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from rft.report.history import STDERR, History, Story, duration, short
+from rft.report.history import STDERR, History, MetricSummary, duration, short
 
 SHOWN = (
     "eval/",
@@ -153,7 +153,7 @@ class RunConsole:
 
     def summary(
         self,
-        stories: Sequence[Story],
+        stories: Sequence[MetricSummary],
         run: Path,
         report: Path,
         seconds: float,
@@ -201,14 +201,14 @@ class RunConsole:
             self._remember_all(name, [value])
 
     def _remember_all(self, name: str, values: Sequence[float]) -> None:
-        if telling([name]):
+        if shown_metrics([name]):
             self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
 
     def _table(self) -> Table:
         """The numbers that matter, as many as the height allows, in two columns where the width allows it."""
         sides = 2 if self.console.width >= 116 else 1
         room = max(3, self.console.height - len(self._bars.tasks) - 4)
-        names = telling(self._values)[: room * sides]
+        names = shown_metrics(self._values)[: room * sides]
         rows: list[tuple[Text | str, ...]] = [
             (
                 Text(name, style="bold green" if name.startswith("eval/") else ""),
@@ -242,7 +242,7 @@ class RunConsole:
         if current is not None and current.name == stage:
             done = step - current.start
             parts = [f"{stage} {done}/{current.steps}"]
-        parts += [f"{name} {short(numbers[name], 3)}" for name in telling(numbers, IN_A_LINE)]
+        parts += [f"{name} {short(numbers[name], 3)}" for name in shown_metrics(numbers, IN_A_LINE)]
         if current is not None and current.name == stage and done > current.done:
             spent = time.monotonic() - current.began
             left = spent / (done - current.done) * (current.steps - done)
@@ -250,7 +250,7 @@ class RunConsole:
         return "  ".join(parts)
 
 
-def telling(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:
+def shown_metrics(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:
     """Those names that begin with one of the prefixes, in the order of the prefixes; standard errors are left out."""
     return [n for prefix in prefixes for n in names if n.startswith(prefix) and not n.endswith(STDERR)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rft.logger.console import RunConsole, telling
+from rft.logger.console import RunConsole, shown_metrics
 from rft.report.history import (
     ELAPSED,
     METRICS,
@@ -25,7 +25,7 @@ from rft.report.history import (
     write_atomically,
 )
 from rft.report.run_page import write_report
-from rft.report.scaling import outlook
+from rft.report.scaling import scaling_fit
 
 REPORT_EVERY = 60.0  # seconds; the report of a run that goes on is renewed after an evaluation, at most this often
 STARTED: list[Path] = []  # the folders of the runs that this process began, in order: a sweep looks here
@@ -151,9 +151,9 @@ class RunLog:
             sink.close(bool(failure))
         report = write_report(self.run)
         history = History.of(self.run)
-        stories = [story for name in telling(history.names) if (story := history.story(name)) is not None]
+        stories = [story for name in shown_metrics(history.names) if (story := history.story(name)) is not None]
         self.console.stop()
-        self.console.summary(stories, self.run, report, history.elapsed, failure, outlook(history))
+        self.console.summary(stories, self.run, report, history.elapsed, failure, scaling_fit(history))
 
     def __enter__(self) -> Self:
         return self

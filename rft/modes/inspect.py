@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
-from rft.data.given.survey import ALONE, epoch, given, only_reads
+from rft.data.given.survey import SINGLE_PROCESS, epoch, given, only_reads
 from rft.registry import Target
 from rft.setup.assembly import Job
-from rft.setup.datasets import Loaded
+from rft.setup.datasets import Datasets
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around what trains, where there are no colours
@@ -51,7 +51,7 @@ def inspect(config: dict[str, Any], console: Console) -> None:
     check.end()
 
 
-def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, console: Console) -> None:
+def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, console: Console) -> None:
     run, tokenizer = job.run, loaded.tokenizer
     texts = given(source)
     reads = texts is not None
@@ -78,14 +78,14 @@ def _show(job: Job, loaded: Loaded, name: str, source: Target, prompts: int, con
         )
 
 
-def _examples(loaded: Loaded, source: Target, prompts: int, seed: int) -> Iterable[Example]:
+def _examples(loaded: Datasets, source: Target, prompts: int, seed: int) -> Iterable[Example]:
     """The rows of an epoch in the order of the run."""
-    for batch in epoch(source, ALONE, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
+    for batch in epoch(source, SINGLE_PROCESS, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
         rows = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
         yield from (Example(ids[:length].tolist(), trains[:length].tolist()) for ids, trains, length in rows)
 
 
-def _prompts(loaded: Loaded) -> Iterable[Example]:
+def _prompts(loaded: Datasets) -> Iterable[Example]:
     return (Example(ids, [False] * len(ids)) for ids in loaded.encoder.prompts(loaded.train))
 
 

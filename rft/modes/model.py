@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.actor import without_weights
+from rft.actor.actor import empty_like
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
@@ -19,14 +19,14 @@ from rft.logger.console import RunConsole
 from rft.logger.log import SilentLog
 from rft.rollout.engine.base import Engine
 from rft.rollout.engine.none import NoEngine
-from rft.setup.components import Parts
+from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
 from rft.train.run_folder import CONFIG, scratch
 
 Which = Literal["latest", "best"] | int | None
 
 
-class Answering(Parts):
+class Answering(Components):
     """A checked config whose model only answers: nothing of it trains, and rows to train on are not read.
 
     Args:
@@ -99,7 +99,7 @@ class Answering(Parts):
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.shape, run.seed)
-            engine = self.make_engine(self.world, without_weights(model, self.world.device), self._words, folder)
+            engine = self.make_engine(self.world, empty_like(model, self.world.device), self._words, folder)
             try:
                 engine.wake("weights")
                 engine.update_weights(0, model.state_dict().items())

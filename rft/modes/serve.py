@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.actor.init import outline, read_config
-from rft.remote.http_client import LOOK_S, Peer
-from rft.remote.server_process import Process
-from rft.rollout.engine.model_folder import write_skeleton
-from rft.rollout.server.server_api import Dialect
-from rft.setup.components import Parts
+from rft.actor.init import meta_model, read_config
+from rft.remote.http_client import LOOK_S, ServerClient
+from rft.remote.server_process import ServerProcess
+from rft.rollout.engine.model_folder import write_model_folder
+from rft.rollout.server.server_api import ServerApi
+from rft.setup.components import Components
 
 PAUSE_S = 1.0  # between looks at the servers
 
@@ -28,33 +28,33 @@ def serve(config: dict[str, Any], console: Console) -> None:
     Raises:
         ValueError: what is wrong with the config; or a server ended, with its last words.
     """
-    parts = Parts(config)
+    parts = Components(config)
     parts.check.end()
     run, options = parts.run, parts.run.serve
     python = options.python or sys.executable
     if shutil.which(python) is None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
-    dialect = parts.engine.factory.dialect(run.rollout.engine_args)
+    server_api = parts.engine.factory.server_api(run.rollout.engine_args)
     tokenizer = parts.tokenizer.build()
     shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     folder = Path(run.output_dir).resolve() / "engine"
-    write_skeleton(outline(shape), tokenizer, folder)
+    write_model_folder(meta_model(shape), tokenizer, folder)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:
         for number in range(options.count):
-            command, environment = dialect.command(python, folder, options.port + number, options.host)
-            processes.append(Process(command, environment, folder.parent / "servers" / f"{number}.log"))
+            command, environment = server_api.command(python, folder, options.port + number, options.host)
+            processes.append(ServerProcess(command, environment, folder.parent / "servers" / f"{number}.log"))
         ready = False
         while True:
             for process in processes:
                 if ended := process.ended():
                     raise ValueError(f"mode=serve: a server {ended}")
-            if not ready and all(_answers(dialect, address) for address in addresses):
+            if not ready and all(_answers(server_api, address) for address in addresses):
                 ready = True
                 console.print(f"serving on {', '.join(addresses)}; a run samples there with", highlight=False)
                 console.print(
-                    f"    rollout={dialect.rollout} rollout.engine.servers.count=0 "
+                    f"    rollout={server_api.rollout} rollout.engine.servers.count=0 "
                     f"rollout.engine.servers.addresses=[{','.join(addresses)}]",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
@@ -68,10 +68,10 @@ def serve(config: dict[str, Any], console: Console) -> None:
             process.wait()
 
 
-def _answers(dialect: Dialect, address: str) -> bool:
+def _answers(server_api: ServerApi, address: str) -> bool:
     async def ask() -> None:
         async with asyncio.timeout(LOOK_S):
-            await dialect.healthy(Peer(0, address))
+            await server_api.healthy(ServerClient(0, address))
 
     try:
         asyncio.run(ask())

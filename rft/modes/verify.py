@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.gradient import Gradient
 from rft.registry import Plugin
 
 
-def certify(method: Method, console: Console) -> bool:
+def certify(algorithm: Algorithm, console: Console) -> bool:
     """Examines every function of an algorithm by itself, on policy, and prints a table and a verdict on each.
 
     Returns:
@@ -22,7 +22,7 @@ def certify(method: Method, console: Console) -> bool:
     Raises:
         ValueError: a function states a target that is not known, or reads a column that it does not state.
     """
-    title = f"certificate of {method.options.name}: each part by itself, on policy"
+    title = f"certificate of {algorithm.options.name}: each part by itself, on policy"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("part", overflow="fold")
     for column in ("declared", "measured"):
@@ -31,7 +31,7 @@ def certify(method: Method, console: Console) -> bool:
         table.add_column(column, justify="right")
     table.add_column("checks", overflow="fold")
     verdicts, names = [], dict[str, None]()
-    for part, plugin, kind in _parts(method):
+    for part, plugin, kind in _parts(algorithm):
         found = certificate(plugin, kind)
         table.add_row(f"{part}\n{plugin.name}", _declared(found.declared), *_measured(found.measured), _checks(found))
         names |= dict.fromkeys(found.checks)
@@ -44,19 +44,19 @@ def certify(method: Method, console: Console) -> bool:
     return all(holds for holds, _ in verdicts)
 
 
-def _parts(method: Method) -> Iterator[tuple[str, Plugin, Kind]]:
-    if method.advantage is not None:
-        yield "advantage", method.advantage, "advantage"
-    loss, *terms = method.policy.terms
+def _parts(algorithm: Algorithm) -> Iterator[tuple[str, Plugin, Kind]]:
+    if algorithm.advantage is not None:
+        yield "advantage", algorithm.advantage, "advantage"
+    loss, *terms = algorithm.policy.terms
     yield "loss", loss.plugin, "loss"
-    if method.policy.mask is not None:
-        yield "gradient_mask", method.policy.mask, "gradient mask"
+    if algorithm.policy.mask is not None:
+        yield "gradient_mask", algorithm.policy.mask, "gradient mask"
     for term in terms:
         yield f"terms.{term.name}", term.plugin, "loss"
-    for role, objective in method.learners.items():
+    for role, objective in algorithm.learners.items():
         yield f"{role}_loss", objective.terms[0].plugin, "loss"
-    if method.aggregation is not None:
-        yield "aggregation", method.aggregation, "aggregation"
+    if algorithm.aggregation is not None:
+        yield "aggregation", algorithm.aggregation, "aggregation"
 
 
 def _declared(gradient: Gradient | None) -> Text:

@@ -16,7 +16,7 @@ LOOK_S = 10.0  # deadline of a call that needs no work
 LARGEST = 2**16  # bytes of the head of an answer
 
 
-class Failed(OSError):
+class RequestFailed(OSError):
     """A call that did not bring what was asked for; the message names the server.
 
     Attributes:
@@ -26,7 +26,7 @@ class Failed(OSError):
     busy = False
 
 
-class Refused(Failed):
+class RequestRefused(RequestFailed):
     """An answer that is not a success, with this status of HTTP."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -34,11 +34,11 @@ class Refused(Failed):
         self.busy = status in (429, 503)
 
 
-class Garbage(Failed):
+class BadResponse(RequestFailed):
     """An answer that does not hold what was asked for."""
 
 
-class Peer:
+class ServerClient:
     """One server.
 
     Args:
@@ -74,31 +74,31 @@ class Peer:
         try:
             return json.loads(answer) if answer.strip() else None
         except ValueError as error:
-            raise self.garbage(f"{call}: no JSON: {answer[:80]!r}") from error
+            raise self.bad_response(f"{call}: no JSON: {answer[:80]!r}") from error
 
     async def _call(self, method: str, path: str, body: bytes) -> bytes:
         try:
             status, answer = await self._exchange(method, path, body)
-        except Failed:
+        except RequestFailed:
             raise
         except (OSError, EOFError) as error:
-            raise Failed(f"{self.name}: {method} {path}: {error or type(error).__name__}") from error
+            raise RequestFailed(f"{self.name}: {method} {path}: {error or type(error).__name__}") from error
         if not 200 <= status < 300:
             said = answer[:500].decode(errors="replace")
-            raise Refused(f"{self.name}: {method} {path}: status {status}: {said}", status)
+            raise RequestRefused(f"{self.name}: {method} {path}: status {status}: {said}", status)
         return answer
 
-    def garbage(self, what: str) -> Garbage:
+    def bad_response(self, what: str) -> BadResponse:
         """The error of an answer that makes no sense."""
-        return Garbage(f"{self.name}: {what}")
+        return BadResponse(f"{self.name}: {what}")
 
     @contextmanager
-    def sense(self, what: str) -> Iterator[None]:
+    def parse(self, what: str) -> Iterator[None]:
         """Where an answer is taken apart: what it lacks is raised as Garbage."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self.garbage(f"{what} makes no sense: {error!r}") from error
+            raise self.bad_response(f"{what} makes no sense: {error!r}") from error
 
     async def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=LARGEST)
@@ -126,11 +126,11 @@ class Peer:
                 return status, await reader.readexactly(int(fields["content-length"]))
             return status, await reader.read()
         except (ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            raise self.garbage(f"an answer that is no HTTP: {error}") from error
+            raise self.bad_response(f"an answer that is no HTTP: {error}") from error
 
 
 @asynccontextmanager
-async def waiting(what: str | Callable[[], str], deadline: float | None) -> AsyncIterator[None]:
+async def deadline(what: str | Callable[[], str], deadline: float | None) -> AsyncIterator[None]:
     """A wait with a name, which is logged while it lasts.
 
     Args:

@@ -12,16 +12,16 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from rft.remote.http_client import LOOK_S, Failed, Peer, waiting
-from rft.remote.requests import Group, Question, Run, Server
-from rft.rollout.server.options import Patience
+from rft.remote.http_client import LOOK_S, RequestFailed, ServerClient, deadline
+from rft.remote.requests import Assignment, RequestGroup, SampleRequest, Server
+from rft.rollout.server.options import RetryPolicy
 
 TICK = 0.1  # seconds between looks at groups that are late
 LATE = 2.0  # times the mean of the groups that are done,
 LATE_S = 1.0  # and no less than so many seconds
 
 
-class Router:
+class LoadBalancer:
     """One round of groups.
 
     Args:
@@ -40,8 +40,8 @@ class Router:
         what: str,
         wanted: str,
         servers: list[Server],
-        look: Callable[[Peer], Awaitable[str | None]],
-        options: Patience,
+        look: Callable[[ServerClient], Awaitable[str | None]],
+        options: RetryPolicy,
         key: str,
         counts: Counter[str],
         progress: Callable[[int], None] | None,
@@ -57,12 +57,12 @@ class Router:
         self._progress = progress
         self._stirred = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: deque[Group] = deque()
-        self._begun: set[Group] = set()
+        self._queue: deque[RequestGroup] = deque()
+        self._begun: set[RequestGroup] = set()
         self._seconds: list[float] = []  # that groups took
         self._done = 0
 
-    async def run(self, asked: Sequence[Sequence[Question]]) -> list[list[Any]]:
+    async def run(self, asked: Sequence[Sequence[SampleRequest]]) -> list[list[Any]]:
         """The answers, in the order of the questions.
 
         Args:
@@ -72,7 +72,7 @@ class Router:
             Failed: a group has failed too often; names the server.
             TimeoutError: no server is ready within its deadline; names them all.
         """
-        groups = [Group(list(group)) for group in asked if group]
+        groups = [RequestGroup(list(group)) for group in asked if group]
         self._queue.extend(groups)
         total = sum(len(group.questions) for group in groups)
         for server in self._servers:
@@ -83,7 +83,7 @@ class Router:
             for server in self._servers:
                 self._start(self._watch(server))
             has = f"{self._who} has {{}} of {total} {self._what}s ({{}})"
-            async with waiting(lambda: has.format(self._done, self._loads()), None):
+            async with deadline(lambda: has.format(self._done, self._loads()), None):
                 while self._done < total:
                     if not any(server.ready for server in self._servers):
                         await self._until_ready()
@@ -121,7 +121,7 @@ class Router:
 
     async def _until_ready(self) -> None:
         what = f"{self._who} waits for a server that {self._wanted}"
-        async with waiting(lambda: f"{what} ({self._loads()})", self._options.start_s):
+        async with deadline(lambda: f"{what} ({self._loads()})", self._options.start_s):
             while not any(server.ready for server in self._servers):
                 self._stirred.clear()
                 await self._stir(self._options.poll_s)
@@ -136,7 +136,7 @@ class Router:
     async def _look(self, server: Server) -> None:
         what = f"{self._who} waits for {server.peer.name} to say what it serves"
         try:
-            async with waiting(what, min(LOOK_S, self._options.answer_s)):
+            async with deadline(what, min(LOOK_S, self._options.answer_s)):
                 problem = await self._ask(server.peer)
         except OSError as error:
             problem = str(error)
@@ -167,15 +167,17 @@ class Router:
             self._counts["hedged"] += 1
             self._give(min(since, key=lambda group: since[group]), server)
 
-    def _give(self, group: Group, server: Server) -> None:
+    def _give(self, group: RequestGroup, server: Server) -> None:
         numbers = group.missing()
         server.running += len(numbers)
-        run = Run(asyncio.get_running_loop().time(), len(numbers), self._start(self._work(server, group, numbers)))
+        run = Assignment(
+            asyncio.get_running_loop().time(), len(numbers), self._start(self._work(server, group, numbers))
+        )
         group.runs[server] = run
         self._begun.add(group)
         run.task.add_done_callback(lambda _: self._leave(server, group, run))
 
-    def _leave(self, server: Server, group: Group, run: Run) -> None:
+    def _leave(self, server: Server, group: RequestGroup, run: Assignment) -> None:
         server.running -= run.owes
         del group.runs[server]
         if not group.runs:
@@ -183,7 +185,7 @@ class Router:
             if group.missing():
                 self._queue.appendleft(group)
 
-    async def _work(self, server: Server, group: Group, numbers: list[int]) -> None:
+    async def _work(self, server: Server, group: RequestGroup, numbers: list[int]) -> None:
         """Has a server answer these of a group."""
         work = (self._answer(server, group, number) for number in numbers)
         problems = [found for found in await asyncio.gather(*work, return_exceptions=True) if found is not None]
@@ -193,7 +195,7 @@ class Router:
         if problems:
             self._blame(server, group, problems[0])
 
-    async def _answer(self, server: Server, group: Group, number: int) -> None:
+    async def _answer(self, server: Server, group: RequestGroup, number: int) -> None:
         question, run = group.questions[number], group.runs[server]
         call = question.call(server.peer)
         try:
@@ -206,12 +208,12 @@ class Router:
             server.running -= 1
             run.owes -= 1
             self._stirred.set()
-        with server.peer.sense(f"the answer to a {self._what}"):
+        with server.peer.parse(f"the answer to a {self._what}"):
             found = question.read(server.peer, answer)
         server.answered(self._options.concurrency)
         self._take(group, number, found, run)
 
-    def _take(self, group: Group, number: int, found: Any, run: Run) -> None:
+    def _take(self, group: RequestGroup, number: int, found: Any, run: Assignment) -> None:
         """Takes an answer that nobody has brought yet; with the last one of its group all work on it ends."""
         if number in group.found:
             return
@@ -224,10 +226,10 @@ class Router:
             for other in group.runs.values():
                 other.task.cancel()
 
-    def _blame(self, server: Server, group: Group, problem: BaseException) -> None:
+    def _blame(self, server: Server, group: RequestGroup, problem: BaseException) -> None:
         """Takes note of a failure. The group waits for its turn again, unless that was one failure too many."""
         now = asyncio.get_running_loop().time()
-        busy = isinstance(problem, Failed) and problem.busy
+        busy = isinstance(problem, RequestFailed) and problem.busy
         if busy or isinstance(problem, TimeoutError):
             server.rest(now)
         else:
@@ -241,7 +243,7 @@ class Router:
         group.failed[server] += 1
         failures = group.failed.total()
         if failures > self._options.retries and len(group.runs) == 1:
-            raise Failed(
+            raise RequestFailed(
                 f"{self._who} gives up on {len(group.questions)} {self._what}s after {failures} failures "
                 f"({self._key}.retries={self._options.retries}); the last: {problem}"
             )

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rft.remote.http_client import Failed, Peer
-from rft.rollout.server.server_api import Call, Dialect, Sampled
+from rft.remote.http_client import RequestFailed, ServerClient
+from rft.rollout.server.server_api import Call, Sampled, ServerApi
 
 PAUSES = (0.05, 5.0)  # seconds that a busy server is left alone: at first, at most
 
@@ -25,7 +25,7 @@ class Server:
         busy: since when it has said nothing but that it is busy, or None.
     """
 
-    peer: Peer
+    peer: ServerClient
     window: float
     running: int = 0
     ready: bool = False
@@ -47,14 +47,14 @@ class Server:
             self.pause = min(2 * self.pause, PAUSES[1])
 
 
-class Question(Protocol):
+class SampleRequest(Protocol):
     """What any of the servers can answer."""
 
-    def call(self, peer: Peer) -> Call:
+    def call(self, peer: ServerClient) -> Call:
         """What asks this server."""
         ...
 
-    def read(self, peer: Peer, answer: Any) -> Any:
+    def read(self, peer: ServerClient, answer: Any) -> Any:
         """What its answer says. May raise KeyError, IndexError, TypeError and ValueError: the answer is garbage.
 
         Raises:
@@ -64,8 +64,8 @@ class Question(Protocol):
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Asks for a sample; see `Question`.
+class SampleBatch:
+    """Asks for a sample; see `SampleRequest`.
 
     Attributes:
         told: what a server is told.
@@ -76,27 +76,27 @@ class Draw:
 
     told: Call
     limit: int
-    dialect: Dialect
+    server_api: ServerApi
     version: int
 
-    def call(self, peer: Peer) -> Call:
+    def call(self, peer: ServerClient) -> Call:
         """The same for every server."""
         return self.told
 
-    def read(self, peer: Peer, answer: Any) -> Sampled:
+    def read(self, peer: ServerClient, answer: Any) -> Sampled:
         """The sample."""
-        sampled = self.dialect.parse(answer)
+        sampled = self.server_api.parse(answer)
         length = len(sampled.tokens)
         if length > self.limit or (sampled.finish_reason == "length" and length < self.limit):
             said = f"{sampled.finish_reason} after {length} of {self.limit} tokens"
             raise ValueError(f"{said}: are prompt and answer longer than what rollout.engine_args allows?")
         if sampled.version != self.version:
-            raise Failed(f"{peer.name} serves version {sampled.version}, not {self.version}")
+            raise RequestFailed(f"{peer.name} serves version {sampled.version}, not {self.version}")
         return sampled
 
 
 @dataclass(eq=False)
-class Run:
+class Assignment:
     """A server at work on a group: since when, and how many answers it still owes."""
 
     since: float
@@ -105,7 +105,7 @@ class Run:
 
 
 @dataclass(eq=False)
-class Group:
+class RequestGroup:
     """What one server is asked together, such as the samples of one prompt.
 
     Attributes:
@@ -115,9 +115,9 @@ class Group:
         failed: how often which server has failed at it.
     """
 
-    questions: list[Question]
+    questions: list[SampleRequest]
     found: dict[int, Any] = field(default_factory=dict)
-    runs: dict[Server, Run] = field(default_factory=dict)
+    runs: dict[Server, Assignment] = field(default_factory=dict)
     failed: Counter[Server] = field(default_factory=Counter)
 
     def missing(self) -> list[int]:

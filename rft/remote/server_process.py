@@ -22,7 +22,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Process:
+class ServerProcess:
     """A server process of our own.
 
     Args:

@@ -27,7 +27,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Story:
+class MetricSummary:
     """One metric in short: the value at the start, the best (None where no direction is better), the last."""
 
     name: str
@@ -81,14 +81,14 @@ class History:
                 stages.append(Stage(row["stage"], stages[-1].end if stages else row["step"], row["step"]))
         return stages
 
-    def story(self, name: str) -> Story | None:
+    def story(self, name: str) -> MetricSummary | None:
         """First, best and last value, or None where no finite value was logged."""
         values = [value for _, value in self.points(name) if value is not None]
         if not values:
             return None
         sign = direction(name)
         best = max(values, key=lambda value: sign * value) if sign else None
-        return Story(name, values[0], best, values[-1])
+        return MetricSummary(name, values[0], best, values[-1])
 
     def milestones(self, name: str) -> list[tuple[str, float]]:
         """The first value, then the last one of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""

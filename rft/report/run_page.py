@@ -21,7 +21,7 @@ from rft.report.history import (
     write_atomically,
 )
 from rft.report.page import page
-from rft.report.scaling import outlook
+from rft.report.scaling import scaling_fit
 
 REPORT = "report.html"
 FIRST = "Evaluation and reward"
@@ -90,7 +90,7 @@ def _tiles(history: History) -> str:
 
 
 def _outlook(history: History) -> Iterator[str]:
-    for line in outlook(history):
+    for line in scaling_fit(history):
         yield f'<p class="note">{html.escape(line)}</p>'
 
 

@@ -12,7 +12,7 @@ ROUNDS, ZOOM = 32, 0.7  # each round looks around the best shape so far, in a sm
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScalingCurve:
     """R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B).
 
     Attributes:
@@ -34,7 +34,7 @@ class Curve:
         return self.start + (self.asymptote - self.start) / (1 + (self.midpoint / compute) ** self.efficiency)
 
 
-def fit(points: Sequence[tuple[float, float]], start: float) -> Curve | None:
+def fit(points: Sequence[tuple[float, float]], start: float) -> ScalingCurve | None:
     """The curve of least squares with A in 0 .. 1, B in 0.1 .. 10.
 
     C_mid is at least a tenth of the first C and at most ten times the last. The best A for a C_mid and a B is known;
@@ -67,17 +67,17 @@ def fit(points: Sequence[tuple[float, float]], start: float) -> Curve | None:
     return best
 
 
-def _best(points: Sequence[tuple[float, float]], start: float, midpoint: float, efficiency: float) -> Curve:
+def _best(points: Sequence[tuple[float, float]], start: float, midpoint: float, efficiency: float) -> ScalingCurve:
     """The curve of least squares of this shape."""
     shape = [1 / (1 + (midpoint / compute) ** efficiency) for compute, _ in points]
     gains = [accuracy - start for _, accuracy in points]
     gain = sum(s * g for s, g in zip(shape, gains, strict=True)) / sum(s * s for s in shape)
     gain = min(max(gain, -start), 1 - start)
     squares = sum((gain * s - g) ** 2 for s, g in zip(shape, gains, strict=True))
-    return Curve(start, start + gain, midpoint, efficiency, math.sqrt(squares / len(points)))
+    return ScalingCurve(start, start + gain, midpoint, efficiency, math.sqrt(squares / len(points)))
 
 
-def outlook(history: History) -> list[str]:
+def scaling_fit(history: History) -> list[str]:
     """What the accuracies of the last stage tend to, a line for each held-out set of which that can be said.
 
     Compute is counted in steps of the stage, which cost about the same.

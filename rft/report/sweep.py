@@ -39,7 +39,7 @@ COMPARED = (
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One run of a comparison.
 
     Args:
@@ -59,14 +59,14 @@ class Run:
         return History.of(self.folder) if self.folder is not None else History([])
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def labels(runs: Sequence[SweepRun]) -> list[str]:
     """What tells the runs apart: their overrides without those that all of them share."""
     shared = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
     own = [" ".join(o for o in run.overrides if o not in shared) for run in runs]
     return [label or (run.folder.name if run.folder else "defaults") for label, run in zip(own, runs, strict=True)]
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[SweepRun]) -> Table:
     """A row for each run: its result, and `first → last (best)` of what runs are judged by."""
     histories = [run.history for run in runs]
     names = _headlines(histories)
@@ -84,7 +84,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def write_comparison(runs: Sequence[Run], target: Path) -> Path:
+def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
     """Writes a page with the curves of the runs over each other, of failed ones as far as they got."""
     histories = [run.history for run in runs]
     body = [_html_table(runs, histories, target.parent)]
@@ -113,7 +113,7 @@ class CompareRuns(Callback):
 
     def __init__(self) -> None:
         self._target: Path | None = None
-        self._runs: list[Run] = []
+        self._runs: list[SweepRun] = []
         self._known = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -130,10 +130,10 @@ class CompareRuns(Callback):
         overrides = job_return.overrides or []
         if job_return.status is JobStatus.COMPLETED:
             result = job_return.return_value
-            self._runs.append(Run(folder, overrides, float(result) if isinstance(result, int | float) else None))
+            self._runs.append(SweepRun(folder, overrides, float(result) if isinstance(result, int | float) else None))
         else:
             error = job_return._return_value  # `return_value` would raise it
-            self._runs.append(Run(folder, overrides, failure=f"{type(error).__name__}: {error}"))
+            self._runs.append(SweepRun(folder, overrides, failure=f"{type(error).__name__}: {error}"))
         write_comparison(self._runs, self._target)
         if any(run.failure for run in self._runs):
             self._show()
@@ -164,7 +164,7 @@ def _in_short(history: History, name: str) -> str:
     return f"{short(story.first)} → {short(story.last)} ({short(story.best)})"
 
 
-def _html_table(runs: Sequence[Run], histories: Sequence[History], beside: Path) -> str:
+def _html_table(runs: Sequence[SweepRun], histories: Sequence[History], beside: Path) -> str:
     names = _headlines(histories)
     wide = "".join(f'<th class="n" colspan="3">{html.escape(name)}</th>' for name in names)
     narrow = '<th class="n">first</th><th class="n">best</th><th class="n">last</th>' * len(names)

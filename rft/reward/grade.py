@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft.data.rows.judge_data import Question
-from rft.registry import consume
+from rft.registry import take
 from rft.reward.text import bad_group, last_group
 
 
@@ -31,7 +31,7 @@ class Grade:
     @classmethod
     def of(cls, node: Mapping[str, Any], words: list[str], key: str) -> "Grade":
         """The grade of a yaml node."""
-        return cls(**consume(node, cls, key, "a grade", ("words", "key")), words=words, key=key)
+        return cls(**take(node, cls, key, "a grade", ("words", "key")), words=words, key=key)
 
     def __call__(self, text: str) -> float:
         """Of a judge's text."""

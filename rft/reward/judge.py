@@ -21,7 +21,7 @@ class Judge(RewardModel):
     Args:
         key: supplied; its place in the yaml.
         path: a folder or hub name of a language model and its tokenizer.
-        question: what it is asked about a response, see `Question`; its words are one token each.
+        question: what it is asked about a response, see `SampleRequest`; its words are one token each.
         template, template_arguments, system: how the question is rendered, as in `Encoder`.
         micro_batch_tokens: cap on the tokens of one forward, padding included.
         dtype: what it is held and computed in.

@@ -29,7 +29,7 @@ class ServedJudge(Term):
         key: supplied; its place in the yaml.
         address: of the server, with the version: http://host:8000/v1.
         model: its name there.
-        question: what is asked about a response, see `Question`.
+        question: what is asked about a response, see `SampleRequest`.
         grade: how the text becomes a number, see `Grade`.
         system: message in front of the question, or null.
         max_new_tokens: of the judge's text.

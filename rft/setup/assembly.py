@@ -13,12 +13,12 @@ from rft.actor.actor import Actor
 from rft.actor.frozen import check_frozen
 from rft.actor.init import read_config
 from rft.actor.moe import check_routers
-from rft.actor.precomputed import RememberedReference
+from rft.actor.precomputed import PrecomputedReference
 from rft.actor.reference import AdapterReference
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import REFERENCE, ROLES, TEACHER
 from rft.batch.balance import Balance
-from rft.data.given.survey import ALONE, given, only_reads
+from rft.data.given.survey import SINGLE_PROCESS, given, only_reads
 from rft.data.rows.lazy import Rows
 from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
@@ -26,9 +26,9 @@ from rft.modes.verify import certify
 from rft.registry import Target
 from rft.rollout.engine.base import Engine
 from rft.rollout.source.rollout import Score
-from rft.setup.components import Parts
+from rft.setup.components import Components
 from rft.setup.constraints import check_interruption, check_tokenizer
-from rft.setup.datasets import Loaded
+from rft.setup.datasets import Datasets
 from rft.train.checkpoint import Checkpoints
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
@@ -36,7 +36,7 @@ from rft.train.stage import Source, Stage
 from rft.train.trainer import Trainer
 
 
-class Job(Parts):
+class Job(Components):
     """A checked config, ready to run.
 
     Raises:
@@ -53,7 +53,7 @@ class Job(Parts):
         Raises:
             ValueError: a function is not what it states.
         """
-        if not certify(self.method, Console()):
+        if not certify(self.algorithm, Console()):
             raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
         return 1.0
 
@@ -89,14 +89,14 @@ class Job(Parts):
                 finish_folder(folder, numbers)
         return numbers[run.metric]
 
-    def begin(self) -> tuple[World, Loaded]:
+    def begin(self) -> tuple[World, Datasets]:
         """Starts the processes and reads what a run reads before there is a model."""
         world = start(self.run.strategy["device"])
         with self.check():
             self.engine.factory.check_here(self.engine.options)
         loaded = self.load(world.size, world)
         self.check.end()
-        if TEACHER.writes(self.method.reads()):
+        if TEACHER.writes(self.algorithm.reads()):
             teacher = self.helpers[TEACHER.key]
             teacher.factory.check_here(world, teacher.options, loaded.tokenizer, lambda: self.longest(loaded))
         return world, loaded
@@ -107,7 +107,7 @@ class Job(Parts):
             if self.run.batch.prompts % ranks:
                 raise ValueError(f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes")
 
-    def load(self, ranks: int, world: World = ALONE) -> Loaded:
+    def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
         """Loads tokenizer and rows; what is wrong with them, or between them and the rest, is added to `check`.
 
         Args:
@@ -131,11 +131,11 @@ class Job(Parts):
         with check():
             check_tokenizer(tokenizer, shape)
         with check():
-            if "router_balance" in self.method.policy.outputs:
+            if "router_balance" in self.algorithm.policy.outputs:
                 strategy = self.strategy.options
                 check_routers(shape, strategy["compile"], strategy["context_parallel"])
         with check():
-            if TEACHER.writes(self.method.reads()):
+            if TEACHER.writes(self.algorithm.reads()):
                 teacher = self.helpers[TEACHER.key]
                 temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
                 teacher.factory.check(teacher.options, tokenizer, temperature)
@@ -143,7 +143,7 @@ class Job(Parts):
             helper = self.helpers[role.key].options
             gone = role is REFERENCE and self.precompute  # it may be, where a run goes on
             with check():
-                if role.follows and role.writes(self.method.reads()) and not (gone or self.starts_as_policy(role)):
+                if role.follows and role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
                     read_config(helper["path"], helper["model_config"], len(tokenizer), role.key)
         for actor in (self.actor, *self.helpers.values()):
             with check():
@@ -152,20 +152,20 @@ class Job(Parts):
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
-        loaded = Loaded(tokenizer, encoder, train, held_out, self.lengths(world, encoder), unread)
+        loaded = Datasets(tokenizer, encoder, train, held_out, self.lengths(world, encoder), unread)
         with check():
             reads = given(self.source)
             examples = None if reads is None else (lambda: self.examples(loaded, reads))
             loaded.fit(run, check, shape, "prompt" in self.needs, not only_reads(self.source), examples)
         return loaded
 
-    def examples(self, loaded: Loaded, source: Target) -> list[int]:
+    def examples(self, loaded: Datasets, source: Target) -> list[int]:
         """Tokens of each row that a source of given texts draws, until as many are drawn as there are."""
-        run, columns = self.run, tuple(sorted(self.method.reads()))
+        run, columns = self.run, tuple(sorted(self.algorithm.reads()))
         supplied = {"seed": run.seed, "columns": columns}
         return loaded.lengths.examples(source, loaded.train, run.batch.prompts, **supplied)
 
-    def longest(self, loaded: Loaded) -> int | None:
+    def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
         if loaded.unread is not None:
             return None
@@ -178,7 +178,7 @@ class Job(Parts):
     def assemble(
         self,
         world: World,
-        loaded: Loaded,
+        loaded: Datasets,
         folder: Path,
         log: RunLog,
         answering: Callable[[Engine], Engine] = lambda engine: engine,
@@ -191,7 +191,7 @@ class Job(Parts):
             answering: what the sources of batches are given in place of the engine.
             score: in place of the reward.
         """
-        run, reads = self.run, self.method.reads()
+        run, reads = self.run, self.algorithm.reads()
         strategy = self.strategy.build(world=world)
 
         def actor(target: Target) -> Actor:
@@ -206,7 +206,7 @@ class Job(Parts):
                 if role is REFERENCE and self.precompute:
                     copied = self.starts_as_policy(role)
                     load = (lambda: policy) if copied else partial(actor, self.helpers[role.key])
-                    helpers[role.key] = RememberedReference(world, load, copied, folder / "ref_logprobs.pt")
+                    helpers[role.key] = PrecomputedReference(world, load, copied, folder / "ref_logprobs.pt")
                 else:
                     helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
         engine = self.start_engine(world, policy, loaded, folder)
@@ -214,7 +214,7 @@ class Job(Parts):
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
 
-        def source(target: Target, prompts: int, method: Method) -> Source:
+        def source(target: Target, prompts: int, algorithm: Algorithm) -> Source:
             return target.build(
                 world=world,
                 engine=answering(engine),
@@ -225,7 +225,7 @@ class Job(Parts):
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
                 seed=run.seed,
-                columns=tuple(sorted(method.reads())),
+                columns=tuple(sorted(algorithm.reads())),
                 logprobs=logprobs,
             )
 
@@ -235,7 +235,7 @@ class Job(Parts):
                 Stage(
                     name="warmup",
                     source=source(self.warmup_source, run.warmup.rows, self.warmup_method),
-                    method=self.warmup_method,
+                    algorithm=self.warmup_method,
                     steps=run.warmup.steps,
                     minibatches=1,
                     epochs=1,
@@ -249,8 +249,8 @@ class Job(Parts):
         stages.append(
             Stage(
                 name="train",
-                source=source(self.source, run.batch.prompts, self.method),
-                method=self.method,
+                source=source(self.source, run.batch.prompts, self.algorithm),
+                algorithm=self.algorithm,
                 steps=run.steps,
                 minibatches=run.batch.minibatches,
                 epochs=run.batch.epochs,
@@ -264,7 +264,9 @@ class Job(Parts):
             world=world,
             policy=policy,
             helpers=helpers,
-            balance=Balance(world, policy.work, "group" if policy.cutting.share_prefix else "unit", run.batch.balance),
+            balance=Balance(
+                world, policy.work, "group" if policy.micro_batcher.share_prefix else "unit", run.batch.balance
+            ),
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             engine=engine,
             evaluator=self.evaluator(world, policy, engine, loaded.encoder, loaded.held_out),
@@ -277,6 +279,6 @@ class Job(Parts):
         )
         return trainer, stages
 
-    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+    def start_engine(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Engine:
         """What samples, with no weights yet."""
         return self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder)

@@ -8,11 +8,11 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import REFERENCE, ROLES, TEACHER, Role
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.given.survey import ALONE
+from rft.data.given.survey import SINGLE_PROCESS
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.stream import check_stream
 from rft.distributed import World
@@ -21,7 +21,7 @@ from rft.evaluation.base import HeldOut
 from rft.evaluation.generation import Evaluator, measured
 from rft.evaluation.preference import Grader, PairEvaluator
 from rft.evaluation.process import StepEvaluator
-from rft.registry import Target, convert, sift
+from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine
 from rft.setup.constraints import (
@@ -60,7 +60,7 @@ FROM_ROLLOUT = (
 )
 
 
-class Parts:
+class Components:
     """The parts of a run, none of them loaded.
 
     Args:
@@ -76,7 +76,7 @@ class Parts:
         for name in config.get("plugins") or ():
             with check():
                 import_plugin(name)
-        fields = sift(config, Run, "", "the root of the config", check)
+        fields = validate(config, Run, "", "the root of the config", check)
         self.run = run = cast(Run, Partial(**fields))
         self._check_actors()
         self.strategy = check.attempt(lambda: Target(run.strategy, "strategy", ("world",)))
@@ -94,7 +94,7 @@ class Parts:
         with check():
             for name, node in run.logger.items():
                 self.sinks.append(check.attempt(lambda n=name, o=node: Target(o, f"logger.{n}").build()))
-        self.method = check.attempt(lambda: Method(run.algorithm, "algorithm", self.reward.weights))
+        self.algorithm = check.attempt(lambda: Algorithm(run.algorithm, "algorithm", self.reward.weights))
         self._check_together()
         for sink in self.sinks:
             with check():
@@ -124,7 +124,7 @@ class Parts:
     def _check_together(self) -> None:
         check, run = self.check, self.run
         with check():
-            check_numbers(run, self.method)
+            check_numbers(run, self.algorithm)
         with check():
             check_profile(run)
         with check():
@@ -146,10 +146,10 @@ class Parts:
         with check():
             check_stream(run.data.streaming, self.train, self.source)
         with check():
-            check_flow(run, self.method, self.source)
+            check_flow(run, self.algorithm, self.source)
         with check():
             copied = self.starts_as_policy(REFERENCE)
-            check_reference(run.algorithm, self.method, self.source, self.precompute, copied)
+            check_reference(run.algorithm, self.algorithm, self.source, self.precompute, copied)
         self.needs: set[str] = set()
         with check():
             self.needs |= set(self.source.factory.needs(self.source.options))
@@ -158,15 +158,17 @@ class Parts:
         with check():
             if run.warmup is not None:
                 warmup = run.warmup
-                self.warmup_method = check.attempt(lambda: Method(warmup.method(), "warmup"))
+                self.warmup_method = check.attempt(lambda: Algorithm(warmup.algorithm(), "warmup"))
                 self.warmup_source = check.attempt(lambda: Target(warmup.source, "warmup.source", FROM_ROLLOUT))
                 with check():
                     check_flow(run, self.warmup_method, self.warmup_source)
                 with check():
                     self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
         with check():
-            methods = {"algorithm": self.method} | ({"warmup": self.warmup_method} if run.warmup is not None else {})
-            check_head(self.actor.options, methods, self.engine.factory, self.strategy.options)
+            algorithms = {"algorithm": self.algorithm} | (
+                {"warmup": self.warmup_method} if run.warmup is not None else {}
+            )
+            check_head(self.actor.options, algorithms, self.engine.factory, self.strategy.options)
 
     def models(self) -> dict[str, dict[str, Any]]:
         """The options of the actors whose models are in this process, by their keys."""
@@ -190,7 +192,7 @@ class Parts:
     def lengths(self, world: World, encoder: Encoder) -> Lengths:
         """What counts tokens: all ranks together, or each alone where one has found a mistake. A collective."""
         mistaken = any(world.gather(bool(self.check.messages)))
-        return Lengths(ALONE if mistaken else world, encoder, self.run.cache)
+        return Lengths(SINGLE_PROCESS if mistaken else world, encoder, self.run.cache)
 
     def load_held_out(self) -> dict[str, Rows]:
         """The held-out sets by their names; what is wrong with them is added to `check`."""

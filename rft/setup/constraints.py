@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTra
 
 from rft.actor.init import CLASSIFIERS
 from rft.actor.lora.adapters import Lora
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import ROLES
 from rft.batch.columns import check_columns
 from rft.data.encode.encoder import Encoder
@@ -29,7 +29,7 @@ COUNTS = (
 )
 
 
-def check_numbers(run: Run, method: Method) -> None:
+def check_numbers(run: Run, algorithm: Algorithm) -> None:
     """Numbers that no signature can check alone."""
     check = Checks()
     for key in COUNTS:
@@ -54,17 +54,21 @@ def check_numbers(run: Run, method: Method) -> None:
                 f"{run.steps}; raise steps or lower algorithm.critic_warmup"
             )
     with check():
-        if method.advantage is not None and method.advantage.facts.group_baseline and run.algorithm.group_size == 1:
+        if (
+            algorithm.advantage is not None
+            and algorithm.advantage.facts.group_baseline
+            and run.algorithm.group_size == 1
+        ):
             raise ValueError(
-                f"algorithm.group_size={run.algorithm.group_size}: the advantage {method.advantage.name!r} compares "
+                f"algorithm.group_size={run.algorithm.group_size}: the advantage {algorithm.advantage.name!r} compares "
                 "the rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose "
                 "another algorithm/advantage"
             )
-    for name, wanted, idle in (("pass_k", run.eval.pass_k, run.eval.samples == 0), ("maj_k", run.eval.maj_k, False)):
+    for name, wanted, dummy in (("pass_k", run.eval.pass_k, run.eval.samples == 0), ("maj_k", run.eval.maj_k, False)):
         with check():
             if min(wanted, default=1) < 1:
                 raise ValueError(f"eval.{name}={wanted}: a number of answers is 1 or more")
-            if max(wanted, default=0) > run.eval.samples and not idle:
+            if max(wanted, default=0) > run.eval.samples and not dummy:
                 raise ValueError(
                     f"eval.{name}={wanted} asks for more answers than eval.samples={run.eval.samples}; set "
                     f"eval.samples to at least {max(wanted)}"
@@ -152,7 +156,9 @@ def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
     engine.factory.check(engine.options | {"engine_args": rollout.engine_args, "lora": lora}, rollout)
 
 
-def check_head(options: dict[str, Any], methods: dict[str, Method], engine: Any, strategy: dict[str, Any]) -> None:
+def check_head(
+    options: dict[str, Any], algorithms: dict[str, Algorithm], engine: Any, strategy: dict[str, Any]
+) -> None:
     """The policy has the head that its losses train, and one that only gives scores is asked for nothing else.
 
     Args:
@@ -162,9 +168,9 @@ def check_head(options: dict[str, Any], methods: dict[str, Method], engine: Any,
         strategy: its options.
     """
     check, head = Checks(), options["head"]
-    for key, method in methods.items():
+    for key, algorithm in algorithms.items():
         with check():
-            if (loss := method.policy.terms[0].plugin).facts.head != head:
+            if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
                 raise ValueError(
                     f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
                     "another loss, or another actor/head"
@@ -210,14 +216,14 @@ def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: in
         )
 
 
-def check_flow(run: Run, method: Method, source: Target) -> None:
+def check_flow(run: Run, algorithm: Algorithm, source: Target) -> None:
     """Every column that a step reads has one writer before it.
 
     Args:
         source: its class has the columns that it `writes` always, and those that it `can_write` where they are read. An
             option of such a column's name is the field that it is taken from, or null.
     """
-    reads, can_write = method.reads(), source.factory.can_write
+    reads, can_write = algorithm.reads(), source.factory.can_write
     if unread := [name for name in can_write if source.options.get(name) is not None and name not in reads]:
         raise ValueError(
             f"{source.key}.{unread[0]}={source.options[unread[0]]}: nothing reads {unread[0]!r}; set it to null"
@@ -228,8 +234,8 @@ def check_flow(run: Run, method: Method, source: Target) -> None:
         ("algorithm.source", (), (*source.factory.writes, *given)),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
     ]
-    if method.options.pick != "all":
-        chosen = ("chosen",) if method.options.pick == "best_and_worst" else ()
+    if algorithm.options.pick != "all":
+        chosen = ("chosen",) if algorithm.options.pick == "best_and_worst" else ()
         stages.append(("algorithm.pick", ("scores", "group", "unit"), chosen))
     if "old_logprobs" in reads:
         stages.append(
@@ -238,19 +244,19 @@ def check_flow(run: Run, method: Method, source: Target) -> None:
     if "sum_p_squared" in reads:
         stages.append(("actor", ("tokens",), ("sum_p_squared",)))
     for role in ROLES:
-        if role.key in method.learners and not role.writes(reads):
+        if role.key in algorithm.learners and not role.writes(reads):
             raise ValueError(
                 f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {', '.join(role.columns)}; choose "
                 f"an algorithm/advantage that does or algorithm/{role.loss}=none"
             )
         if columns := role.writes(reads):
-            if role.loss is not None and role.key not in method.learners:
+            if role.loss is not None and role.key not in algorithm.learners:
                 raise ValueError(
                     f"something reads {', '.join(columns)}, but algorithm.{role.loss} is null, so nothing would train "
                     f"the {role.key}; choose an option of algorithm/{role.loss}"
                 )
             stages.append((role.key, ("tokens",), tuple(columns)))
-    check_columns([*stages, *method.stages()])
+    check_columns([*stages, *algorithm.stages()])
 
 
 def check_adapters(actors: dict[str, dict[str, Any]]) -> None:

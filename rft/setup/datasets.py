@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, drop_long
+from rft.data.encode.lengths import Lengths, filter_overlong_prompts
 from rft.data.given.survey import check_examples
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import Unread, check_room
@@ -16,7 +16,7 @@ from rft.setup.schema import Run
 
 
 @dataclass
-class Loaded:
+class Datasets:
     """Rows to train on, held-out sets by their names, and what makes token ids of them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Loaded:
         elif most is not None or samples:
             with check():
                 counts = self.lengths.prompts(self.train)
-                self.train, counts = drop_long(self.train, counts, most, "data.train", self.said.append)
+                self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.said.append)
                 if samples:
                     check_lengths("data.train", counts, shape, new_tokens)
         fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
@@ -109,5 +109,5 @@ def fit_held_out(
     for name, rows in sets.items():
         with check():
             key, counts = f"data.eval.{name}", lengths.prompts(rows)
-            sets[name], counts = drop_long(rows, counts, run.data.max_prompt_tokens, key, say)
+            sets[name], counts = filter_overlong_prompts(rows, counts, run.data.max_prompt_tokens, key, say)
             check_lengths(key, counts, shape, run.rollout.max_new_tokens)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
-from rft.algorithm.algorithm import MethodOptions
-from rft.data.encode.encoder import Encoder, Trains
+from rft.algorithm.algorithm import AlgorithmOptions
+from rft.data.encode.encoder import Encoder, TrainOn
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
 from rft.train.run_folder import RESULT
@@ -26,7 +26,7 @@ class Batch:
 
 
 @dataclass
-class Before:
+class Dependency:
     """A run that this one reads, and the command that makes it."""
 
     folder: str
@@ -68,7 +68,7 @@ class Data:
     template_arguments: dict[str, Any]
     system: str | None
     tools: str | None
-    trains: Trains
+    trains: TrainOn
     max_prompt_tokens: int | None
     streaming: int | None
     train: Any
@@ -179,9 +179,9 @@ class Warmup:
     aggregation: Any
     optimizer: Optimizer
 
-    def method(self) -> MethodOptions:
+    def algorithm(self) -> AlgorithmOptions:
         """The stage as an algorithm."""
-        return MethodOptions(
+        return AlgorithmOptions(
             name="warmup",
             group_size=1,
             source=self.source,
@@ -217,7 +217,7 @@ class Run:
     output_dir: str
     plugins: list[str]
     cache: str | None
-    after: dict[str, Before]
+    after: dict[str, Dependency]
     resume: bool
     metric: str
     batch: Batch
@@ -232,7 +232,7 @@ class Run:
     generate: Generate
     chat: Chat
     warmup: Warmup | None
-    algorithm: MethodOptions
+    algorithm: AlgorithmOptions
     actor: dict[str, Any]
     reference: dict[str, Any]
     critic: dict[str, Any]

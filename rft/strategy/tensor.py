@@ -22,7 +22,7 @@ from rft.strategy.context import Context
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorShard:
     """What ranks split of a block: layers whose rows they split, and the one behind them whose columns they do.
 
     Attributes:
@@ -60,7 +60,7 @@ class TensorParallel(Context):
         self._counts: list[int] = []  # tokens of every rank's slice in the forward that runs
         self._places = torch.empty(0)  # (1, N) and the places of all tokens in their rows
 
-    def split(self, backbone: nn.Module, rotary: nn.Module, parts: Iterable[Part]) -> None:
+    def split(self, backbone: nn.Module, rotary: nn.Module, parts: Iterable[TensorShard]) -> None:
         """Splits the parts of a model in place; the names of its parameters stay.
 
         Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rft.actor.actor import Diverged
+from rft.actor.actor import NonFiniteError
 from rft.distributed import World
 
 
@@ -92,7 +92,7 @@ class Checkpoints:
             if path not in best and path not in newest:
                 shutil.rmtree(path)
 
-    def inquest(self, step: int, problem: Diverged) -> ValueError:
+    def dump_nonfinite(self, step: int, problem: NonFiniteError) -> ValueError:
         """Saves the rows of a step whose loss or gradient is not finite. Returns the error that says where they are."""
         folder = self.run / "diverged"
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rft.actor.actor import Actor
-from rft.actor.precomputed import RememberedReference, row_keys
-from rft.algorithm.algorithm import Method, MethodOptions
+from rft.actor.precomputed import PrecomputedReference, row_keys
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions
 from rft.data.given.survey import only_reads
 from rft.errors import Checks
 from rft.metrics import Metrics
@@ -17,7 +17,9 @@ from rft.registry import Target
 from rft.train.stage import Stage
 
 
-def check_reference(options: MethodOptions, method: Method, source: Target, precompute: bool, copied: bool) -> None:
+def check_reference(
+    options: AlgorithmOptions, algorithm: Algorithm, source: Target, precompute: bool, copied: bool
+) -> None:
     """A reference that moves, or samples, can be a copy of the policy; one that is computed ahead does neither.
 
     Args:
@@ -40,7 +42,7 @@ def check_reference(options: MethodOptions, method: Method, source: Target, prec
                 "reference.model_config as they are, or set algorithm.iteration=0 and algorithm.sampler=actor"
             )
     reasons = {
-        "nothing reads ref_logprobs": "ref_logprobs" not in method.reads(),
+        "nothing reads ref_logprobs": "ref_logprobs" not in algorithm.reads(),
         "algorithm.source samples, so no row comes again": not only_reads(source),
         f"algorithm.iteration={options.iteration} moves it": moves,
     }
@@ -50,7 +52,7 @@ def check_reference(options: MethodOptions, method: Method, source: Target, prec
     check.end()
 
 
-def remember(
+def precompute_reference(
     reference: Actor | None,
     stage: Stage,
     done: int | None,
@@ -69,7 +71,7 @@ def remember(
     Raises:
         ValueError: the file is gone, and so is the policy of which it spoke.
     """
-    if not isinstance(reference, RememberedReference) or "ref_logprobs" not in stage.method.reads():
+    if not isinstance(reference, PrecomputedReference) or "ref_logprobs" not in stage.algorithm.reads():
         return
     if reference.complete or (done is None and reference.copied):
         return
@@ -83,7 +85,7 @@ def remember(
     known: dict[bytes, Tensor] = {}
     for _ in range(stage.steps):
         batch = stage.source.next(Metrics())
-        stage.method.filter(batch)
+        stage.algorithm.filter(batch)
         new = batch[torch.tensor([key not in known for key in row_keys(batch)])]
         if any(gather(len(new) > 0)):
             found = compute(reference, batch, new, ("logprobs",), stage.source.temperature)["logprobs"]

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 from rft.actor.actor import Actor
 from rft.actor.optim.optimizer import Optimizer
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.metrics import Metrics
 
 
@@ -51,7 +51,7 @@ class Stage:
 
     name: str
     source: Source
-    method: Method
+    algorithm: Algorithm
     steps: int
     minibatches: int
     epochs: int
@@ -62,4 +62,4 @@ class Stage:
 
     def iteration(self, done: int) -> int:
         """How many of the steps that are done belong to the iteration that goes on."""
-        return done % (self.method.options.iteration or self.steps + 1)
+        return done % (self.algorithm.options.iteration or self.steps + 1)

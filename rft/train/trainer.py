@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.actor import Actor, Diverged
-from rft.algorithm.algorithm import Method, idle_row
-from rft.algorithm.mismatch import WORST, record_mismatch
-from rft.algorithm.resample import redrawn
+from rft.actor.actor import Actor, NonFiniteError
+from rft.algorithm.algorithm import Algorithm, dummy_row
+from rft.algorithm.mismatch import WORST, log_policy_mismatch
+from rft.algorithm.resample import resample_counts
 from rft.algorithm.roles import ROLES
 from rft.batch.balance import Balance
 from rft.batch.collate import mini_batches
@@ -24,9 +24,9 @@ from rft.evaluation.base import SOURCE, HeldOut
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Engine
-from rft.rollout.engine.texts import told
+from rft.rollout.engine.texts import describe_tokens
 from rft.train.checkpoint import Checkpoints
-from rft.train.precompute import remember
+from rft.train.precompute import precompute_reference
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 
@@ -95,7 +95,7 @@ class Trainer:
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
         for stage in stages:  # while the engine holds nothing
-            remember(self.helpers.get("reference"), stage, None, self.compute, self.log.message)
+            precompute_reference(self.helpers.get("reference"), stage, None, self.compute, self.log.message)
         saved = self.checkpoints.read()
         if saved is None:
             self.log.rewind(-1)
@@ -109,7 +109,7 @@ class Trainer:
             if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
                 continue
             done = self.begin(number, stage, saved)
-            remember(self.helpers.get("reference"), stage, done, self.compute, self.log.message)
+            precompute_reference(self.helpers.get("reference"), stage, done, self.compute, self.log.message)
             saved = None
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
@@ -120,7 +120,7 @@ class Trainer:
                         metrics, started = Metrics(), time.perf_counter()
                         batch = stage.source.next(metrics)
                         self.rest()
-                        self.annotate(stage, batch, metrics)
+                        self.compute_columns(stage, batch, metrics)
                         self.update(stage, stage_step, batch, metrics)
                         self.iterate(stage, stage_step)
                         if stage.source.samples():
@@ -133,7 +133,7 @@ class Trainer:
     def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
         updates = stage.minibatches * stage.epochs
-        self.policy.begin_training(stage.optimizer, (stage.steps - stage.method.options.critic_warmup) * updates)
+        self.policy.begin_training(stage.optimizer, (stage.steps - stage.algorithm.options.critic_warmup) * updates)
         for helper in self.helpers.values():
             if helper.optimizer_options is not None:
                 helper.begin_training(helper.optimizer_options, stage.steps * updates)
@@ -144,11 +144,11 @@ class Trainer:
         done = 0
         if not within:
             for actor in self.copies:
-                actor.start_like(self.policy)
+                actor.copy_weights_from(self.policy)
         else:
             assert saved is not None
             stage.source.load_state_dict(saved["sources"])
-            stage.method.load_state_dict(saved["method"])
+            stage.algorithm.load_state_dict(saved["method"])
             done = int(saved["stage_step"])
         self.begun = self.step - stage.iteration(done)
         return done
@@ -157,35 +157,35 @@ class Trainer:
         """The actors that exist, by their key."""
         return {"actor": self.policy, **self.helpers}
 
-    def annotate(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
+    def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
         """Adds the columns that the method reads, then its advantages."""
-        method, reads = stage.method, stage.method.reads()
+        algorithm, reads = stage.algorithm, stage.algorithm.reads()
         with metrics.timer("annotate"):
-            method.filter(batch)
-            if method.options.old_logprobs == "rollout" and "old_logprobs" in reads:
+            algorithm.filter(batch)
+            if algorithm.options.old_logprobs == "rollout" and "old_logprobs" in reads:
                 batch["old_logprobs"] = batch["rollout_logprobs"]
-            if wanted := method.annotations(stage.minibatches * stage.epochs):
+            if wanted := algorithm.annotations(stage.minibatches * stage.epochs):
                 outputs = self.compute(self.policy, batch, batch, tuple(wanted), stage.source.temperature)
                 for name, column in wanted.items():
                     batch[column] = outputs[name]
             if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
-                record_mismatch(metrics, batch["old_logprobs"], batch)
+                log_policy_mismatch(metrics, batch["old_logprobs"], batch)
             for role in ROLES:
                 if columns := role.writes(reads):
                     helper, wants = self.helpers[role.key], tuple(columns.values())
                     outputs = self.compute(helper, batch, batch, wants, stage.source.temperature)
                     for name, output in columns.items():
                         batch[name] = outputs[output]
-            method.advantages(batch, self.world.all_sum, metrics)
+            algorithm.advantages(batch, self.world.all_sum, metrics)
 
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
-        method, temperature = stage.method, stage.source.temperature
-        chosen_rows = self.redraw(method, batch)
+        algorithm, temperature = stage.algorithm, stage.source.temperature
+        chosen_rows = self.redraw(algorithm, batch)
         units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
         sampled = "rollout_logprobs" in batch.keys()
         watch = ("entropy",) if sampled else ()
-        compare = sampled and "logprobs" not in method.annotations(stage.minibatches * stage.epochs)
+        compare = sampled and "logprobs" not in algorithm.annotations(stage.minibatches * stage.epochs)
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
@@ -194,33 +194,33 @@ class Trainer:
                     moved = epoch > 0 or number > 0
                     current = self.current(stage, batch, rows, moved)
                     if compare and "logprobs" in current:  # before anything is rejected
-                        record_mismatch(metrics, current["logprobs"], rows)
-                    method.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
-                    idle = idle_row(batch, rows)
+                        log_policy_mismatch(metrics, current["logprobs"], rows)
+                    algorithm.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
+                    dummy = dummy_row(batch, rows)
                     rows = self.balance.rows(rows, metrics)
                     try:
-                        if stage_step > method.options.critic_warmup:
+                        if stage_step > algorithm.options.critic_warmup:
                             late = compare and "logprobs" not in current
-                            self.policy.update(rows, idle, method.policy, temperature, metrics, watch, late)
-                        for role, objective in method.learners.items():
-                            self.helpers[role].update(rows, idle, objective, temperature, metrics)
-                    except Diverged as problem:
-                        raise self.checkpoints.inquest(self.step, problem) from problem
+                            self.policy.update(rows, dummy, algorithm.policy, temperature, metrics, watch, late)
+                        for role, objective in algorithm.learners.items():
+                            self.helpers[role].update(rows, dummy, objective, temperature, metrics)
+                    except NonFiniteError as problem:
+                        raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 
-    def redraw(self, method: Method, batch: TensorDict) -> TensorDict:
+    def redraw(self, algorithm: Algorithm, batch: TensorDict) -> TensorDict:
         """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement.
 
         Where a method picks rows, the others are left out.
         """
-        if method.options.pick != "all":
+        if algorithm.options.pick != "all":
             return batch[batch["keep"].any(1)]
-        power = method.options.resample_power
+        power = algorithm.options.resample_power
         if power is None:
             return batch
         mine = list(zip(batch["unit"].tolist(), batch["scores"].tolist(), strict=True))
         everyones = sorted(row for theirs in self.world.gather(mine) for row in theirs)
         scores = torch.tensor([score for _, score in everyones])
-        counts = dict(zip(everyones, redrawn(scores, power, self.seed + self.step).tolist(), strict=True))
+        counts = dict(zip(everyones, resample_counts(scores, power, self.seed + self.step).tolist(), strict=True))
         return batch[torch.arange(len(batch)).repeat_interleave(torch.tensor([counts[row] for row in mine]))]
 
     def current(self, stage: Stage, batch: TensorDict, rows: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
@@ -228,10 +228,10 @@ class Trainer:
 
         While the policy has not moved these are the old one's columns.
         """
-        wanted = stage.method.prepares
+        wanted = stage.algorithm.prepares
         if not wanted:
             return {}
-        if not moved and stage.method.options.old_logprobs == "actor":
+        if not moved and stage.algorithm.options.old_logprobs == "actor":
             return {name: rows[f"old_{name}"] for name in wanted}
         return self.compute(self.policy, batch, rows, wanted, stage.source.temperature)
 
@@ -239,13 +239,13 @@ class Trainer:
         self, actor: Actor, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
     ) -> dict[str, torch.Tensor]:
         """What an actor computes of some rows of the batch, without gradients; see `Actor.compute`."""
-        idle = idle_row(batch, rows)
-        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, idle))
+        dummy = dummy_row(batch, rows)
+        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
 
     def iterate(self, stage: Stage, done: int) -> None:
         """Begins the next iteration where one is over: the reference becomes a copy of the policy."""
         if stage.iteration(done) == 0:
-            self.helpers["reference"].start_like(self.policy)
+            self.helpers["reference"].copy_weights_from(self.policy)
             self.begun = self.step
 
     def refresh(self, sampler: Actor, metrics: Metrics) -> None:
@@ -291,13 +291,15 @@ class Trainer:
         """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        stage.method.steer(numbers, int(self.world.all_sum(torch.tensor(len(batch)))))
+        stage.algorithm.update_controllers(numbers, int(self.world.all_sum(torch.tensor(len(batch)))))
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
         done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
         self.record(stage.name, numbers, texts)
-        self.log.worst_tokens(self.step, told(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer))
+        self.log.worst_tokens(
+            self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
+        )
         if done or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
         return done
@@ -326,7 +328,7 @@ class Trainer:
             "stage_step": stage_step,
             "stage_done": done,
             "numbers": self.numbers,
-            "method": stage.method.state_dict(),
+            "method": stage.algorithm.state_dict(),
             "sources": self.world.gather(stage.source.state_dict()),
             "actors": {
                 key: actor.state_dict()

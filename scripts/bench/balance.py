@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.process import HERE, call
 from bench.results import machine, show
 from bench.workload import GROUP, SIZES, Workload, skewed
-from rft.batch.balance import Cost, deal
+from rft.batch.balance import Cost, karmarkar_karp
 
 Bins = list[list[int]]
 # Floating-point operations of Qwen2.5-1.5B: 1.31e9 weights in the layers, 28 of width 1536, 151,936 tokens to know.
@@ -62,7 +62,7 @@ DEALERS: dict[str, Callable[[Sequence[float], int], Bins]] = {
     "as sampled": as_sampled,
     "equal counts (verl)": equal_counts,
     "greedy": greedy,
-    "rft": deal,
+    "rft": karmarkar_karp,
 }
 
 

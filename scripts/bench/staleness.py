@@ -22,7 +22,7 @@ from torch import Tensor
 import rft
 from bench.results import show
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Method, MethodOptions
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions
 from rft.metrics import Metrics
 from rft.registry import convert
 
@@ -88,7 +88,7 @@ def outputs(table: Tensor, prompts: Tensor, tokens: Tensor) -> dict[str, Tensor]
     }
 
 
-def train(method: Method, staleness: int, seed: int, updates: int) -> float:
+def train(algorithm: Algorithm, staleness: int, seed: int, updates: int) -> float:
     """Expected reward after some updates with samples of the policy that was `staleness` updates old (at most)."""
     task = Task(seed)
     table = torch.zeros(PROMPTS, LONGEST, SYMBOLS, SYMBOLS, requires_grad=True)
@@ -109,12 +109,12 @@ def train(method: Method, staleness: int, seed: int, updates: int) -> float:
             "ref_logprobs": outputs(reference, task.prompts, tokens)["logprobs"],
         }
         batch = TensorDict(columns, batch_size=[len(tokens)])
-        if method.policy.terms[0].plugin.facts.unit == "group":
+        if algorithm.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
         current = outputs(table, task.prompts, tokens)
-        method.advantages(batch, alone, metrics)
-        method.prepare({name: column.detach() for name, column in current.items()}, batch, alone, update, metrics)
-        loss, _, _ = method.policy(current, batch)
+        algorithm.advantages(batch, alone, metrics)
+        algorithm.prepare({name: column.detach() for name, column in current.items()}, batch, alone, update, metrics)
+        loss, _, _ = algorithm.policy(current, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -150,17 +150,19 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--staleness {min(arguments.staleness)}: give 0 or more")
     torch.set_num_threads(1)  # the tensors are too small for more
     console = Console()
-    methods = {name: method_of(name) for name in arguments.losses or policy_losses()}
-    work = [(name, age, seed) for name in methods for age in arguments.staleness for seed in range(arguments.seeds)]
-    found: dict[str, dict[str, list[float]]] = {name: {str(age): [] for age in arguments.staleness} for name in methods}
+    algorithms = {name: method_of(name) for name in arguments.losses or policy_losses()}
+    work = [(name, age, seed) for name in algorithms for age in arguments.staleness for seed in range(arguments.seeds)]
+    found: dict[str, dict[str, list[float]]] = {
+        name: {str(age): [] for age in arguments.staleness} for name in algorithms
+    }
     for name, age, seed in track(work, "runs", console=console, transient=True):
-        found[name][str(age)].append(train(methods[name], age, seed, arguments.updates))
+        found[name][str(age)].append(train(algorithms[name], age, seed, arguments.updates))
     numbers = {
         "updates": arguments.updates,
         "seeds": arguments.seeds,
         "learning_rate": LEARNING_RATE,
         "rewards": found,
-        "methods": {name: described(method) for name, method in methods.items()},
+        "methods": {name: described(algorithm) for name, algorithm in algorithms.items()},
     }
     show(console, arguments.out, numbers, table(numbers))
 
@@ -184,7 +186,7 @@ def node_of(loss: str) -> dict[str, Any]:
     return node
 
 
-def method_of(loss: str) -> Method:
+def method_of(loss: str) -> Algorithm:
     """A loss in the algorithm that is named after it, or that names it, or the default one: with its advantage, terms
     and aggregation, without what changes rewards, corrects or masks.
     """
@@ -195,17 +197,17 @@ def method_of(loss: str) -> Method:
     with initialize_config_dir(str(CONFIG), version_base="1.3"):
         config = compose("main", [*algorithm, f"algorithm/loss={loss}"])
     whole: Any = OmegaConf.to_container(config, resolve=True)
-    options = convert(whole["algorithm"], MethodOptions, "algorithm")
+    options = convert(whole["algorithm"], AlgorithmOptions, "algorithm")
     off: dict[str, Any] = {"shaping": {}, "reward_kl": None, "critic_loss": None, "prm_loss": None, "critic_warmup": 0}
     off |= {"correction": None, "gradient_mask": None, "old_logprobs": "rollout"}
-    return Method(dataclasses.replace(options, **off), "algorithm")
+    return Algorithm(dataclasses.replace(options, **off), "algorithm")
 
 
-def described(method: Method) -> dict[str, Any]:
+def described(algorithm: Algorithm) -> dict[str, Any]:
     """The parts of a method by name."""
-    aggregation = method.aggregation.name if method.aggregation else method.policy.terms[0].plugin.facts.unit
-    terms = [term.plugin.name for term in method.policy.terms[1:]]
-    return {"advantage": method.advantage and method.advantage.name, "terms": terms, "aggregation": aggregation}
+    aggregation = algorithm.aggregation.name if algorithm.aggregation else algorithm.policy.terms[0].plugin.facts.unit
+    terms = [term.plugin.name for term in algorithm.policy.terms[1:]]
+    return {"advantage": algorithm.advantage and algorithm.advantage.name, "terms": terms, "aggregation": aggregation}
 
 
 def table(numbers: dict[str, Any]) -> Table:

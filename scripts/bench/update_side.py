@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bench.process import HERE
-from rft.algorithm.algorithm import Method, idle_row
+from rft.algorithm.algorithm import Algorithm, dummy_row
 from rft.batch.collate import collate
 from rft.batch.columns import lengths
 from rft.distributed import World, start
@@ -39,7 +39,7 @@ def main(folder: Path, name: str, repeats: int, kind: str, options: list[str]) -
     job = Job(config_of(folder, options if kind == "rft" else []))
     world = start(job.run.strategy["device"])
     tokenizer = job.tokenizer.build()
-    batch = batch_of(folder, tokenizer, job.method, world)
+    batch = batch_of(folder, tokenizer, job.algorithm, world)
     gradients: Gradients = {}
     if kind == "rft":
         model, update = rft_update(job, world, tokenizer, batch, gradients)
@@ -78,7 +78,7 @@ def config_of(folder: Path, overrides: list[str]) -> dict[str, Any]:
     return whole
 
 
-def batch_of(folder: Path, tokenizer: PreTrainedTokenizerBase, method: Method, world: World) -> TensorDict:
+def batch_of(folder: Path, tokenizer: PreTrainedTokenizerBase, algorithm: Algorithm, world: World) -> TensorDict:
     """The workload's prompts with drawn responses and scores, up to the weights of the loss."""
     draw = random.Random(0)
     rows: list[dict[str, Any]] = []
@@ -91,9 +91,9 @@ def batch_of(folder: Path, tokenizer: PreTrainedTokenizerBase, method: Method, w
             row |= {"response_mask": torch.arange(len(ids)) >= len(prompt), "group": group, "unit": len(rows)}
             rows.append(row | {"scores": draw.random()})
     batch = collate(rows)
-    method.filter(batch)
-    method.advantages(batch, world.all_sum, Metrics())
-    method.weigh(batch, world.all_sum)
+    algorithm.filter(batch)
+    algorithm.advantages(batch, world.all_sum, Metrics())
+    algorithm.compute_loss_weights(batch, world.all_sum)
     return batch
 
 
@@ -111,8 +111,8 @@ def rft_update(
             gradients.update(gradients_of(model))
 
     actor.optimizer.register_step_pre_hook(before_step)
-    idle = idle_row(batch, batch)
-    return model, lambda metrics: actor.update(batch.clone(), idle, job.method.policy, 1.0, metrics)
+    dummy = dummy_row(batch, batch)
+    return model, lambda metrics: actor.update(batch.clone(), dummy, job.algorithm.policy, 1.0, metrics)
 
 
 def plain_update(folder: Path, world: World, batch: TensorDict, rows: int, gradients: Gradients) -> tuple[Any, Update]:

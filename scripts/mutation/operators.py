@@ -132,12 +132,12 @@ def mask(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in KEEPS and isinstance(node.ctx, ast.Load):
         yield ast.BinOp(node, ast.BitOr(), ast.Constant(True))
     elif isinstance(node, ast.Call) and _called(node) == "where" and isinstance(node.func, ast.Attribute):
-        method = len(node.args) == 2
-        arms = [node.func.value, node.args[1]] if method else node.args[1:]
+        algorithm = len(node.args) == 2
+        arms = [node.func.value, node.args[1]] if algorithm else node.args[1:]
         kept = [arm for arm in arms if not (isinstance(arm, ast.Constant) and arm.value == 0)]
         if len(kept) == 1:
             yield kept[0]
-        elif not method:
+        elif not algorithm:
             yield ast.Call(node.func, [node.args[0], node.args[2], node.args[1]], [])
     elif isinstance(node, ast.Call) and _called(node) == "masked_fill" and isinstance(node.func, ast.Attribute):
         yield node.func.value

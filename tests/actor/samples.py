@@ -3,7 +3,7 @@
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
 from rft.batch.collate import collate
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
@@ -49,8 +49,8 @@ def make(world, key="actor", head="lm", cap=ALL, seed=0, trains=True, reshard=Tr
 
 def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
     clip = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
-    return Method(
-        MethodOptions(
+    return Algorithm(
+        AlgorithmOptions(
             name="test",
             group_size=2,
             source=None,
@@ -106,13 +106,15 @@ def make_batch(seed=0):
     return batch
 
 
-def update(actor, batch, method, temperature=0.8, idle=None, watch=(), compare=False):
+def update(actor, batch, algorithm, temperature=0.8, dummy=None, watch=(), compare=False):
     """One update; the numbers that it logged."""
     metrics = Metrics()
     rows = batch.clone()
-    method.weigh(rows, actor.world.all_sum)
-    objective = method.policy if actor.key == "actor" else method.learners["critic"]
-    actor.update(rows, idle_row(batch if idle is None else idle, rows), objective, temperature, metrics, watch, compare)
+    algorithm.compute_loss_weights(rows, actor.world.all_sum)
+    objective = algorithm.policy if actor.key == "actor" else algorithm.learners["critic"]
+    actor.update(
+        rows, dummy_row(batch if dummy is None else dummy, rows), objective, temperature, metrics, watch, compare
+    )
     return metrics.reduce(actor.world.gather)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rft.actor.actor import Diverged
+from rft.actor.actor import NonFiniteError
 from tests.actor.samples import ALL, LENGTHS, TERMS, make, make_batch, make_method, same, update, weights, wider
 
 
@@ -27,11 +27,11 @@ def plain_adamw(model):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_updates_are_those_of_a_plain_loop(world, tied):
-    actor, method, batch = make(world, cap=30, tie_word_embeddings=tied), make_method(terms=TERMS), make_batch()
+    actor, algorithm, batch = make(world, cap=30, tie_word_embeddings=tied), make_method(terms=TERMS), make_batch()
     model = plain_copy(actor)
     adamw = plain_adamw(model)
     for number in range(3):
-        numbers = update(actor, batch, method, temperature=0.8)
+        numbers = update(actor, batch, algorithm, temperature=0.8)
 
         total = {"ppo_clip": 0.0, "kl": 0.0, "entropy": 0.0}
         for row in range(len(batch)):
@@ -64,9 +64,13 @@ def test_updates_are_those_of_a_plain_loop(world, tied):
 
 
 def test_the_critic_learns_its_returns(world):
-    critic, method, batch = make(world, key="critic", head="value"), make_method(aggregation="token_mean"), make_batch()
+    critic, algorithm, batch = (
+        make(world, key="critic", head="value"),
+        make_method(aggregation="token_mean"),
+        make_batch(),
+    )
     before = weights(critic)
-    numbers = [update(critic, batch, method) for _ in range(3)]
+    numbers = [update(critic, batch, algorithm) for _ in range(3)]
     keep = batch["keep"]
     plain = (0.0 - batch["returns"][keep]).square()
     near = (batch["values"][keep] + (-batch["values"][keep]).clamp(-0.2, 0.2) - batch["returns"][keep]).square()
@@ -89,7 +93,7 @@ CASES = {
 def test_an_update_does_not_depend_on(world, case, change):
     head, options = CASES[case]
     key = {"lm": "actor", "value": "critic"}[head]
-    batch, method = make_batch(), make_method(**options)
+    batch, algorithm = make_batch(), make_method(**options)
     one, other = make(world, key, head), make(world, key, head, cap=12 if change == "small micro-batches" else ALL)
     moved = batch
     if change == "row order":
@@ -98,7 +102,7 @@ def test_an_update_does_not_depend_on(world, case, change):
         moved = wider(batch)
     watch = ("entropy",) if head == "lm" else ()
     for _ in range(3):
-        first, second = update(one, batch, method, watch=watch), update(other, moved, method, watch=watch)
+        first, second = update(one, batch, algorithm, watch=watch), update(other, moved, algorithm, watch=watch)
         del first["padding/waste"], second["padding/waste"]
         assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
     same(weights(other), weights(one))
@@ -107,23 +111,23 @@ def test_an_update_does_not_depend_on(world, case, change):
 @pytest.mark.parametrize("packing", [False, True])
 def test_an_idle_row_contributes_nothing(world, packing):
     """A rank with nothing left to do runs the first token of a row, whatever it holds."""
-    batch, method = make_batch(), make_method(terms=TERMS)
+    batch, algorithm = make_batch(), make_method(terms=TERMS)
     one, other = (make(world, cap=40, rows={"packing": packing}) for _ in range(2))
     other.world = copy.copy(world)
     other.world.gather = lambda thing: [thing, thing + 8] if isinstance(thing, int) else [thing]  # others have more
-    first, second = update(one, batch, method), update(other, batch, method, idle=batch[3:4])
+    first, second = update(one, batch, algorithm), update(other, batch, algorithm, dummy=batch[3:4])
     assert (first["padding/waste"] > 0.0) is not packing
     assert second == pytest.approx(first, rel=1e-6)
     same(weights(other), weights(one), 1e-6 if packing else 0.0)  # packed rows spread over as many as others have
 
 
 def test_a_rank_without_rows_takes_part(world):
-    batch, method = make_batch(), make_method(terms=TERMS)
+    batch, algorithm = make_batch(), make_method(terms=TERMS)
     actor = make(world)
     actor.world = copy.copy(world)
     actor.world.gather = lambda thing: [thing, 2] if isinstance(thing, int) else [thing]
     before = weights(actor)
-    numbers = update(actor, batch[:0], method, idle=batch)
+    numbers = update(actor, batch[:0], algorithm, dummy=batch)
     assert numbers["grad_norm"] == 0.0
     assert not any(name.startswith("clip/") for name in numbers)
     decay = {name: 1 - 1e-3 * 0.1 if tensor.dim() > 1 else 1.0 for name, tensor in before.items()}
@@ -149,11 +153,11 @@ def test_compute_gives_every_row_its_column(world, output, cap, packing):
 
 def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
     """Then every ratio is 1: nothing is clipped and the gradient is the same as with the column written first."""
-    batch, method = make_batch(), make_method()
+    batch, algorithm = make_batch(), make_method()
     one, other = make(world, cap=30), make(world, cap=30)
     batch["old_logprobs"] = one.compute(batch, ("logprobs",), 0.8)["logprobs"]
     without = batch.exclude("old_logprobs")
-    first, second = update(one, batch, method), update(other, without, method)
+    first, second = update(one, batch, algorithm), update(other, without, algorithm)
     assert second["clip/high"] == second["clip/low"] == 0.0
     assert second["kl/old"] == pytest.approx(0.0, abs=1e-9)
     assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
@@ -161,19 +165,19 @@ def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
 
 
 def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
-    batch, method, actor = make_batch(), make_method(), make(world, cap=30)
+    batch, algorithm, actor = make_batch(), make_method(), make(world, cap=30)
     now = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
     gap = (now - batch["rollout_logprobs"])[batch["keep"]]
-    numbers = update(actor, batch, method, compare=True)
+    numbers = update(actor, batch, algorithm, compare=True)
     assert numbers["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
     assert numbers["rollout/kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()), rel=1e-4)
 
 
 def test_statistics_are_means_over_trained_tokens(world):
-    batch, method, actor = make_batch(), make_method(terms=TERMS), make(world, cap=12)
+    batch, algorithm, actor = make_batch(), make_method(terms=TERMS), make(world, cap=12)
     keep = batch["keep"]
     now, entropy = (actor.compute(batch, (output,), 0.8)[output][keep] for output in ("logprobs", "entropy"))
-    numbers = update(actor, batch, method, watch=("entropy",))
+    numbers = update(actor, batch, algorithm, watch=("entropy",))
     ratio, advantages = (now - batch["old_logprobs"][keep]).exp(), batch["advantages"][keep]
     high = ((advantages > 0) & (ratio > 1.3)).double().mean()
     assert 0 < high < 1
@@ -188,30 +192,30 @@ def test_statistics_are_means_over_trained_tokens(world):
     [("advantages", "actor", "lm"), ("old_logprobs", "actor", "lm"), ("returns", "critic", "value")],
 )
 def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
-    batch, method = make_batch(), make_method()
+    batch, algorithm = make_batch(), make_method()
     actor = make(world, key, head, cap=12)
-    update(actor, batch, method)
+    update(actor, batch, algorithm)
     before, moments = weights(actor), copy.deepcopy(actor.optimizer.state_dict()["state"])
     bad = batch.clone()
     for row in (2, 6):
         bad[column][row, LENGTHS[row] - 1] = math.nan
-    with pytest.raises(Diverged) as caught:
-        update(actor, bad, method)
+    with pytest.raises(NonFiniteError) as caught:
+        update(actor, bad, algorithm)
     assert caught.value.actor == key
     assert caught.value.suspects == {column: [2, 6]}
     assert caught.value.batch[column].isnan().sum() == 2
     same(weights(actor), before, 0.0)
     same(actor.optimizer.state_dict()["state"], moments, 0.0)
     fresh = make(world, key, head, cap=12)
-    update(fresh, batch, method)
-    assert update(actor, batch, method) == update(fresh, batch, method), "it can go on as if nothing had been"
+    update(fresh, batch, algorithm)
+    assert update(actor, batch, algorithm) == update(fresh, batch, algorithm), "it can go on as if nothing had been"
 
 
 def test_a_model_that_is_not_finite_is_found_out(world):
     actor, batch = make(world, trains=True), make_batch()
     with torch.no_grad():
         next(iter(actor.weights()))[1][int(batch["tokens", "input_ids"][1, 0])] = math.inf  # one token's embedding
-    with pytest.raises(Diverged) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         update(actor, batch, make_method(), watch=("entropy",))
     assert set(caught.value.suspects) == {"logprobs", "entropy"}
     assert 1 in caught.value.suspects["logprobs"]

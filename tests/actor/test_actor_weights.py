@@ -20,7 +20,7 @@ def test_start_like_takes_over_the_weights(world, head, tied, reshard):
     other = make(world, key, head, seed=2, reshard=reshard, tie_word_embeddings=tied)
     for actor, name in ((policy, "logprobs"), (other, output)):
         actor.compute(batch, (name,), 1.0)[name]
-    other.start_like(policy)
+    other.copy_weights_from(policy)
     theirs = {name.removeprefix("model."): tensor for name, tensor in policy.weights()}
     for name, tensor in other.weights():
         assert torch.equal(tensor, theirs[name.removeprefix("model.")])
@@ -37,18 +37,18 @@ def test_start_like_takes_over_the_weights(world, head, tied, reshard):
 def test_start_like_refuses_another_shape(world):
     policy, critic = make(world), make(world, "critic", "value", hidden_size=32)
     with pytest.raises(ValueError, match=r"^critic\.path: the weights .* differ in shape from those of actor\.path"):
-        critic.start_like(policy)
+        critic.copy_weights_from(policy)
 
 
 def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_blocks(world):
     """An optimizer that is made in between holds the sharded weights all the same."""
-    batch, method = make_batch(), make_method()
+    batch, algorithm = make_batch(), make_method()
     one, other = make(world), make(world, reshard=False)
     for actor in (one, other):
         actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
         actor.begin_training(make_optimizer(**OPTIMIZER), 10)
         for _ in range(2):
-            update(actor, batch, method)
+            update(actor, batch, algorithm)
             actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
     same(weights(other), weights(one))
     assert not torch.equal(weights(other)["model.lm_head.weight"], weights(make(world))["model.lm_head.weight"])
@@ -81,7 +81,7 @@ def test_a_saved_critic_is_its_backbone(world, tmp_path):
     update(critic, batch, make_method())
     critic.save_model(tmp_path)
     loaded = make(world, "critic", "value", seed=3)
-    loaded.start_like(make_actor(world, critic.strategy, path=str(tmp_path)))
+    loaded.copy_weights_from(make_actor(world, critic.strategy, path=str(tmp_path)))
     same(dict(loaded.weights()), dict(critic.weights()), 0.0)
 
 
@@ -100,27 +100,27 @@ def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
 @pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_restored_actor_goes_on_exactly(world, tmp_path, key, head, tied):
-    batch, method = make_batch(), make_method()
+    batch, algorithm = make_batch(), make_method()
     actor = make(world, key, head, tie_word_embeddings=tied)
     for _ in range(2):
-        update(actor, batch, method)
+        update(actor, batch, algorithm)
     torch.save(actor.state_dict(), tmp_path / "state.pt")
-    numbers = [update(actor, batch, method) for _ in range(2)]
+    numbers = [update(actor, batch, algorithm) for _ in range(2)]
     other = make(world, key, head, seed=9, tie_word_embeddings=tied)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False), with_optimizer=True)
-    assert [update(other, batch, method) for _ in range(2)] == numbers
+    assert [update(other, batch, algorithm) for _ in range(2)] == numbers
     same(weights(other), weights(actor), 0.0)
 
 
 def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
-    batch, method = make_batch(), make_method()
+    batch, algorithm = make_batch(), make_method()
     actor, other = make(world), make(world, seed=9)
     for _ in range(2):
-        update(actor, batch, method)
+        update(actor, batch, algorithm)
     other.load_state_dict(actor.state_dict(), with_optimizer=False)
     same(weights(other), weights(actor), 0.0)
     actor.begin_training(make_optimizer(**OPTIMIZER), 10)
-    assert update(other, batch, method) == update(actor, batch, method)
+    assert update(other, batch, algorithm) == update(actor, batch, algorithm)
     same(weights(other), weights(actor), 0.0)
 
 

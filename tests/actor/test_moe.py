@@ -8,7 +8,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from rft.actor.heads import LanguageNetwork
 from rft.actor.init import load_model, read_config
-from rft.actor.moe import Heard
+from rft.actor.moe import RouterRecorder
 from rft.distributed import start
 from rft.setup.assembly import Job
 from tests.strategy import updates_on_ranks
@@ -30,7 +30,7 @@ def test_the_balance_by_hand():
     affinity = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25], [0.2, 0.6, 0.2]])
     chosen = torch.tensor([[0], [2], [0], [1]])
     where = torch.tensor([[False, True, True], [True, False, False]])
-    heard = Heard([affinity.log(), torch.zeros(4, 3)], [chosen, chosen])
+    heard = RouterRecorder([affinity.log(), torch.zeros(4, 3)], [chosen, chosen])
     found = heard.balance(torch.tensor([0, 3, 2]), where)
     # row 0: tokens 0 and 3 went to experts 0 and 1, so f = 3/2, 3/2, 0; row 1: token 2 to expert 0, f = 3, 0, 0
     # the second router has affinities of 1/3: f_i P_i is 1 in all
@@ -62,7 +62,7 @@ def test_it_is_transformers_own_for_one_row():
 )
 def test_the_gradient_is_the_same_however_rows_lie(actor, strategy):
     world = start("cpu")
-    made = job(model=EXPERTS, method=BALANCED, updates=1)
+    made = job(model=EXPERTS, algorithm=BALANCED, updates=1)
     expected = updates_on_ranks.perform(made, world)
     found = updates_on_ranks.perform(made | {"actor": actor, "strategy": strategy}, world)
     close(found["gradient"], expected["gradient"], 2e-5)
@@ -72,7 +72,7 @@ def test_the_gradient_is_the_same_however_rows_lie(actor, strategy):
 def test_it_reaches_the_routers_and_only_where_it_is_asked_for():
     world = start("cpu")
     with_term, without = (
-        updates_on_ranks.perform(job(model=EXPERTS, method=METHOD | {"terms": terms}), world) for terms in (TERM, {})
+        updates_on_ranks.perform(job(model=EXPERTS, algorithm=METHOD | {"terms": terms}), world) for terms in (TERM, {})
     )
     names = [name for name in with_term["weights"]]
     moved = {
@@ -88,7 +88,7 @@ def test_routers_learn_to_spread():
     world = start("cpu")
     only = METHOD | {"loss": {"name": "nll"}, "aggregation": {"name": "token_mean"}, "terms": {
         "router_balance": {"name": "router_balance", "coef": 10.0}}}  # fmt: skip
-    found = updates_on_ranks.perform(job(model=EXPERTS, method=only, updates=30), world)
+    found = updates_on_ranks.perform(job(model=EXPERTS, algorithm=only, updates=30), world)
     losses = [numbers["loss/router_balance"] for numbers in found["numbers"]]
     assert losses[-1] < losses[0] and losses[-1] > 2 * 0.95  # 1 for each of two routers at best, but for small rows
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
 from tests.helpers import make_actor, make_strategy
@@ -20,9 +20,9 @@ LAYOUTS = {
 }
 
 
-def method():
+def algorithm():
     options = replace(make_method().options, loss=BRADLEY_TERRY, terms=CENTERING, aggregation=None, critic_loss=None)
-    return Method(options, "algorithm")
+    return Algorithm(options, "algorithm")
 
 
 def pairs(seed=0):
@@ -53,11 +53,11 @@ def test_scores_do_not_depend_on_how_rows_lie(world, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_update_does_not_depend_on_micro_batches_order_or_padding(world, name):
     whole = make(world, head="score", rows=LAYOUTS["padded"])
-    expected, batch = update(whole, pairs(), method()), pairs()
+    expected, batch = update(whole, pairs(), algorithm()), pairs()
     assert expected["loss/bradley_terry"] > 0 and expected["loss/centering"] > 0 and expected["grad_norm"] > 0
     for rows in (batch, batch[torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])], wider(batch)):
         actor = make(world, head="score", rows=LAYOUTS[name], cap=26)
-        found = update(actor, rows, method())
+        found = update(actor, rows, algorithm())
         told = [key for key in expected if not key.startswith(("padding", "prefix"))]
         same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
         same(weights(actor), weights(whole), 1e-5)
@@ -66,7 +66,7 @@ def test_an_update_does_not_depend_on_micro_batches_order_or_padding(world, name
 def test_training_prefers_the_chosen(world):
     actor, batch = make(world, head="score"), pairs()
     for _ in range(8):
-        found = update(actor, batch, method())
+        found = update(actor, batch, algorithm())
     assert found["preference/accuracy"] == 1.0
     gaps = scores(actor, batch).view(4, 2)
     assert (gaps[:, 0] > gaps[:, 1]).all()
@@ -80,7 +80,7 @@ def exported(actor, folder):
 
 def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):
     actor, batch = make(world, head="score"), pairs()
-    update(actor, batch, method())
+    update(actor, batch, algorithm())
     model, tokenizer = exported(actor, tmp_path)
     assert type(model).__name__ == "Qwen3ForSequenceClassification"
     assert (model.config.num_labels, model.config.pad_token_id) == (1, tokenizer.pad_token_id)
@@ -98,7 +98,7 @@ def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):
 
 def test_an_actor_goes_on_from_an_export_with_its_head(world, tmp_path):
     actor, batch = make(world, head="score"), pairs()
-    update(actor, batch, method())
+    update(actor, batch, algorithm())
     actor.save_model(tmp_path)
     options = {"head": "score", "path": str(tmp_path), "model_config": None, "seed": 7}
     same(scores(make_actor(world, make_strategy(world), **options), batch), scores(actor, batch))

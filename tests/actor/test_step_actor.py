@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from rft.algorithm.algorithm import Method
+from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
 from tests.helpers import make_actor, make_strategy
@@ -17,9 +17,9 @@ LAYOUTS = {
 }
 
 
-def method():
+def algorithm():
     options = make_method(aggregation="token_mean").options
-    return Method(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
+    return Algorithm(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
 
 
 def stepped():
@@ -38,19 +38,19 @@ def scores(actor, batch):
 def test_scores_and_an_update_do_not_depend_on_micro_batches_order_or_padding(world, name):
     order = torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])
     whole, batch = make(world, head="step", rows=LAYOUTS["padded"]), stepped()
-    before, expected = scores(whole, batch), update(whole, batch, method())
+    before, expected = scores(whole, batch), update(whole, batch, algorithm())
     assert expected["loss/step_cross_entropy"] > 0 and expected["grad_norm"] > 0 and before.std() > 0.01
     told = [key for key in expected if not key.startswith(("padding", "prefix"))]
     actor, rows = make(world, head="step", rows=LAYOUTS[name], cap=26), wider(batch[order])
     same(scores(actor, rows)[:, : before.shape[1]], before[order])
-    found = update(actor, rows, method())
+    found = update(actor, rows, algorithm())
     same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
     same(weights(actor), weights(whole), 1e-5)
 
 
 def test_the_export_is_a_classifier_of_tokens_with_the_same_scores(world, tmp_path):
     actor, batch = make(world, head="step"), stepped()
-    update(actor, batch, method())
+    update(actor, batch, algorithm())
     actor.save_model(tmp_path)
     model, tokenizer = (
         AutoModelForTokenClassification.from_pretrained(tmp_path),

@@ -55,12 +55,12 @@ def test_the_likeliest_tokens_are_those_of_the_logits(world, top_k, kept):
 
 @pytest.mark.parametrize("top_k", [4, VOCABULARY])
 def test_updates_are_the_same_however_rows_lie(world, top_k):
-    method = make_method({"name": "reverse_kl"}, {"nll": {"name": "nll", "coef": 0.1}})
+    algorithm = make_method({"name": "reverse_kl"}, {"nll": {"name": "nll", "coef": 0.1}})
     after, numbers = [], []
     for rows, cap in ((PADDED, 10**6), (PACKED, 10**6), (PACKED, 13)):
         batch = taught(make_teacher(world, top_k, rows, cap), make_batch())
         policy = make(world, cap=cap, rows=rows)
-        numbers.append([update(policy, batch, method, watch=("entropy",)) for _ in range(2)])
+        numbers.append([update(policy, batch, algorithm, watch=("entropy",)) for _ in range(2)])
         after.append(weights(policy))
     for number in range(2):
         for way in (1, 2):
@@ -73,10 +73,12 @@ def test_updates_are_the_same_however_rows_lie(world, top_k):
 
 def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(world):
     teacher, policy = make_teacher(world, VOCABULARY), make(world)
-    batch, method = make_batch(), make_method({"name": "forward_kl"}, aggregation="token_mean")
+    batch, algorithm = make_batch(), make_method({"name": "forward_kl"}, aggregation="token_mean")
     keep, wanted, own = batch["keep"], by_row(teacher, batch), by_row(policy, batch)
     expected = (wanted.exp() * (wanted - own)).sum(-1)[keep].mean()
-    assert update(policy, taught(teacher, batch), method)["loss/forward_kl"] == pytest.approx(expected.item(), rel=1e-5)
+    assert update(policy, taught(teacher, batch), algorithm)["loss/forward_kl"] == pytest.approx(
+        expected.item(), rel=1e-5
+    )
 
 
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Method, RewardKL, idle_row
+from rft.algorithm.algorithm import Algorithm, RewardKL, dummy_row
 from rft.metrics import Metrics
 from rft.setup.schema import Warmup
 
@@ -26,12 +26,12 @@ PLAIN = Warmup(
     loss=CLIP,
     aggregation={"name": "token_mean"},
     optimizer=None,
-).method()
+).algorithm()
 
 
 def make(**changes):
     plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return Method(replace(PLAIN, **plain | changes), "algorithm")
+    return Algorithm(replace(PLAIN, **plain | changes), "algorithm")
 
 
 GAE = {
@@ -59,16 +59,16 @@ def test_what_is_read_decides_which_actors_exist(changes, reads):
 
 
 def test_stages_say_who_reads_and_who_writes():
-    method = make(**GAE, shaping={"overlong": OVERLONG}, terms={"entropy": {"name": "entropy", "coef": 0.1}})
-    assert method.stages() == [
+    algorithm = make(**GAE, shaping={"overlong": OVERLONG}, terms={"entropy": {"name": "entropy", "coef": 0.1}})
+    assert algorithm.stages() == [
         ("algorithm.shaping", ("scores",), ()),
         ("algorithm.advantage", ("scores", "values"), ("advantages", "returns")),
         ("algorithm.aggregation", ("keep", "group"), ("loss_weights",)),
         ("algorithm.loss", ("old_logprobs", "advantages"), ()),
         ("algorithm.critic_loss", ("values", "returns"), ()),
     ]
-    assert method.policy.outputs == ("logprobs", "entropy")
-    assert method.learners["critic"].outputs == ("values",)
+    assert algorithm.policy.outputs == ("logprobs", "entropy")
+    assert algorithm.learners["critic"].outputs == ("values",)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
         "scores": scores,
         "group": group,
     }
-    method = make(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
+    algorithm = make(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
     batch = TensorDict(columns, batch_size=[6])
-    method.filter(batch)
+    algorithm.filter(batch)
     assert batch["keep"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
-    method.weigh(batch, alone)
+    algorithm.compute_loss_weights(batch, alone)
     assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
     assert batch["unit_weights"].tolist() == pytest.approx([0] * 4 + ([1, 0] if mask_truncated else [0.5, 0.5]))
     every = TensorDict(columns, batch_size=[6])
@@ -205,9 +205,9 @@ def test_tied_groups_count_in_no_deviation_either():
     batch = TensorDict(
         {"response_mask": keep, "truncated": ~keep[:, 0], "scores": scores, "group": group}, batch_size=[6]
     )
-    method = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
-    method.filter(batch)
-    method.advantages(batch, alone, Metrics())
+    algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    algorithm.filter(batch)
+    algorithm.advantages(batch, alone, Metrics())
     expected = 0.5 / (0.5**0.5 + 1e-6)
     assert batch["advantages"][:, 1].tolist() == pytest.approx([0, 0, 0, 0, expected, -expected])
 
@@ -216,10 +216,10 @@ def test_where_every_group_is_tied_nothing_trains_and_nothing_fails():
     keep = torch.ones(4, 3, dtype=torch.bool)
     columns = {"response_mask": keep, "truncated": ~keep[:, 0], "group": torch.tensor([0, 0, 1, 1])}
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, 1.0, 0.0, 0.0])}, batch_size=[4])
-    method = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
-    method.filter(batch)
-    method.advantages(batch, alone, Metrics())
-    method.weigh(batch, alone)
+    algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    algorithm.filter(batch)
+    algorithm.advantages(batch, alone, Metrics())
+    algorithm.compute_loss_weights(batch, alone)
     assert not batch["keep"].any()
     assert batch["advantages"].eq(0).all() and batch["loss_weights"].eq(0).all()
 
@@ -241,15 +241,15 @@ def alone(tensor):
     return tensor
 
 
-def advantages(method):
+def advantages(algorithm):
     batch, metrics = scored(), Metrics()
-    method.advantages(batch, alone, metrics)
+    algorithm.advantages(batch, alone, metrics)
     return batch, metrics.reduce(lambda mine: [mine])
 
 
 def test_scores_are_shaped_then_kl_is_taken_off_then_they_are_compared():
-    method = make(shaping={"overlong": OVERLONG}, reward_kl=RewardKL("k1", 0.1))
-    batch, numbers = advantages(method)
+    algorithm = make(shaping={"overlong": OVERLONG}, reward_kl=RewardKL("k1", 0.1))
+    batch, numbers = advantages(algorithm)
     # lengths 2 and 3: punished by 0.5 and 1; KL sums 1 + 2 and 0 + 1: scores 0.5 - 0.3 and 1 - 0.1, mean 0.55
     assert batch["advantages"].tolist() == [
         pytest.approx([0, -0.35, -0.35, 0]),
@@ -260,16 +260,16 @@ def test_scores_are_shaped_then_kl_is_taken_off_then_they_are_compared():
 
 
 def test_shapings_run_in_order():
-    method = make()
-    method.shaping = [lambda scores, batch: scores + 1, lambda scores, batch: scores * scores]
-    batch, numbers = advantages(method)
+    algorithm = make()
+    algorithm.shaping = [lambda scores, batch: scores + 1, lambda scores, batch: scores * scores]
+    batch, numbers = advantages(algorithm)
     assert numbers == pytest.approx({"reward/shaped": (4 + 9) / 2})
     assert batch["advantages"][:, 1].tolist() == pytest.approx([-2.5, 2.5])
 
 
 def test_kl_in_the_reward_is_paid_by_its_token():
-    method = make(advantage={"name": "reinforce_pp", "gamma": 1.0}, reward_kl=RewardKL("k1", 0.1))
-    batch, _ = advantages(method)
+    algorithm = make(advantage={"name": "reinforce_pp", "gamma": 1.0}, reward_kl=RewardKL("k1", 0.1))
+    batch, _ = advantages(algorithm)
     # rewards: [-0.1, 1 - 0.2] and [0, -0.1, 2]; sums of what follows, whitened over the five
     following = torch.tensor([0.7, 0.8, 1.9, 1.9, 2.0], dtype=torch.float64)
     white = (following - following.mean()) / following.std()
@@ -289,7 +289,7 @@ def test_weights_are_over_all_ranks():
         others.append(tensor)
         return tensor + 5  # what another rank has
 
-    make().weigh(batch, all_sum)
+    make().compute_loss_weights(batch, all_sum)
     assert batch["loss_weights"].tolist() == [[0, *[pytest.approx(0.1)] * 2, 0], [0, *[pytest.approx(0.1)] * 3]]
     assert batch["unit_weights"].tolist() == [pytest.approx(1 / 7)] * 2
     assert [int(tensor) for tensor in others] == [5, 2]
@@ -297,32 +297,32 @@ def test_weights_are_over_all_ranks():
 
 def test_controllers_are_steered_by_their_own_kl():
     terms = {"kl": KL | {"coef": ADAPTIVE}, "entropy": {"name": "entropy", "coef": 0.5}}
-    method = make(terms=terms, reward_kl=RewardKL("k1", ADAPTIVE | {"initial": 1.0}))
-    method.steer({"kl/reward": 2.2, "kl/ref": 9.0}, rows=50)
+    algorithm = make(terms=terms, reward_kl=RewardKL("k1", ADAPTIVE | {"initial": 1.0}))
+    algorithm.update_controllers({"kl/reward": 2.2, "kl/ref": 9.0}, rows=50)
     # 10 % over the target; far over it, so clipped to 20 %
-    assert method.reward_control.coef == pytest.approx(1.0 * (1 + 0.1 * 50 / 100))
-    assert [term.coef.coef for term in method.policy.terms] == pytest.approx([1.0, 0.1 * (1 + 0.2 * 50 / 100), 0.5])
-    method.steer({}, rows=50)
-    assert method.reward_control.coef == pytest.approx(1.05)
+    assert algorithm.reward_control.coef == pytest.approx(1.0 * (1 + 0.1 * 50 / 100))
+    assert [term.coef.coef for term in algorithm.policy.terms] == pytest.approx([1.0, 0.1 * (1 + 0.2 * 50 / 100), 0.5])
+    algorithm.update_controllers({}, rows=50)
+    assert algorithm.reward_control.coef == pytest.approx(1.05)
 
 
 def test_coefficients_come_back():
     def build():
         return make(terms={"kl": KL | {"coef": ADAPTIVE}}, reward_kl=RewardKL("k1", ADAPTIVE))
 
-    method, other = build(), build()
-    method.steer({"kl/reward": 9.0, "kl/ref": 0.0}, rows=10)
-    other.load_state_dict(method.state_dict())
-    assert other.reward_control.coef == method.reward_control.coef != 0.1
-    assert other.policy.terms[1].coef.coef == method.policy.terms[1].coef.coef != 0.1
+    algorithm, other = build(), build()
+    algorithm.update_controllers({"kl/reward": 9.0, "kl/ref": 0.0}, rows=10)
+    other.load_state_dict(algorithm.state_dict())
+    assert other.reward_control.coef == algorithm.reward_control.coef != 0.1
+    assert other.policy.terms[1].coef.coef == algorithm.policy.terms[1].coef.coef != 0.1
     make().load_state_dict(make().state_dict())
 
 
 def test_an_idle_row_weighs_nothing():
     batch = scored()
-    make().weigh(batch, alone)
+    make().compute_loss_weights(batch, alone)
     batch["prepared"] = torch.ones(2, 4)
-    row = idle_row(batch.exclude("prepared"), batch[:0])
+    row = dummy_row(batch.exclude("prepared"), batch[:0])
     assert row["prepared"].tolist() == [[0.0] * 4]
     assert len(row) == 1 and not row["keep"].any()
     assert not row["loss_weights"].any() and not row["unit_weights"].any()

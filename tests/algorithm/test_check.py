@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Method, RewardKL
+from rft.algorithm.algorithm import Algorithm, RewardKL
 from rft.algorithm.correction import CorrectionOptions, Rule
 from rft.metrics import Metrics
 from rft.setup.schema import Warmup
@@ -37,12 +37,12 @@ PLAIN = Warmup(
     loss=CLIP,
     aggregation={"name": "token_mean"},
     optimizer=None,
-).method()
+).algorithm()
 
 
 def make(**changes):
     plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return Method(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
+    return Algorithm(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
 
 
 def correction(anchor, *rules):

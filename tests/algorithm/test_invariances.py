@@ -17,7 +17,7 @@ from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, 
 from rft.algorithm.control import build_control
 from rft.algorithm.kl import kl_penalty
 from rft.batch.columns import over
-from rft.registry import consume
+from rft.registry import take
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 F64 = torch.float64
@@ -75,7 +75,7 @@ def test_every_plugin_has_a_yaml_of_its_name(registry, found):
 def test_every_coefficient_is_a_number_or_a_control(path):
     node = load(path, keyed=path.parent.name == "terms")
     if path.parent.name == "reward_kl":
-        consume({k: v for k, v in node.items() if k != "coef"}, kl_penalty, path.stem, "KL")
+        take({k: v for k, v in node.items() if k != "coef"}, kl_penalty, path.stem, "KL")
     assert build_control(node["coef"], "coef").coef >= 0
 
 
@@ -320,8 +320,10 @@ def test_advantage_keeps_float32(advantage):
 
 @pytest.mark.parametrize("name", sorted(AGGREGATION_NODES))
 def test_aggregation_does_not_depend_on_ranks(name, over_ranks):
-    weigh = AGGREGATIONS.build(AGGREGATION_NODES[name], "aggregation")
+    compute_loss_weights = AGGREGATIONS.build(AGGREGATION_NODES[name], "aggregation")
     first, second = torch.tensor([0, 1, 2, 3, 6]), torch.tensor([4, 5])
-    parts = over_ranks(lambda rows, all_sum: weigh(KEEP[rows], GROUP[rows], all_sum=all_sum), (first, second))
+    parts = over_ranks(
+        lambda rows, all_sum: compute_loss_weights(KEEP[rows], GROUP[rows], all_sum=all_sum), (first, second)
+    )
     back = torch.cat([first, second]).argsort()
-    assert torch.equal(torch.cat(parts)[back], weigh(KEEP, GROUP, all_sum=alone))
+    assert torch.equal(torch.cat(parts)[back], compute_loss_weights(KEEP, GROUP, all_sum=alone))

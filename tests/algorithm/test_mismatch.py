@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.mismatch import record_mismatch, worst_tokens
+from rft.algorithm.mismatch import log_policy_mismatch, worst_tokens
 from rft.metrics import Metrics
 
 F64 = torch.float64
@@ -25,7 +25,7 @@ def numbers(old, rollout, keep, splits=None):
     ranks = []
     for rows in splits or [list(range(len(keep)))]:
         ranks.append(Metrics())
-        record_mismatch(ranks[-1], old[rows], batch(rollout, keep)[rows])
+        log_policy_mismatch(ranks[-1], old[rows], batch(rollout, keep)[rows])
     handed = []
     for metrics in ranks:
         metrics.reduce(lambda mine: handed.append(mine) or [mine])
@@ -101,7 +101,7 @@ def test_the_worst_tokens_are_told_one_by_one():
 def test_of_all_ranks_the_worst_tokens_are_told():
     ranks = [Metrics(), Metrics()]
     for metrics, rows in zip(ranks, ([1, 2], [0]), strict=True):
-        record_mismatch(metrics, OLD[rows], batch(ROLLOUT, KEEP)[rows])
+        log_policy_mismatch(metrics, OLD[rows], batch(ROLLOUT, KEEP)[rows])
     handed = []
     for metrics in ranks:
         metrics.largest_notes(2, lambda mine: handed.append(mine) or [mine])

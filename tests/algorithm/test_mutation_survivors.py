@@ -177,8 +177,8 @@ def test_moments_of_nothing_are_zero():
 
 def test_a_group_of_one_token_is_a_group():
     keep = torch.tensor([[True, False], [True, True]])
-    weigh = AGGREGATIONS.build({"name": "group_mean"}, "aggregation")
-    close(weigh(keep, torch.tensor([0, 1]), all_sum=alone), [[0.5, 0], [0.25, 0.25]])
+    compute_loss_weights = AGGREGATIONS.build({"name": "group_mean"}, "aggregation")
+    close(compute_loss_weights(keep, torch.tensor([0, 1]), all_sum=alone), [[0.5, 0], [0.25, 0.25]])
 
 
 def test_a_row_without_trained_tokens_is_outside_of_no_bound():

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from rft.algorithm.resample import redrawn
+from rft.algorithm.resample import resample_counts
 
 
 def test_as_many_rows_as_before_and_none_of_weight_zero():
     scores = torch.tensor([0.0, 1.0, -2.0, 0.0, 3.0, 0.0])
     for seed in range(50):
-        counts = redrawn(scores, 2.0, seed)
+        counts = resample_counts(scores, 2.0, seed)
         assert counts.sum() == 6 and not counts[scores == 0].any()
-    assert len({tuple(redrawn(scores, 2.0, seed).tolist()) for seed in range(50)}) > 10
+    assert len({tuple(resample_counts(scores, 2.0, seed).tolist()) for seed in range(50)}) > 10
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ def test_as_many_rows_as_before_and_none_of_weight_zero():
 )
 def test_the_shares_are_those_of_the_weights(power, shares):
     scores = torch.tensor([1.0, -2.0, 3.0, -4.0])
-    counts = sum(redrawn(scores, power, seed) for seed in range(4000)).double()
+    counts = sum(resample_counts(scores, power, seed) for seed in range(4000)).double()
     assert (counts / counts.sum()).tolist() == pytest.approx(shares, abs=0.015)
 
 
 def test_scores_of_nothing_keep_every_row():
-    assert redrawn(torch.zeros(3), 2.0, 0).tolist() == [1, 1, 1]
-    assert redrawn(torch.zeros(0), 2.0, 0).tolist() == []
+    assert resample_counts(torch.zeros(3), 2.0, 0).tolist() == [1, 1, 1]
+    assert resample_counts(torch.zeros(0), 2.0, 0).tolist() == []

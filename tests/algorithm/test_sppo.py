@@ -76,11 +76,11 @@ def test_sppo_rests_where_the_policy_is_a_step_of_multiplicative_weights():
 
 def test_the_best_and_the_worst_row_may_train_alone_by_their_win_rates_against_all():
     parts = {"advantage": {"name": "win_rate", "softness": None}, "loss": {"name": "sppo", "eta": 8.0}}
-    method = make(**parts, aggregation=None, group_size=3, pick="best_and_worst")
+    algorithm = make(**parts, aggregation=None, group_size=3, pick="best_and_worst")
     columns = {"response_mask": torch.tensor([[False, True]] * 3), "truncated": torch.zeros(3, dtype=torch.bool)}
     columns |= {"scores": torch.tensor([0.0, 1.0, 0.5]), "group": torch.zeros(3, dtype=torch.int64)}
     batch = TensorDict(columns | {"unit": torch.arange(3)}, batch_size=[3])
-    method.filter(batch)
-    method.advantages(batch, lambda tensor: tensor, Metrics())
+    algorithm.filter(batch)
+    algorithm.advantages(batch, lambda tensor: tensor, Metrics())
     assert batch["keep"][:, 1].tolist() == [True, True, False]
     assert batch["advantages"][:, 1].tolist() == pytest.approx([-1 / 3, 1 / 3, 0.0])

@@ -49,9 +49,9 @@ def test_straight_through_kl_by_hand(estimator, values):
         ({"name": "kl", "estimator": "k1+"}, "kl/ref", "near", "kl"),
     ],
 )
-def test_a_term_says_what_steers_it_and_what_its_gradient_is(node, steered_by, relation, target):
+def test_a_term_says_what_steers_it_and_what_its_gradient_is(node, controlled_by, relation, target):
     facts = LOSSES.build(node, "term").facts
-    assert facts.steered_by == steered_by
+    assert facts.controlled_by == controlled_by
     assert (facts.gradient.relation, facts.gradient.target) == (relation, target)
 
 

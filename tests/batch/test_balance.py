@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from rft.batch.balance import Balance, deal, pack, send, unpack, work
+from rft.batch.balance import Balance, drop_padding, karmarkar_karp, restore_padding, send, work
 from rft.batch.collate import collate
 from rft.metrics import Metrics
 
@@ -29,7 +29,7 @@ def test_no_bin_has_much_more_than_it_must(parts, seed):
     """The bounds are those of the differencing method; that of longest processing time first is above them."""
     draw = random.Random(seed)
     costs = [float(draw.choice([draw.randint(1, 9), draw.randint(1, 99)])) for _ in range(draw.randint(1, 7))]
-    bins = deal(costs, parts)
+    bins = karmarkar_karp(costs, parts)
     assert sorted(itertools.chain(*bins)) == list(range(len(costs)))
     bound = 7 / 6 if parts == 2 else 4 / 3 - 1 / (3 * (parts - 1))
     assert max(sums(costs, bins)) <= bound * best(costs, parts) + 1e-9
@@ -37,26 +37,26 @@ def test_no_bin_has_much_more_than_it_must(parts, seed):
 
 def test_differencing_finds_what_filling_the_emptiest_bin_does_not():
     costs = [8.0, 7.0, 6.0, 5.0, 4.0]
-    assert sums(costs, deal(costs, 2)) == [16.0, 14.0], "not 17 and 13"
+    assert sums(costs, karmarkar_karp(costs, 2)) == [16.0, 14.0], "not 17 and 13"
     many = [float(n * n % 8191) for n in range(512)]
-    assert max(sums(many, deal(many, 8))) * 8 / sum(many) < 1.0001
+    assert max(sums(many, karmarkar_karp(many, 8))) * 8 / sum(many) < 1.0001
 
 
 def test_edges_of_dealing():
-    assert deal([], 3) == [[], [], []]
-    assert deal([5.0], 3) == [[0], [], []]
-    assert deal([5.0, 1.0, 2.0], 1) == [[0, 1, 2]]
-    assert deal([0.0, 0.0, 0.0], 2) == deal([0.0, 0.0, 0.0], 2)
-    assert deal([1.0, 3.0, 2.0], 3) == [[1], [2], [0]], "the fullest first"
+    assert karmarkar_karp([], 3) == [[], [], []]
+    assert karmarkar_karp([5.0], 3) == [[0], [], []]
+    assert karmarkar_karp([5.0, 1.0, 2.0], 1) == [[0, 1, 2]]
+    assert karmarkar_karp([0.0, 0.0, 0.0], 2) == karmarkar_karp([0.0, 0.0, 0.0], 2)
+    assert karmarkar_karp([1.0, 3.0, 2.0], 3) == [[1], [2], [0]], "the fullest first"
 
 
 @pytest.mark.parametrize("parts", [2, 3])
 def test_the_order_of_the_items_plays_no_part(parts):
     costs = [float(c) for c in random.Random(1).sample(range(1, 1000), 40)]
-    expected = [{costs[item] for item in items} for items in deal(costs, parts)]
+    expected = [{costs[item] for item in items} for items in karmarkar_karp(costs, parts)]
     for seed in range(5):
         moved = random.Random(seed).sample(costs, len(costs))
-        assert [{moved[item] for item in items} for items in deal(moved, parts)] == expected
+        assert [{moved[item] for item in items} for items in karmarkar_karp(moved, parts)] == expected
 
 
 def test_work_is_linear_and_quadratic_in_length():
@@ -103,17 +103,19 @@ UNITS = [40, 11, 40, 7, 7, 30, 11, 2]
 
 def test_rows_are_packed_without_padding():
     batch = make_batch(LENGTHS, UNITS).exclude("fields")
-    parcel = pack(batch)
+    parcel = drop_padding(batch)
     assert {len(column) for column in parcel.tokens.values()} == {sum(LENGTHS)}
     assert {len(column) for column in parcel.rows.values()} == {len(LENGTHS)}
-    same_rows(unpack([parcel]), batch)
-    same_rows(unpack([pack(batch[:3]), pack(batch[:0]), pack(batch[3:])]), batch)
-    assert unpack([pack(batch[:2]), pack(batch[3:5])])["keep"].shape == (4, 9), "as wide as the longest"
+    same_rows(restore_padding([parcel]), batch)
+    same_rows(restore_padding([drop_padding(batch[:3]), drop_padding(batch[:0]), drop_padding(batch[3:])]), batch)
+    assert restore_padding([drop_padding(batch[:2]), drop_padding(batch[3:5])])["keep"].shape == (4, 9), (
+        "as wide as the longest"
+    )
 
 
 def test_no_row_has_every_column():
     batch = make_batch(LENGTHS, UNITS)
-    empty = unpack([pack(batch[:0].exclude("fields"))] * 2)
+    empty = restore_padding([drop_padding(batch[:0].exclude("fields"))] * 2)
     assert len(empty) == 0 and empty["tokens", "input_ids"].shape == (0, 1)
     same_rows(empty, batch[:0])
 

@@ -50,7 +50,7 @@ class KilledServers(VLLMServers):
         found = super().generate(requests, sampling, kill)
         until(self.back, 300)
         call, old = self._draws(requests[0], sampling)[0].told, found[0][0]
-        new = self._dialect.parse(asyncio.run(self.victim.post(call.path, call.body)))
+        new = self._server_api.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
         self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim.port)}
         held = shares[self.victim]
@@ -61,7 +61,7 @@ class KilledServers(VLLMServers):
     def back(self):
         """True where the server that was killed serves the current version again."""
         try:
-            return asyncio.run(self._dialect.version(self.victim)) == self.version
+            return asyncio.run(self._server_api.version(self.victim)) == self.version
         except OSError:
             return False
 

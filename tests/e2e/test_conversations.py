@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rft.distributed import stop
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
 from tests.modes.test_inspect import CHAT
 
@@ -55,4 +55,4 @@ def test_a_text_has_no_place_in_a_chat(tiny, chats):
 
 def test_a_plan_of_texts_counts_the_whole_of_them(tiny):
     stop()
-    assert Rehearsal(tiny("algorithm=pretrain"), 1)._prompt_tokens == 18 - 6  # of an answer, in the tiny run
+    assert PlanJob(tiny("algorithm=pretrain"), 1)._prompt_tokens == 18 - 6  # of an answer, in the tiny run

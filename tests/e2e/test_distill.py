@@ -8,9 +8,9 @@ from rich.console import Console
 
 from rft.distributed import stop
 from rft.errors import Problems
-from rft.modes.doctor.run import visit
+from rft.modes.doctor.run import run
 from rft.modes.inspect import inspect
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 
@@ -25,7 +25,7 @@ def test_there_must_be_a_teacher(tiny):
 
 def test_a_plan_goes_through_it(tiny):
     stop()
-    memory = Rehearsal(tiny("algorithm=distill", "plan.prompt_tokens=6"), 1).forecast().memory
+    memory = PlanJob(tiny("algorithm=distill", "plan.prompt_tokens=6"), 1).forecast().memory
     assert memory["annotate"]["other models"] > 0
 
 
@@ -98,11 +98,11 @@ def test_other_modes_look_at_both_kinds_of_its_steps(tiny):
     inspect(tiny("mode=inspect", "algorithm=gkd", "inspect.rows=1"), shown)
     assert "train: the given texts, what trains is highlighted; other answers are sampled" in shown.file.getvalue()
     assert "row 1: 18 tokens, 5 train" in shown.file.getvalue()
-    assert 0 <= visit(tiny("mode=doctor", "algorithm=gkd")) < 1e-5
+    assert 0 <= run(tiny("mode=doctor", "algorithm=gkd")) < 1e-5
     with pytest.raises(ValueError, match="mode=doctor: algorithm=gkd has no steps of samples alone"):
-        visit(tiny("mode=doctor", "algorithm=gkd", "algorithm.source.sampled_share=0"))
+        run(tiny("mode=doctor", "algorithm=gkd", "algorithm.source.sampled_share=0"))
     stop()
     rare = ("algorithm.source.sampled_share=0.01", "algorithm.group_size=4", "plan.prompt_tokens=6")
-    forecast = Rehearsal(tiny("algorithm=gkd", *rare), 1).forecast()
+    forecast = PlanJob(tiny("algorithm=gkd", *rare), 1).forecast()
     assert forecast.rows == 4 * 4 and "rollout" in forecast.memory, "those of a step that is sampled"
     assert forecast.memory["annotate"]["other models"] > 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.distributed import stop
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.reward.compose import WeightedSum
 from rft.setup.assembly import Job
 from tests.reward.test_process_model import node
@@ -19,7 +19,7 @@ def lines(folder):
 def test_a_plan_goes_through_it(resolved):
     small = ("batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "data.train.count=64")
     stop()
-    forecast = Rehearsal(resolved("algorithm=process_reward_model", "plan.prompt_tokens=6", *small), 1).forecast()
+    forecast = PlanJob(resolved("algorithm=process_reward_model", "plan.prompt_tokens=6", *small), 1).forecast()
     assert forecast.memory["update"]["activations"] > 0 and forecast.fullest > 4
 
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rft.actor.actor import Actor
 from rft.actor.init import load_model
-from rft.actor.precomputed import RememberedReference
+from rft.actor.precomputed import PrecomputedReference
 from rft.distributed import stop
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 
@@ -36,7 +36,7 @@ def steps(folder):
 @pytest.fixture
 def annotated(monkeypatch):
     """Filled by a run: the trainer and the batch of every step, with the columns of the models."""
-    found, whole = [], Trainer.annotate
+    found, whole = [], Trainer.compute_columns
 
     def annotates(trainer, stage, batch, metrics):
         whole(trainer, stage, batch, metrics)
@@ -89,7 +89,7 @@ def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tm
         same = [name for name in one if name.startswith(("loss/", "preference/", "grad_norm"))]
         assert {name: other[name] for name in same} == pytest.approx({name: one[name] for name in same}, abs=2e-5)
     reference = ahead[0][0].helpers["reference"]
-    assert isinstance(reference, RememberedReference) and len(reference._rows) == 2 * 9
+    assert isinstance(reference, PrecomputedReference) and len(reference._rows) == 2 * 9
 
 
 def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone(tiny, tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def other(tmp_path):
 
 
 def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(other, tiny, tmp_path, monkeypatch):
-    parameters, found, begin, ask = [], [], Actor.begin_training, RememberedReference.compute
+    parameters, found, begin, ask = [], [], Actor.begin_training, PrecomputedReference.compute
 
     def asks(reference, *given):
         columns = ask(reference, *given)
@@ -130,7 +130,7 @@ def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(ot
         found.append((len(parameters), sum(parameter() is not None for parameter in parameters)))
         begin(actor, *given)
 
-    monkeypatch.setattr(RememberedReference, "compute", asks)
+    monkeypatch.setattr(PrecomputedReference, "compute", asks)
     monkeypatch.setattr(Actor, "begin_training", begins)
     Job(tiny(*other("steps=2", f"output_dir={tmp_path / 'plain'}"))).fit("")
     Job(tiny(*other("steps=2", PRECOMPUTE))).fit("")
@@ -169,7 +169,7 @@ def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monke
 @pytest.mark.slow
 def test_a_plan_has_another_model_that_is_asked_ahead_before_all_else(other, tiny):
     stop()
-    kept, ahead = (Rehearsal(tiny(*other("plan.prompt_tokens=6", *more)), 1).forecast() for more in ((), (PRECOMPUTE,)))
+    kept, ahead = (PlanJob(tiny(*other("plan.prompt_tokens=6", *more)), 1).forecast() for more in ((), (PRECOMPUTE,)))
     size = kept.memory["update"]["other models"]
     assert size == ahead.memory["reference"]["other models"] > 0
     assert "reference" not in kept.memory and ahead.memory["reference"]["activations"] > 0

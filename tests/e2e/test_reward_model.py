@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rft.distributed import stop
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
 
 ON_RANKS = {
@@ -24,11 +24,11 @@ def lines(folder):
 def test_a_plan_goes_through_it(resolved, tmp_path):
     small = ("batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "data.train.count=64")
     stop()
-    forecast = Rehearsal(resolved("algorithm=reward_model", "plan.prompt_tokens=6", *small), 1).forecast()
+    forecast = PlanJob(resolved("algorithm=reward_model", "plan.prompt_tokens=6", *small), 1).forecast()
     assert forecast.memory["update"]["activations"] > 0
     assert "rollout" not in forecast.memory and "evaluate" not in forecast.memory
     model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", "warmup=none")
-    asked = Rehearsal(resolved("algorithm=grpo", "plan.prompt_tokens=6", *small, *model), 1).forecast()
+    asked = PlanJob(resolved("algorithm=grpo", "plan.prompt_tokens=6", *small, *model), 1).forecast()
     assert asked.memory["update"]["activations"] > 0, "without the model, which is not there"
 
 

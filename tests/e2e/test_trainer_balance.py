@@ -91,9 +91,9 @@ def test_every_actor_trains_the_rows_that_come_back_from_the_balance(tiny, monke
         watch(monkeypatch, kind, part, calls)
     Job(tiny("algorithm=ppo", "algorithm/loss=clip_cov", "steps=1", "warmup=none", "batch.minibatches=2")).fit("")
     parts = [f"{self.key} {part}" if isinstance(self, Actor) else part for part, self, _, _ in calls]
-    annotate = ["actor compute", "columns", "critic compute", "columns"]
+    compute_columns = ["actor compute", "columns", "critic compute", "columns"]
     first, second = ["rows", "actor update", "critic update"], ["actor compute", "columns"]
-    assert parts == [*annotate, *first, *second, *first]
+    assert parts == [*compute_columns, *first, *second, *first]
     for number, (part, _, arguments, result) in enumerate(calls):
         if part == "rows":
             assert {"loss_weights", "unit_weights", "cov_clipped"} <= set(arguments[0].keys())

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import ALONE, epoch
+from rft.data.given.survey import SINGLE_PROCESS, epoch
 from rft.modes.inspect import READ, SPECIAL, TRAINED, Example, inspect, spelled
 from rft.setup.assembly import Job
 
@@ -63,7 +63,7 @@ def test_it_is_what_the_first_step_trains_on(shown, tiny, monkeypatch):
     job = Job(tiny("algorithm=sft"))
     loaded = job.load(1)
     run = job.run
-    batch = next(epoch(job.source, ALONE, loaded.encoder, loaded.train, run.batch.prompts, seed=run.seed))
+    batch = next(epoch(job.source, SINGLE_PROCESS, loaded.encoder, loaded.train, run.batch.prompts, seed=run.seed))
     for ids, trains in zip(batch["tokens", "input_ids"], batch["response_mask"], strict=True):
         answer = loaded.tokenizer.decode(ids[trains])
         assert f"{loaded.tokenizer.decode(ids[~trains])}⟦{answer}⟧\n" in said

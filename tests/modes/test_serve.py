@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rft.modes.serve import serve
 from rft.remote.server_process import free_port
-from rft.rollout.server.vllm import VLLMDialect, VLLMServers
+from rft.rollout.server.vllm import VLLMApi, VLLMServers
 
 INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -19,7 +19,7 @@ INTERRUPTIBLE = (
 SERVER = Path(__file__).parent / "rollout" / "fake_server.py"
 
 
-class Dialect(VLLMDialect):
+class Dialect(VLLMApi):
     def command(self, python, model, port, host="127.0.0.1"):
         assert (model / "config.json").is_file() and (model / "tokenizer_config.json").is_file()
         assert not list(model.glob("*.safetensors")), "weights come from the run"
@@ -29,7 +29,7 @@ class Dialect(VLLMDialect):
 
 class Servers(VLLMServers):
     @staticmethod
-    def dialect(engine_args):
+    def server_api(engine_args):
         return Dialect(engine_args)
 
 

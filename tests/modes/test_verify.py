@@ -21,7 +21,7 @@ RECIPE = Path(rft.__file__).parent.parent / "recipes" / "own_loss"
 def printed(config):
     """The verdict on the algorithm of a resolved config, and the printed text in one line."""
     console = Console(file=io.StringIO(), width=120)
-    holds = certify(Job(config).method, console)
+    holds = certify(Job(config).algorithm, console)
     return holds, " ".join(console.file.getvalue().split())
 
 

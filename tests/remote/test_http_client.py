@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rft.remote.http_client import Failed, Garbage, Peer, Refused, waiting
+from rft.remote.http_client import BadResponse, RequestFailed, RequestRefused, ServerClient, deadline
 from rft.remote.server_process import free_port
 
 
@@ -32,7 +32,7 @@ def says():
                     connection.sendall(data)
 
         threading.Thread(target=answer, daemon=True).start()
-        return Peer(3, f"127.0.0.1:{server.getsockname()[1]}"), told
+        return ServerClient(3, f"127.0.0.1:{server.getsockname()[1]}"), told
 
     yield listen
     for server in servers:
@@ -80,40 +80,40 @@ def test_a_long_answer_is_read_whole(says):
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (b"", Failed),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", Failed),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1]", Failed),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n[1]", Garbage),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", Garbage),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, Garbage),
-        (b"nonsense\r\n\r\n", Garbage),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1,", Garbage),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd", Garbage),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", Refused),
+        (b"", RequestFailed),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", RequestFailed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1]", RequestFailed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n[1]", BadResponse),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", BadResponse),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, BadResponse),
+        (b"nonsense\r\n\r\n", BadResponse),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1,", BadResponse),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd", BadResponse),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", RequestRefused),
     ],
 )
 def test_anything_else_is_an_error_that_names_the_server_and_the_call(says, data, kind):
     peer, _ = says(data)
-    with pytest.raises(Failed, match=rf"^server 3 \(127\.0\.0\.1:{peer.port}\): ") as caught:
+    with pytest.raises(RequestFailed, match=rf"^server 3 \(127\.0\.0\.1:{peer.port}\): ") as caught:
         asyncio.run(peer.get("/path"))
     assert type(caught.value) is kind
-    if kind is Refused:
+    if kind is RequestRefused:
         assert "GET /path: status 404: nope" in str(caught.value) and not caught.value.busy
 
 
 @pytest.mark.parametrize(("status", "busy"), [(429, True), (503, True), (500, False)])
 def test_a_server_may_be_busy(says, status, busy):
     peer, _ = says(b"HTTP/1.1 %d Some\r\nContent-Length: 0\r\n\r\n" % status)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         asyncio.run(peer.get("/"))
     assert caught.value.busy == busy
 
 
 def test_nobody_listens():
-    with pytest.raises(Failed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
-        asyncio.run(Peer(0, f"127.0.0.1:{free_port()}").get("/"))
-    with pytest.raises(Failed, match=r"server 0 \(no\.such\.host\.invalid:80\): GET /: "):
-        asyncio.run(Peer(0, "no.such.host.invalid:80").get("/"))
+    with pytest.raises(RequestFailed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
+        asyncio.run(ServerClient(0, f"127.0.0.1:{free_port()}").get("/"))
+    with pytest.raises(RequestFailed, match=r"server 0 \(no\.such\.host\.invalid:80\): GET /: "):
+        asyncio.run(ServerClient(0, "no.such.host.invalid:80").get("/"))
 
 
 def test_a_call_that_is_given_up_closes_its_connection():
@@ -126,7 +126,7 @@ def test_a_call_that_is_given_up_closes_its_connection():
             gone.set()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        peer = Peer(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        peer = ServerClient(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(peer.get("/"), 0.2)
         await asyncio.to_thread(gone.wait, 5)
@@ -136,10 +136,10 @@ def test_a_call_that_is_given_up_closes_its_connection():
 
 
 def test_what_an_answer_lacks_is_garbage():
-    peer = Peer(1, "a:2")
+    peer = ServerClient(1, "a:2")
     with (
-        pytest.raises(Garbage, match=r"^server 1 \(a:2\): its version makes no sense: KeyError\('x'\)"),
-        peer.sense("its version"),
+        pytest.raises(BadResponse, match=r"^server 1 \(a:2\): its version makes no sense: KeyError\('x'\)"),
+        peer.parse("its version"),
     ):
         {}["x"]
 
@@ -148,7 +148,7 @@ def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
     monkeypatch.setattr("rft.remote.http_client.SAY_EVERY", 0.05)
 
     async def wait():
-        async with waiting("rank 3 waits for server 2 to acknowledge version 17", 0.18):
+        async with deadline("rank 3 waits for server 2 to acknowledge version 17", 0.18):
             await asyncio.sleep(5)
 
     with (
@@ -161,7 +161,7 @@ def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
 
 def test_a_wait_leaves_other_errors_as_they_are():
     async def wait():
-        async with waiting("it", 5):
+        async with deadline("it", 5):
             raise TimeoutError("another")
 
     with pytest.raises(TimeoutError, match=r"^another$"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.report.history import History, Stage, Story, direction, duration, headline_names, read_lines, short
+from rft.report.history import History, MetricSummary, Stage, direction, duration, headline_names, read_lines, short
 
 ROWS = [
     {"step": 0, "stage": "warmup", "eval/held/accuracy": 0.02},
@@ -26,8 +26,8 @@ def test_stages_begin_where_the_one_before_ended() -> None:
 
 def test_story_and_milestones() -> None:
     history = History(ROWS)
-    assert history.story("eval/held/accuracy") == Story("eval/held/accuracy", 0.02, 0.95, 0.9)
-    assert history.story("loss/nll") == Story("loss/nll", 2.0, None, 1.0)
+    assert history.story("eval/held/accuracy") == MetricSummary("eval/held/accuracy", 0.02, 0.95, 0.9)
+    assert history.story("loss/nll") == MetricSummary("loss/nll", 2.0, None, 1.0)
     assert history.story("kl/ref") is None
     assert history.milestones("eval/held/accuracy") == [("start", 0.02), ("warmup", 0.2), ("train", 0.9)]
 

@@ -7,13 +7,13 @@ import pytest
 
 from rft.logger.log import RunLog
 from rft.report.history import History
-from rft.report.scaling import Curve, fit, outlook
+from rft.report.scaling import ScalingCurve, fit, scaling_fit
 
 STEPS = [10.0 * number for number in range(1, 13)]
 
 
 def test_the_curve_by_hand():
-    curve = Curve(start=0.2, asymptote=0.8, midpoint=10.0, efficiency=2.0, error=0.0)
+    curve = ScalingCurve(start=0.2, asymptote=0.8, midpoint=10.0, efficiency=2.0, error=0.0)
     assert curve(10.0) == pytest.approx(0.5), "half of the gain at the midpoint"
     assert curve(20.0) == pytest.approx(0.2 + 0.6 / 1.25)
 
@@ -30,7 +30,7 @@ def test_the_curve_by_hand():
 )
 @pytest.mark.parametrize("count", [5, 12])
 def test_points_of_a_curve_give_the_curve_back(start, asymptote, midpoint, efficiency, count):
-    truth = Curve(start, asymptote, midpoint, efficiency, 0.0)
+    truth = ScalingCurve(start, asymptote, midpoint, efficiency, 0.0)
     found = fit([(step, truth(step)) for step in STEPS[:count]], start)
     assert (found.asymptote, found.midpoint) == pytest.approx((asymptote, midpoint), rel=1e-4)
     assert found.efficiency == pytest.approx(efficiency, rel=1e-3)
@@ -38,7 +38,7 @@ def test_points_of_a_curve_give_the_curve_back(start, asymptote, midpoint, effic
 
 
 def test_noise_moves_it_a_little_and_shows_in_the_error():
-    truth, rng = Curve(0.1, 0.9, 30.0, 1.5, 0.0), random.Random(0)
+    truth, rng = ScalingCurve(0.1, 0.9, 30.0, 1.5, 0.0), random.Random(0)
     points = [(step / 2, truth(step / 2) + rng.gauss(0, 0.02)) for step in range(1, 401)]
     found = fit(points, 0.1)
     assert found.asymptote == pytest.approx(0.9, abs=0.02)
@@ -54,7 +54,7 @@ def test_no_better_curve_is_near():
         for factor in (0.99, 1.01):
             numbers = [found.asymptote, found.midpoint, found.efficiency]
             numbers[place] *= factor
-            other = Curve(0.3, *numbers, 0.0)
+            other = ScalingCurve(0.3, *numbers, 0.0)
             if numbers[0] <= 1 and 1 <= numbers[1] <= 1200 and 0.1 <= numbers[2] <= 10:
                 error = (sum((other(step) - value) ** 2 for step, value in points) / len(points)) ** 0.5
                 assert error >= found.error - 1e-9
@@ -82,7 +82,7 @@ def test_of_a_run_that_never_moves_nothing_is_said():
 
 def rows(warmup, evaluations):
     """A warm-up that ends at an accuracy of 0.2, then a stage on a curve to 0.8."""
-    curve = Curve(0.2, 0.8, 15.0, 2.0, 0.0)
+    curve = ScalingCurve(0.2, 0.8, 15.0, 2.0, 0.0)
     found = [{"step": 0, "stage": "warmup" if warmup else "train", "eval/a/accuracy": 0.0 if warmup else 0.2}]
     if warmup:
         found.append({"step": warmup, "stage": "warmup", "eval/a/accuracy": 0.2, "eval/b/accuracy": 0.5})
@@ -94,27 +94,27 @@ def rows(warmup, evaluations):
 
 @pytest.mark.parametrize("warmup", [0, 40])
 def test_a_run_is_fitted_from_the_end_of_its_warm_up(warmup):
-    [line] = outlook(History(rows(warmup, 8)))
+    [line] = scaling_fit(History(rows(warmup, 8)))
     assert line == (
         "eval/a/accuracy tends to 0.8: half of the gain by step 15 of the stage, efficiency 2, fitted to within "
         + line.rpartition(" ")[2]
     )
-    assert outlook(History(rows(warmup, 4))) == []
-    assert outlook(History([])) == []
+    assert scaling_fit(History(rows(warmup, 4))) == []
+    assert scaling_fit(History([])) == []
 
 
 def test_an_evaluation_without_a_start_or_a_number_is_passed_over():
     late = [{"step": 0, "stage": "train", "loss/policy": 1.0}, *rows(0, 8)[1:]]
-    assert outlook(History(late)) == []
+    assert scaling_fit(History(late)) == []
     broken = rows(0, 8)
     broken[2]["eval/a/accuracy"] = None
-    assert len(outlook(History(broken))) == 1
+    assert len(scaling_fit(History(broken))) == 1
 
 
 def test_console_and_report_say_it(tmp_path, capsys):
     with RunLog(tmp_path, {}) as log:
         for row in rows(0, 8):
             log.log(row.pop("step"), row.pop("stage"), row)
-    line = outlook(History([json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]))[0]
+    line = scaling_fit(History([json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]))[0]
     assert line in capsys.readouterr().out
     assert line in (tmp_path / "report.html").read_text()

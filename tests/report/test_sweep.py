@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rft.report.sweep import Run, comparison_table, labels, write_comparison
+from rft.report.sweep import SweepRun, comparison_table, labels, write_comparison
 
 JOB = """
 from pathlib import Path
@@ -49,17 +49,17 @@ def make(folder: Path, values: list[float]) -> Path:
 
 
 def test_labels_leave_out_what_all_runs_share() -> None:
-    runs = [Run(None, ["steps=5", "seed=0", "lr=1"]), Run(None, ["steps=5", "seed=1", "lr=1"])]
+    runs = [SweepRun(None, ["steps=5", "seed=0", "lr=1"]), SweepRun(None, ["steps=5", "seed=1", "lr=1"])]
     assert labels(runs) == ["seed=0", "seed=1"]
     assert labels(runs[:1]) == ["steps=5 seed=0 lr=1"]
-    assert labels([Run(Path("x/grpo"), []), Run(None, [])]) == ["grpo", "defaults"]
+    assert labels([SweepRun(Path("x/grpo"), []), SweepRun(None, [])]) == ["grpo", "defaults"]
 
 
 def test_table_and_page_hold_every_run_and_every_failure(tmp_path: Path) -> None:
     runs = [
-        Run(make(tmp_path / "one", [0.1, 0.9, 0.8]), ["seed=0"], 0.4),
-        Run(make(tmp_path / "two", [0.2, 0.3]), ["seed=<1>"], failure="FloatingPointError: NaN <here>"),
-        Run(None, ["seed=2"], failure="ValueError: no name"),
+        SweepRun(make(tmp_path / "one", [0.1, 0.9, 0.8]), ["seed=0"], 0.4),
+        SweepRun(make(tmp_path / "two", [0.2, 0.3]), ["seed=<1>"], failure="FloatingPointError: NaN <here>"),
+        SweepRun(None, ["seed=2"], failure="ValueError: no name"),
     ]
     (tmp_path / "one" / "report.html").write_text("")
     out = io.StringIO()

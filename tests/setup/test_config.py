@@ -119,7 +119,7 @@ def test_several_loggers_and_terms_at_once(resolved, wandb_installed):
     )
     assert len(job.sinks) == 2
     assert job.reward.names == ("exact_match", "format")
-    assert [term.name for term in job.method.policy.terms] == ["ppo_clip", "kl", "entropy"]
+    assert [term.name for term in job.algorithm.policy.terms] == ["ppo_clip", "kl", "entropy"]
 
 
 def test_nested_groups_do_not_leak_into_each_other(resolved):

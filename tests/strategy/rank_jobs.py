@@ -2,7 +2,7 @@
 
 import torch
 
-from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
 from rft.batch.collate import collate
 from rft.metrics import Metrics
 
@@ -104,10 +104,10 @@ def make_taught():
 
 def update(actor, rows):
     """One update of an actor of one process; the numbers that it logged."""
-    method, metrics, rows = Method(MethodOptions(**METHOD), "algorithm"), Metrics(), rows.clone()
-    method.weigh(rows, actor.world.all_sum)
-    objective = method.policy if actor.key == "actor" else method.learners["critic"]
-    actor.update(rows, idle_row(rows, rows), objective, 0.8, metrics)
+    algorithm, metrics, rows = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics(), rows.clone()
+    algorithm.compute_loss_weights(rows, actor.world.all_sum)
+    objective = algorithm.policy if actor.key == "actor" else algorithm.learners["critic"]
+    actor.update(rows, dummy_row(rows, rows), objective, 0.8, metrics)
     return metrics.reduce(actor.world.gather)
 
 

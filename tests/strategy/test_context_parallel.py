@@ -24,7 +24,7 @@ JOBS = {
     "critic": job(UNEVEN, strategy=TOGETHER, head="value", updates=2),
     "one head for both ranks": job(UNEVEN, strategy=TOGETHER, model=MODEL | {"num_key_value_heads": 1}),
     "sliding window": job(UNEVEN, strategy=TOGETHER, model=WINDOWED),
-    "teacher": job(UNEVEN, strategy=TOGETHER, method=DISTILL, batch=make_taught()),
+    "teacher": job(UNEVEN, strategy=TOGETHER, algorithm=DISTILL, batch=make_taught()),
     "recomputed": job(UNEVEN, strategy=TOGETHER | {"activation_checkpointing": "full"}),
 }
 

@@ -23,17 +23,17 @@ JOBS = {
     "three updates, uneven": job(UNEVEN, updates=3),
     "tied": job(UNEVEN, updates=2, model=MODEL | {"tie_word_embeddings": True}),
     "blocks stay gathered": job(UNEVEN, updates=2, strategy={"reshard_after_forward": False}),
-    "token mean": job(UNEVEN, method=METHOD | {"aggregation": {"name": "token_mean"}}),
+    "token mean": job(UNEVEN, algorithm=METHOD | {"aggregation": {"name": "token_mean"}}),
     "groups whole on a rank": job(
-        [[2, 3], [0, 1, 4, 5, 6, 7]], method=METHOD | {"aggregation": {"name": "group_mean"}}
+        [[2, 3], [0, 1, 4, 5, 6, 7]], algorithm=METHOD | {"aggregation": {"name": "group_mean"}}
     ),
-    "gspo": job(UNEVEN, method=METHOD | {"loss": {"name": "gspo", "clip_low": 0.2, "clip_high": 0.3}, "terms": {}}),
+    "gspo": job(UNEVEN, algorithm=METHOD | {"loss": {"name": "gspo", "clip_low": 0.2, "clip_high": 0.3}, "terms": {}}),
     "critic": job(UNEVEN, head="value", updates=3),
     "critic, one rank without a row": job(ALL_ON_ONE, head="value", updates=2),
     "padded": job(UNEVEN, updates=2, actor={"packing": False}),
     "padded, one rank without a row": job(ALL_ON_ONE, actor={"packing": False}),
     "shared prompts": job(UNEVEN, updates=2, actor={"share_prefix": True}, batch=make_batch(prompt=2)),
-    "twenty steps of SFT": job(UNEVEN, method=NLL, updates=20),
+    "twenty steps of SFT": job(UNEVEN, algorithm=NLL, updates=20),
 }
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rft.actor.actor import Diverged
+from rft.actor.actor import NonFiniteError
 from rft.distributed import start
 from rft.strategy.loss_scale import LossScale
 from tests.helpers import make_actor, make_optimizer, make_strategy
@@ -85,14 +85,14 @@ def test_a_gradient_that_overflows_without_a_scale_is_a_divergence(actor):
     batch = make_batch()
     batch["advantages"] *= 1e7
     actor.scale.factor = 1.0
-    with pytest.raises(Diverged):
+    with pytest.raises(NonFiniteError):
         update(actor, batch)
 
 
 def test_a_loss_that_is_not_finite_is_a_divergence_whatever_the_scale(actor):
     batch = make_batch()
     batch["advantages"][2, LENGTHS[2] - 1] = math.nan
-    with pytest.raises(Diverged) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         update(actor, batch)
     assert caught.value.suspects == {"advantages": [2]}
     assert actor.scale.factor == 2.0**16

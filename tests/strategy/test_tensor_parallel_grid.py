@@ -25,7 +25,7 @@ JOBS = {
         model=MODEL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "two kinds of layers": given(GRID, model=MIXED, updates=1),
-    "token mean": given(GRID, method=METHOD | {"aggregation": {"name": "token_mean"}}, head="value"),
+    "token mean": given(GRID, algorithm=METHOD | {"aggregation": {"name": "token_mean"}}, head="value"),
     "whole and kept": given(GRID | {"accumulate": "whole", "reshard_after_forward": False}),
     "four parts": given({"tensor_parallel": 4}, model=MODEL | {"num_key_value_heads": 4}),
 }

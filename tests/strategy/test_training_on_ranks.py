@@ -35,8 +35,8 @@ SPREAD = {
     "frozen": trained("adamw", actor=FROZEN),
     "frozen, tied": trained("adamw", model=MODEL | {"tie_word_embeddings": True}, actor={"frozen": ["lm_head.*"]}),
     "frozen, critic": trained("adamw", head="value", actor={"frozen": ["model.*"]}),
-    "router balance": trained("adamw", model=EXPERTS, method=METHOD | {"terms": BALANCE}),
-    "teacher": trained("adamw", method=DISTILL, batch=make_taught()),
+    "router balance": trained("adamw", model=EXPERTS, algorithm=METHOD | {"terms": BALANCE}),
+    "teacher": trained("adamw", algorithm=DISTILL, batch=make_taught()),
     "average": trained("adamw", actor={"ema": 0.6}),
     "average of what trains": trained("muon", actor={"ema": 0.6} | FROZEN),
 }

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rft.actor.actor import Diverged
-from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.actor.actor import NonFiniteError
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
@@ -64,8 +64,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     """The weights, gradient and numbers after some updates, and everything needed to go on.
 
     Args:
-        job: `method`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (the rows
-            of each rank of this many ranks) and `state` (of an actor to go on from, or None).
+        job: `algorithm`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (rows
+            of each rank) and `state` (of an actor to go on from, or None).
     """
     strategy = make_strategy(world, Recording, **job["strategy"])
     optimizer = make_optimizer(**job["optimizer"])
@@ -75,8 +75,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
         actor.load_state_dict(job["state"], with_optimizer=True)
-    method = Method(MethodOptions(**job["method"]), "algorithm")
-    objective = method.learners["critic"] if job["head"] == "value" else method.policy
+    algorithm = Algorithm(AlgorithmOptions(**job["method"]), "algorithm")
+    objective = algorithm.learners["critic"] if job["head"] == "value" else algorithm.policy
     assert objective is not None
     gathered: list[int] = []
     backbone = actor.network.model.base_model
@@ -87,15 +87,15 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     try:
         for _ in range(job["updates"]):
             metrics, rows = Metrics(), mine.clone()
-            method.weigh(rows, world.all_sum)
+            algorithm.compute_loss_weights(rows, world.all_sum)
             watch = ("entropy",) if job["head"] == "lm" else ()
             with Collectives() as collectives:
-                actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics, watch)
+                actor.update(rows, dummy_row(batch, rows), objective, 0.8, metrics, watch)
             numbers.append(metrics.reduce(world.gather))
-    except Diverged as problem:
+    except NonFiniteError as problem:
         return {"suspects": world.gather(problem.suspects)}
     output = objective.outputs[0]
-    computed = actor.compute(mine, (output,), 0.8, idle_row(batch, mine))[output]
+    computed = actor.compute(mine, (output,), 0.8, dummy_row(batch, mine))[output]
     column = torch.zeros(*batch["keep"].shape, *computed.shape[2:])
     column[job["shares"][world.size][world.rank]] = computed
     return {

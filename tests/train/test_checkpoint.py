@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.actor.actor import Diverged
+from rft.actor.actor import NonFiniteError
 from rft.train.checkpoint import CheckpointOptions, Checkpoints
 
 
@@ -119,8 +119,8 @@ def test_other_ranks_take_part_and_write_nothing(tmp_path):
 
 def test_an_inquest_saves_the_rows_and_says_where_to_look(tmp_path):
     batch = TensorDict({"advantages": torch.tensor([[0.0, float("nan")], [1.0, 2.0]])}, batch_size=[2])
-    problem = Diverged("critic", {"advantages": [0], "values": list(range(40))}, batch)
-    error = checkpoints(tmp_path, rank=1).inquest(12, problem)
+    problem = NonFiniteError("critic", {"advantages": [0], "values": list(range(40))}, batch)
+    error = checkpoints(tmp_path, rank=1).dump_nonfinite(12, problem)
     path = tmp_path / "diverged" / "step_00000012_rank_1.pt"
     assert isinstance(error, ValueError)
     for part in (
@@ -136,4 +136,4 @@ def test_an_inquest_saves_the_rows_and_says_where_to_look(tmp_path):
 
 def test_an_inquest_without_a_suspect_says_so(tmp_path):
     batch = TensorDict({"advantages": torch.zeros(1, 2)}, batch_size=[1])
-    assert "none of its columns" in str(checkpoints(tmp_path).inquest(1, Diverged("actor", {}, batch)))
+    assert "none of its columns" in str(checkpoints(tmp_path).dump_nonfinite(1, NonFiniteError("actor", {}, batch)))

@@ -106,10 +106,10 @@ def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
     """The proximal policy is the current one then; computing it before gives the same run."""
     config = tiny("actor.optimizer.lr=1e-2")
     Job(config).fit("")
-    annotate = Trainer.annotate
+    compute_columns = Trainer.compute_columns
 
     def annotating(trainer, stage, batch, metrics):
-        annotate(trainer, stage, batch, metrics)
+        compute_columns(trainer, stage, batch, metrics)
         if stage.name == "train":
             assert "old_logprobs" not in batch.keys()
             batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
@@ -172,8 +172,8 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
 def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
     calls = watch(monkeypatch, "redraw")
     Job(tiny("algorithm=pf_ppo", "steps=2")).fit("")
-    trainer, (method, batch) = calls[-1]
-    rows = trainer.redraw(method, batch)
+    trainer, (algorithm, batch) = calls[-1]
+    rows = trainer.redraw(algorithm, batch)
     assert len(rows) == len(batch) == 16
     if batch["scores"].any():
         assert (rows["scores"] > 0).all()
@@ -183,23 +183,23 @@ def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypat
 def test_rows_that_are_not_picked_do_not_train_and_are_described(tiny, tmp_path, monkeypatch):
     calls = watch(monkeypatch, "redraw")
     Job(tiny("algorithm=online_dpo", "steps=1", "algorithm.group_size=4")).fit("")
-    trainer, (method, batch) = calls[-1]
+    trainer, (algorithm, batch) = calls[-1]
     differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
-    assert len(batch) == 16 and len(trainer.redraw(method, batch)) == 2 * differing
+    assert len(batch) == 16 and len(trainer.redraw(algorithm, batch)) == 2 * differing
     assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
 
 
 def test_redrawn_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
     calls = watch(monkeypatch, "redraw")
     Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
-    trainer, (method, batch) = calls[0]
-    alone = sorted(trainer.redraw(method, batch)["unit"].tolist())
+    trainer, (algorithm, batch) = calls[0]
+    alone = sorted(trainer.redraw(algorithm, batch)["unit"].tolist())
 
     def work(world):
         mine = batch[world.rank :: 2]
         other = object.__new__(Trainer)
         other.world, other.seed, other.step = world, trainer.seed, trainer.step
-        return other.redraw(method, mine)["unit"].tolist()
+        return other.redraw(algorithm, mine)["unit"].tolist()
 
     assert sorted(unit for part in ranks(2, work) for unit in part) == alone
 
@@ -221,12 +221,12 @@ def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
     """Off by more than 20 %: the coefficient moves by 20 % x rows / horizon a step, from the step that sees it."""
     Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", f"algorithm.reward_kl.coef.target={target}",
              f"algorithm.terms.kl.coef.target={target}", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
-    method = state(tmp_path / "run")["method"]
+    algorithm = state(tmp_path / "run")["method"]
     moved = 1 + sign * 0.2 * 16 / 50
     # the KL of the first step is zero, as the reference is the policy then: under any target
     expected = 0.001 * (1 - 0.2 * 16 / 50) * moved**2
-    assert method["reward_kl"]["coef"] == pytest.approx(expected)
-    assert method["terms"]["kl"]["coef"] == pytest.approx(expected)
+    assert algorithm["reward_kl"]["coef"] == pytest.approx(expected)
+    assert algorithm["terms"]["kl"]["coef"] == pytest.approx(expected)
 
 
 # Numbers

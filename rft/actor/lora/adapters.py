@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rft.actor.init import outline
-from rft.actor.lora.nf4 import PackedLinear, pack
+from rft.actor.init import meta_model
+from rft.actor.lora.nf4 import PackedLinear, quantize
 
 NAME = "default"  # what peft calls an adapter that is given no name
 
@@ -86,7 +86,7 @@ class Lora:
 
     def find(self, shape: PretrainedConfig, key: str) -> None:
         """Looks for the layers in a model without weights; see `layers`."""
-        self.layers(outline(shape), key)
+        self.layers(meta_model(shape), key)
 
     def layers(self, model: PreTrainedModel, key: str) -> list[str]:
         """The names of the layers that get adapters.
@@ -143,7 +143,7 @@ class Lora:
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model, NAME)
         if self.quantize is not None:
-            pack(model, [f"{name}.base_layer" if name in targets else name for name in names], dtype, device)
+            quantize(model, [f"{name}.base_layer" if name in targets else name for name in names], dtype, device)
         return Adapters(model, config, self.export == "adapter")
 
 
@@ -212,7 +212,7 @@ class Adapters:
 
 
 @dataclass(frozen=True)
-class AdaptedWeights(Iterable[tuple[str, Tensor]]):
+class LoraWeights(Iterable[tuple[str, Tensor]]):
     """Names and whole weights of a model, its adapters merged in, and the parts that they are merged from.
 
     To walk through any of them is a collective.

@@ -61,7 +61,7 @@ class _Product(torch.autograd.Function):
         return grad @ ctx.layer.unpacked(weight), None, None, None
 
 
-def pack(model: nn.Module, names: list[str], dtype: torch.dtype, device: torch.device) -> None:
+def quantize(model: nn.Module, names: list[str], dtype: torch.dtype, device: torch.device) -> None:
     """Replaces linear layers of a model, in place."""
     for name in names:
         layer = model.get_submodule(name)

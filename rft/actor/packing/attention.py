@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from rft.actor.packing.layout import Layout, Segment, pack
+from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
 
 NAME = "rft_packed"
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
@@ -30,7 +30,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout,
+    layout: PackedLayout,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
@@ -66,7 +66,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[PackedSegment],
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
@@ -79,7 +79,7 @@ def _attend(
             k, v = (_behind(parts[segment.prefix], own) for parts, own in ((keys, k), (values, v)))
         total = k.shape[2]
         before, window = total - segment.length, total if sliding_window is None else min(sliding_window, total)
-        mask = seen(segment.length, before, window, q.device) if before or window < total else None
+        mask = causal_window_mask(segment.length, before, window, q.device) if before or window < total else None
         copies = q.shape[1] // k.shape[1]
         if copies > 1 and mask is not None:  # with a mask CUDA shares heads only where it writes all products down
             k, v = (states.repeat_interleave(copies, dim=1) for states in (k, v))
@@ -89,7 +89,7 @@ def _attend(
     return torch.cat(results, 1)
 
 
-def _apart(states: Tensor, segment: Segment) -> Tensor:
+def _apart(states: Tensor, segment: PackedSegment) -> Tensor:
     """The rows of a segment by themselves: (1, H, rows * length, D) to (rows, H, length, D)."""
     return states[0].unflatten(1, (segment.rows, segment.length)).transpose(0, 1)
 
@@ -99,7 +99,7 @@ def _behind(prefix: Tensor, own: Tensor) -> Tensor:
     return torch.cat((prefix.expand(len(own), -1, -1, -1), own), 2)
 
 
-def seen(length: int, before: int, window: int, device: torch.device) -> Tensor:
+def causal_window_mask(length: int, before: int, window: int, device: torch.device) -> Tensor:
     """Which keys (before + length) each of `length` tokens sees: itself and what is less than `window` behind it."""
     places = torch.arange(before + length, device=device)
     distance = places[before:, None] - places
@@ -140,7 +140,7 @@ def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
     ids = ids % shape.vocab_size
     tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
     rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
-    layout = pack(rows, torch.tensor([2, 2, 0])).to(model.device)
+    layout = pack_layout(rows, torch.tensor([2, 2, 0])).to(model.device)
     ids = ids.to(model.device)
     packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
     with _narrow_windows(model, shape):

@@ -12,11 +12,11 @@ from torch import Tensor
 from rft.batch.columns import lengths
 
 if TYPE_CHECKING:
-    from rft.actor.packing.sequence_shard import Slice
+    from rft.actor.packing.sequence_shard import SequenceShard
 
 
 @dataclass(frozen=True)
-class Segment:
+class PackedSegment:
     """Rows of one length behind one another. Each sees itself causally, and all of the segment that they begin with.
 
     Attributes:
@@ -31,7 +31,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """B rows of at most T tokens as one sequence of N.
 
     Attributes:
@@ -45,10 +45,10 @@ class Layout:
     source: Tensor
     place: Tensor
     positions: Tensor
-    segments: tuple[Segment, ...]
-    slice: "Slice | None" = None
+    segments: tuple[PackedSegment, ...]
+    slice: "SequenceShard | None" = None
 
-    def to(self, device: torch.device) -> "Layout":
+    def to(self, device: torch.device) -> "PackedLayout":
         """The same on a device."""
         moved = {name: vars(self)[name].to(device) for name in ("source", "place", "positions")}
         return replace(self, slice=self.slice and self.slice.to(device), **moved)
@@ -70,7 +70,7 @@ def shared_prefixes(batch: TensorDict) -> Tensor:
     return shared
 
 
-def pack(batch: TensorDict, shared: Tensor) -> Layout:
+def pack_layout(batch: TensorDict, shared: Tensor) -> PackedLayout:
     """Lays rows behind one another; of rows of one group that are here together, the shared tokens lie there once.
 
     Args:
@@ -81,7 +81,7 @@ def pack(batch: TensorDict, shared: Tensor) -> Layout:
     here, width = Counter(group), batch["response_mask"].shape[1]
     place = torch.zeros(len(batch), width, dtype=torch.int64)
     source: list[Tensor] = []
-    segments: list[Segment] = []
+    segments: list[PackedSegment] = []
     end = 0
 
     def append(row: int, first: int, last: int) -> None:
@@ -93,7 +93,7 @@ def pack(batch: TensorDict, shared: Tensor) -> Layout:
     def append_rows(rows: list[int], first: int, prefix: int | None) -> None:
         for size, alike in groupby(sorted(rows, key=lambda row: length[row]), key=lambda row: length[row]):
             equal = list(alike)
-            segments.append(Segment(len(equal), size - first, prefix))
+            segments.append(PackedSegment(len(equal), size - first, prefix))
             for row in equal:
                 append(row, first, size)
 
@@ -105,9 +105,9 @@ def pack(batch: TensorDict, shared: Tensor) -> Layout:
     append_rows(sorted(alone), 0, None)
     for rows in sharing.values():
         size = common[rows[0]]
-        segments.append(Segment(1, size))
+        segments.append(PackedSegment(1, size))
         append(rows[0], 0, size)
         place[rows, :size] = place[rows[0], :size]
         append_rows(rows, size, len(segments) - 1)
     everything = torch.cat(source)
-    return Layout(everything, place, everything % width, tuple(segments))
+    return PackedLayout(everything, place, everything % width, tuple(segments))

@@ -7,9 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.packing.layout import Layout, pack, shared_prefixes
+from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.actor.packing.sequence_shard import join
-from rft.batch.balance import deal
+from rft.batch.balance import karmarkar_karp
 from rft.batch.collate import trim
 from rft.batch.columns import lengths
 from rft.distributed import World
@@ -30,13 +30,13 @@ class MicroBatch:
 
     rows: Tensor
     batch: TensorDict
-    layout: Layout | None
+    layout: PackedLayout | None
     computed: int
     last: bool
 
 
 @dataclass(frozen=True)
-class Cutting:
+class MicroBatcher:
     """How micro-batches are made.
 
     Attributes:
@@ -57,7 +57,7 @@ class Cutting:
         return shared_prefixes(batch) if self.share_prefix else torch.zeros(len(batch), dtype=torch.int64)
 
     def micro_batches(
-        self, batch: TensorDict, idle: TensorDict, world: World, context: Context | None
+        self, batch: TensorDict, dummy: TensorDict, world: World, context: Context | None
     ) -> Iterator[MicroBatch]:
         """Cuts the rows of this rank; every rank gets as many micro-batches. A collective.
 
@@ -90,10 +90,10 @@ class Cutting:
             cuts += [[]] * (agree(len(cuts)) - len(cuts))
         for number, rows in enumerate(cuts, start=1):
             chosen = torch.tensor(rows, dtype=torch.int64)
-            part = trim(batch[chosen]) if rows else first_token(idle)
+            part = trim(batch[chosen]) if rows else first_token(dummy)
             layout = None
             if self.packing:
-                layout = pack(part, shared[chosen] if rows else torch.zeros(1, dtype=torch.int64))
+                layout = pack_layout(part, shared[chosen] if rows else torch.zeros(1, dtype=torch.int64))
             computed = part["response_mask"].numel() if layout is None else len(layout.source)
             if context is not None and layout is not None:
                 layout = join(layout, part, context)
@@ -125,7 +125,7 @@ def cut_packed(
         agree: from the number of micro-batches that this rank needs, the number that all of them make.
         context: ranks that cut their rows together, under this cap.
     """
-    parcels = _parcels(batch, shared, max_tokens)
+    parcels = _packing_units(batch, shared, max_tokens)
     mine = [cost for _, cost in parcels]
     everyones = [mine] if context is None else context.gather(mine)
     costs = [cost for theirs in everyones for cost in theirs]
@@ -136,14 +136,14 @@ def cut_packed(
         full, inside = bins[number] if number < len(bins) else (0, [])
         bins[number : number + 1] = [(full + costs[parcel], [*inside, parcel])]
     count = agree(len(bins))
-    dealt = deal(costs, count)
+    dealt = karmarkar_karp(costs, count)
     if any(sum(costs[parcel] for parcel in inside) > max_tokens for inside in dealt):
         dealt = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
     own = [[parcel - first for parcel in inside if first <= parcel < first + len(mine)] for inside in dealt]
     return [sorted(row for parcel in inside for row in parcels[parcel][0]) for inside in own]
 
 
-def _parcels(batch: TensorDict, shared: Tensor, max_tokens: int) -> list[tuple[list[int], int]]:
+def _packing_units(batch: TensorDict, shared: Tensor, max_tokens: int) -> list[tuple[list[int], int]]:
     """Rows that stay together, and their tokens: units, or as many units of a group as the cap takes."""
     own, first = (lengths(batch) - shared).tolist(), shared.tolist()
     group = batch["group"].tolist()
@@ -191,7 +191,7 @@ def largest_unit(batch: TensorDict, shared: Tensor, packing: bool) -> int:
         shared: (B,) first tokens that a row computes once with its group.
     """
     if packing:
-        return max((tokens for _, tokens in _parcels(batch, shared, 0)), default=0)
+        return max((tokens for _, tokens in _packing_units(batch, shared, 0)), default=0)
     length = lengths(batch).tolist()
     return max((len(rows) * max(length[row] for row in rows) for rows in _units(batch)), default=0)
 

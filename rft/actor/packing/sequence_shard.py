@@ -8,13 +8,13 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from rft.actor.packing.layout import Layout, Segment
+from rft.actor.packing.layout import PackedLayout, PackedSegment
 from rft.batch.columns import candidates
 from rft.strategy.context import Context
 
 
 @dataclass(frozen=True)
-class Slice:
+class SequenceShard:
     """This rank's tokens of a sequence that its group has joined, and what the group asks of them.
 
     Attributes:
@@ -37,20 +37,20 @@ class Slice:
     answers: list[int]
     order: Tensor
 
-    def to(self, device: torch.device) -> "Slice":
+    def to(self, device: torch.device) -> "SequenceShard":
         """The same on a device."""
         tokens = {name: column.to(device) for name, column in self.tokens.items()}
         moved = {name: vars(self)[name].to(device) for name in ("asked", "targets", "order")}
         return replace(self, tokens=tokens, **moved)
 
-    def hand_back(self, values: Tensor) -> Tensor:
+    def return_outputs(self, values: Tensor) -> Tensor:
         """From the answers of this rank (Q, ...) to those to its own questions (P, ...). Differentiable."""
         shapes = [(count, *values.shape[1:]) for count in self.answers]
         arrived = self.context.exchange(values.split(self.askers), shapes)
         return torch.cat(arrived)[self.order]
 
 
-def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
+def check_sequence_sharding(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
     """Refuses what ranks cannot compute together.
 
     Raises:
@@ -65,7 +65,7 @@ def check_slices(shape: PretrainedConfig, packing: bool, context: Context, key: 
         )
 
 
-def asked_for(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:
+def shard_queries(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:
     """The chosen tokens (Q,), or (Q, 1 + K) with their candidates behind them.
 
     Args:
@@ -79,7 +79,7 @@ def asked_for(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> T
     return torch.cat([targets[:, None], candidates[:, 1:][where].to(targets.dtype)], 1)
 
 
-def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
+def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLayout:
     """Joins the packed rows of the ranks of a group. A collective.
 
     Args:
@@ -89,7 +89,7 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     """
     where = batch["keep"][:, 1:]
     asked = layout.place[:, :-1][where]  # (P,)
-    targets = asked_for(batch["tokens"], where, candidates(batch))
+    targets = shard_queries(batch["tokens"], where, candidates(batch))
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}
     columns = {**columns, "position_ids": layout.positions}
     del columns["attention_mask"]
@@ -99,14 +99,14 @@ def join(layout: Layout, batch: TensorDict, context: Context) -> Layout:
     starts = [0, *accumulate(len(theirs["position_ids"]) for theirs, *_ in everyones)]
     bounds = [starts[-1] * rank // context.size for rank in range(context.size + 1)]
     begin, end = bounds[context.rank], bounds[context.rank + 1]
-    segments: list[Segment] = []
+    segments: list[PackedSegment] = []
     for _, theirs, *_ in everyones:
         shift = len(segments)
         segments += [replace(s, prefix=None if s.prefix is None else s.prefix + shift) for s in theirs]
     places = [theirs + start for (_, _, theirs, _), start in zip(everyones, starts, strict=False)]
     here = [(theirs >= begin) & (theirs < end) for theirs in places]
     answerer = torch.bucketize(places[context.rank], torch.tensor(bounds[1:]), right=True)  # (P,)
-    mine = Slice(
+    mine = SequenceShard(
         context=context,
         counts=[after - before for before, after in pairwise(bounds)],
         tokens={name: column[begin:end] for name, column in joined.items()},

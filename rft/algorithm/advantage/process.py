@@ -9,12 +9,12 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import group_statistics
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
 @ADVANTAGES.register(
     "prime",
-    fault=faults(within("beta", low=0, open=True), within("gamma", low=0, high=1)),
+    fault=constraints(in_range("beta", low=0, open=True), in_range("gamma", low=0, high=1)),
     reads=("prm_logprobs", "ref_logprobs"),
     group_baseline=True,
     gradient=Gradient(

@@ -12,7 +12,7 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.whiten import whitened
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
 def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
@@ -21,7 +21,7 @@ def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
     return Gradient("near", note="a discount weighs a score down the longer the answer")
 
 
-@ADVANTAGES.register("reinforce", fault=within("gamma", low=0, high=1), gradient=_gradient_of_reinforce)
+@ADVANTAGES.register("reinforce", fault=in_range("gamma", low=0, high=1), gradient=_gradient_of_reinforce)
 def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
     """G_t = r_t + gamma G_{t+1}, and no baseline. REINFORCE, Williams 1992, doi 10.1007/BF00992696.
 
@@ -33,7 +33,7 @@ def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: floa
 
 @ADVANTAGES.register(
     "reinforce_pp",
-    fault=within("gamma", low=0, high=1),
+    fault=in_range("gamma", low=0, high=1),
     gradient=Gradient("near", cosine=0.978, note="its scale and baseline are random"),
 )
 def reinforce_pp(
@@ -89,7 +89,7 @@ def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
 
 @ADVANTAGES.register(
     "gae",
-    fault=within("gamma", "lam", low=0, high=1),
+    fault=in_range("gamma", "lam", low=0, high=1),
     reads=("values",),
     writes=("advantages", "returns"),
     gradient=_gradient_of_gae,
@@ -114,7 +114,7 @@ def gae(
 
 @ADVANTAGES.register(
     "gae_length_adaptive",
-    fault=faults(within("gamma", low=0, high=1), within("alpha", low=0, open=True)),
+    fault=constraints(in_range("gamma", low=0, high=1), in_range("alpha", low=0, open=True)),
     reads=("values",),
     writes=("advantages", "returns"),
     gradient=Gradient("near", cosine=0.699, note="as far off as the critic is"),

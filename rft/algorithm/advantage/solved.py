@@ -13,7 +13,7 @@ from rft.algorithm.advantage.group import EPSILON, spread
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.groups import best_over_second, group_statistics
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.registry import within
+from rft.registry import in_range
 
 REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")
 
@@ -29,7 +29,7 @@ def gpg(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     return {"advantages": spread(alpha * group.centred, scores, batch)}
 
 
-@ADVANTAGES.register("cpgd", fault=within("max_weight", low=1), group_baseline=True, gradient=REWEIGHED)
+@ADVANTAGES.register("cpgd", fault=in_range("max_weight", low=1), group_baseline=True, gradient=REWEIGHED)
 def cpgd(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, max_weight: float
 ) -> dict[str, Tensor]:

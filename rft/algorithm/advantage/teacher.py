@@ -9,7 +9,7 @@ from rft.algorithm.advantage.returns import following
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
-from rft.registry import within
+from rft.registry import in_range
 
 
 def _gradient(options: dict[str, Any]) -> Gradient:
@@ -21,7 +21,7 @@ def _gradient(options: dict[str, Any]) -> Gradient:
 
 @ADVANTAGES.register(
     "teacher",
-    fault=within("gamma", low=0, high=1),
+    fault=in_range("gamma", low=0, high=1),
     reads=("teacher_logprobs", "old_logprobs"),
     raw=True,
     gradient=_gradient,

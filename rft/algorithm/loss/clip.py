@@ -11,14 +11,14 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
-CLIP_BOUNDS = faults(within("clip_low", low=0, high=1), within("clip_high", low=0))
+CLIP_BOUNDS = constraints(in_range("clip_low", low=0, high=1), in_range("clip_high", low=0))
 
 
 @LOSSES.register(
     "ppo_clip",
-    fault=faults(CLIP_BOUNDS, within("dual_clip", low=1, open=True)),
+    fault=constraints(CLIP_BOUNDS, in_range("dual_clip", low=1, open=True)),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
@@ -48,7 +48,7 @@ def delta_inside(options: dict[str, Any]) -> str | None:
 
 @LOSSES.register(
     "two_sided",
-    fault=faults(CLIP_BOUNDS, delta_inside),
+    fault=constraints(CLIP_BOUNDS, delta_inside),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
@@ -67,7 +67,7 @@ def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high
 
 @LOSSES.register(
     "cpgd",
-    fault=faults(within("clip_low", low=0, high=0.999), within("clip_high", low=0)),
+    fault=constraints(in_range("clip_low", low=0, high=0.999), in_range("clip_high", low=0)),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )

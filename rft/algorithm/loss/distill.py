@@ -15,7 +15,7 @@ from torch import Tensor
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
 from rft.batch.columns import over
-from rft.registry import within
+from rft.registry import in_range
 
 TEACHER = ("teacher_top_ids", "teacher_top_logprobs")
 NOTE = "of the next token at given texts"
@@ -68,7 +68,7 @@ def reverse_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "jsd",
-    fault=within("beta", low=0, high=1, open=True),
+    fault=in_range("beta", low=0, high=1, open=True),
     outputs=("candidate_logprobs",),
     reads=TEACHER,
     gradient=Gradient("exact", target="minus the JSD", note=NOTE),

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import within
+from rft.registry import in_range
 
 
 @LOSSES.register(
     "implicit_reward",
-    fault=within("beta", low=0, open=True),
+    fault=in_range("beta", low=0, open=True),
     reads=("ref_logprobs", "terms"),
     unit="sequence",
     gradient=Gradient("exact", target="likelihood of the outcome"),

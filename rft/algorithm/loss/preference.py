@@ -16,7 +16,7 @@ from rft.algorithm.loss.sequence import row_mean
 from rft.algorithm.pairs import both
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
 def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Gradient]:
@@ -29,7 +29,7 @@ def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, An
     return stated
 
 
-BETA = within("beta", low=0, open=True)
+BETA = in_range("beta", low=0, open=True)
 
 
 def noise(options: dict[str, Any]) -> str | None:
@@ -40,7 +40,7 @@ def noise(options: dict[str, Any]) -> str | None:
 
 @LOSSES.register(
     "dpo",
-    fault=faults(BETA, noise),
+    fault=constraints(BETA, noise),
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: options["beta"] * (0.5 - options["label_smoothing"])),
@@ -64,7 +64,7 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: fl
 
 @LOSSES.register(
     "robust_dpo",
-    fault=faults(BETA, noise),
+    fault=constraints(BETA, noise),
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: options["beta"] / (2 - 4 * options["label_smoothing"])),
@@ -169,7 +169,7 @@ def simpo(logprobs: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> 
 
 @LOSSES.register(
     "orpo",
-    fault=within("weight", low=0, open=True),
+    fault=in_range("weight", low=0, open=True),
     reads=("chosen",),
     unit="pair",
     gradient=Gradient("near", "mean margin of pairs", cosine=0.993),
@@ -230,7 +230,7 @@ def kto_gradient(options: dict[str, Any]) -> Gradient:
 
 @LOSSES.register(
     "kto",
-    fault=faults(BETA, within("desirable_weight", "undesirable_weight", low=0)),
+    fault=constraints(BETA, in_range("desirable_weight", "undesirable_weight", low=0)),
     reads=("ref_logprobs", "label", "mismatched"),
     unit="sequence",
     prepare=kto_baseline,

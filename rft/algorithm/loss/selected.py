@@ -13,7 +13,7 @@ from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 from rft.algorithm.select import exact_mean, largest, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
 def covariances(logprobs: Tensor, batch: TensorDict, all_sum: AllSum) -> Tensor:
@@ -57,7 +57,7 @@ def select_clip_cov(
 
 @LOSSES.register(
     "clip_cov",
-    fault=faults(CLIP_BOUNDS, within("share", low=0, high=1)),
+    fault=constraints(CLIP_BOUNDS, in_range("share", low=0, high=1)),
     reads=("old_logprobs", "advantages"),
     prepare=select_clip_cov,
     gradient=Gradient("near", cosine=0.991, note="exact but for the tokens that it drops, which are not random ones"),
@@ -103,7 +103,7 @@ def select_kl_cov(
 
 @LOSSES.register(
     "kl_cov",
-    fault=faults(within("kappa", low=0), within("share", low=0, high=1)),
+    fault=constraints(in_range("kappa", low=0), in_range("share", low=0, high=1)),
     reads=("old_logprobs", "advantages"),
     prepare=select_kl_cov,
     gradient=Gradient("exact", note="the penalty has no gradient where the old policy is the current one"),
@@ -141,7 +141,7 @@ def select_m2po(
 
 @LOSSES.register(
     "m2po",
-    fault=faults(within("clip_low", "clip_high", low=0), within("tau", low=0)),
+    fault=constraints(in_range("clip_low", "clip_high", low=0), in_range("tau", low=0)),
     reads=("old_logprobs", "advantages", "rollout_logprobs"),
     prepare=select_m2po,
     gradient=Gradient("exact", note="nothing is masked where the rollout policy is the current one"),

@@ -10,12 +10,12 @@ from rft.algorithm.loss.preference import gain
 from rft.algorithm.loss.sequence import row_mean
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import within
+from rft.registry import in_range
 
 
 @LOSSES.register(
     "sppo",
-    fault=within("eta", low=0, open=True),
+    fault=in_range("eta", low=0, open=True),
     reads=("ref_logprobs", "advantages"),
     unit="sequence",
     gradient=lambda options: Gradient(

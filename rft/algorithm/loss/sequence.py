@@ -14,7 +14,7 @@ from rft.algorithm.loss.clip import CLIP_BOUNDS, clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import within
+from rft.registry import in_range
 
 
 @LOSSES.register(
@@ -78,7 +78,7 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: fl
 
 @LOSSES.register(
     "gmpo",
-    fault=within("clip_low", "clip_high", low=0),
+    fault=in_range("clip_low", "clip_high", low=0),
     reads=("old_logprobs", "advantages"),
     unit="sequence",
     gradient=Gradient(
@@ -127,7 +127,7 @@ def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "vespo",
-    fault=within("k_positive", "lambda_positive", "k_negative", "lambda_negative", low=0),
+    fault=in_range("k_positive", "lambda_positive", "k_negative", "lambda_negative", low=0),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
@@ -162,7 +162,7 @@ def vespo(
 
 @LOSSES.register(
     "gvpo",
-    fault=within("beta", low=0, open=True),
+    fault=in_range("beta", low=0, open=True),
     reads=("old_logprobs", "advantages"),
     unit="group",
     gradient=Gradient("scaled", note="by beta, for advantages whose sum over a group is 0"),

@@ -12,7 +12,7 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.clip import CLIP_BOUNDS
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import within
+from rft.registry import in_range
 
 
 def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def cispo(
 
 @LOSSES.register(
     "sapo",
-    fault=within("tau_positive", "tau_negative", low=0, open=True),
+    fault=in_range("tau_positive", "tau_negative", low=0, open=True),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
@@ -94,7 +94,7 @@ def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negati
     return -advantages * gate, {"kl/old": k3(-difference.detach())}
 
 
-@LOSSES.register("dro", fault=within("beta", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register("dro", fault=in_range("beta", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["token", "row"]) -> Unreduced:
     """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
 
@@ -111,7 +111,7 @@ def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["tok
     return _pulled(logprobs, batch, beta, level)
 
 
-@LOSSES.register("kimi", fault=within("tau", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register("kimi", fault=in_range("tau", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
 def kimi(logprobs: Tensor, batch: TensorDict, *, tau: float, level: Literal["token", "row"]) -> Unreduced:
     """-A lp + tau / 2 l^2 per token, l the log-ratio to the old policy: policy mirror descent.
 

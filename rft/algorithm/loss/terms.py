@@ -15,7 +15,7 @@ from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 @LOSSES.register(
     "entropy",
     outputs=("entropy",),
-    steered_by="entropy",
+    controlled_by="entropy",
     gradient=Gradient("exact", target="entropy per position"),
 )
 def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
@@ -36,7 +36,7 @@ def kl_gradient(options: dict[str, Any]) -> Gradient:
     return Gradient("near", target="kl", cosine=0.975, note="leaves out what a token does to those after it")
 
 
-@LOSSES.register("kl", reads=("ref_logprobs",), steered_by="kl/ref", gradient=kl_gradient)
+@LOSSES.register("kl", reads=("ref_logprobs",), controlled_by="kl/ref", gradient=kl_gradient)
 def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3", "k1+", "k3+"]) -> Unreduced:
     """An estimate of KL(policy, reference), of d = lp - lp_ref, per token (B, T).
 
@@ -102,7 +102,7 @@ def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced
 @LOSSES.register(
     "drift",
     reads=("old_logprobs",),
-    steered_by="kl/old",
+    controlled_by="kl/old",
     gradient=Gradient("none", note="nothing to pull at on policy; off policy exact for KL(old, current)"),
 )
 def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:

@@ -15,12 +15,12 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.soft import anchored, reinforced
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import faults, within
+from rft.registry import constraints, in_range
 
 
 @LOSSES.register(
     "dppo_tv",
-    fault=faults(within("clip_low", "clip_high", low=0), within("ratio_cap", low=0, open=True)),
+    fault=constraints(in_range("clip_low", "clip_high", low=0), in_range("ratio_cap", low=0, open=True)),
     reads=anchored,
     gradient=Gradient("exact"),
 )
@@ -51,7 +51,7 @@ def dppo_tv(
 
 @LOSSES.register(
     "dppo_kl",
-    fault=faults(within("max_kl", low=0), within("ratio_cap", low=0, open=True)),
+    fault=constraints(in_range("max_kl", low=0), in_range("ratio_cap", low=0, open=True)),
     reads=anchored,
     gradient=Gradient("exact"),
 )

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import within
+from rft.registry import in_range
 
 
 @LOSSES.register(
     "value",
-    fault=within("clip", low=0),
+    fault=in_range("clip", low=0),
     reads=("values", "returns"),
     outputs=("values",),
     head="value",

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from rft.data.encode.masks import Turn, answers, conversation
 from rft.data.encode.templates import ChatTemplate
 
-Trains = Literal["response", "assistant", "last", "all"]
+TrainOn = Literal["response", "assistant", "last", "all"]
 SHOWN = 60  # characters of a row that a message quotes
 
 
@@ -45,7 +45,7 @@ class Encoder:
         template: str,
         system: str | None,
         tools: str | None = None,
-        trains: Trains = "response",
+        trains: TrainOn = "response",
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if tokenizer.eos_token_id is None:

@@ -21,8 +21,8 @@ from rft.data.encode import encoder as encode
 from rft.data.encode import masks, templates
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
-from rft.data.given.survey import ALONE, epoch
-from rft.data.rows.lazy import Row, Rows, chosen
+from rft.data.given.survey import SINGLE_PROCESS, epoch
+from rft.data.rows.lazy import Row, Rows, subset
 from rft.data.rows.mixture import Mixed
 from rft.distributed import World
 from rft.registry import Target
@@ -54,7 +54,7 @@ class Lengths:
         """
 
         def count(world: World) -> list[int]:
-            mine = chosen(rows, range(world.rank, len(rows), world.size))
+            mine = subset(rows, range(world.rank, len(rows), world.size))
             return [len(prompt) for prompt in self._encoder.prompts(mine)]
 
         return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
@@ -97,7 +97,9 @@ class Lengths:
         except ValueError:
             mine = None  # no rank is left waiting for this one
         shares = self._world.gather(mine)
-        return count(ALONE) if None in shares else _dealt_back(shares)  # alone it raises what is wrong with which row
+        return (
+            count(SINGLE_PROCESS) if None in shares else _dealt_back(shares)
+        )  # alone it raises what is wrong with which row
 
     def _name(self, rows: Rows, read: Callable[[Row], Any], made_of: Any) -> bytes:
         starts = range(0, len(rows), CHUNK)[self._world.rank :: self._world.size]
@@ -128,7 +130,7 @@ def _code(kind: type) -> list[bytes]:
     return [Path(inspect.getfile(one)).read_bytes() for one in kind.__mro__ if one.__module__ != "builtins"]
 
 
-def drop_long(
+def filter_overlong_prompts(
     rows: Rows, counts: list[int], most: int | None, key: str, say: Callable[[str], None]
 ) -> tuple[Rows, list[int]]:
     """The rows whose prompts have at most so many tokens, and those of each; says how many others there were.
@@ -151,5 +153,5 @@ def drop_long(
     if not short:
         raise ValueError(f"{said}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
     say(f"{said}. They are dropped")
-    left = rows.kept(short, key) if isinstance(rows, Mixed) else chosen(rows, short)
+    left = rows.kept(short, key) if isinstance(rows, Mixed) else subset(rows, short)
     return left, [counts[number] for number in short]

@@ -81,7 +81,7 @@ class DatasetSource:
         self._cursor.load_state_dict(states[0])
 
 
-class WholeSource(DatasetSource):
+class TextSource(DatasetSource):
     """Draws rows of which one field holds everything: a conversation whose answers train, or a text that trains.
 
     Args:

@@ -14,14 +14,14 @@ from rft.registry import Target
 SAMPLES = {"engine", "score", "logprobs"}  # what a source is supplied with that does more than read
 
 
-class Alone(World):
+class SingleProcess(World):
     """One process without a process group, for those who only want to know how many there are."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 def only_reads(source: Target) -> bool:

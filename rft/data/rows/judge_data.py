@@ -8,9 +8,9 @@ from typing import Any, Literal
 from rft.data.encode.masks import conversation
 from rft.data.given.pairs import TRUTHS
 from rft.data.rows.files import check_file
-from rft.data.rows.lazy import Lazy, Row, Rows, load
+from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture
-from rft.registry import Target, consume
+from rft.registry import Target, take
 
 PLACES = ("prompt", "response", "answer", "a", "b")
 PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
@@ -51,7 +51,7 @@ class Question:
     @classmethod
     def of(cls, node: Mapping[str, Any], key: str) -> "Question":
         """The question of a yaml node."""
-        return cls(**consume(node, cls, key, "a question", ("key",)), key=key)
+        return cls(**take(node, cls, key, "a question", ("key",)), key=key)
 
     def ask(self, row: Mapping[str, Any], **responses: Any) -> str:
         """The text of a question.
@@ -64,10 +64,10 @@ class Question:
             ValueError: one of these has no text.
         """
         known = {place: row[place] for place in self.reads} | responses
-        return PLACE.sub(lambda place: spoken(known[place[1]], place[1]), self._text)
+        return PLACE.sub(lambda place: to_text(known[place[1]], place[1]), self._text)
 
 
-class Verdicts:
+class JudgeRows:
     """Rows for training a judge (generative reward models, arXiv 2408.15240): a question and the right verdict.
 
     `response` and `answer` of a row are the verdict, `prompt` is the question. Where the question compares, a pair is
@@ -77,7 +77,7 @@ class Verdicts:
     Args:
         rows: a class that loads rows, as in `data.train`.
         of: pairs: `chosen` and `rejected` of a row; labels: its `completion`, which is good where its `label` is true.
-        question: a text and two words, see `Question`.
+        question: a text and two words, see `SampleRequest`.
         seed: of the sides.
         key: supplied; the node's place in the yaml.
 
@@ -113,7 +113,7 @@ class Verdicts:
 
         for number in range(each * len(rows)):
             read(number)
-        return Lazy(each * len(rows), read)
+        return LazyRows(each * len(rows), read)
 
     def _asked(self, row: Row, number: int) -> Row:
         if self._question.compares:
@@ -136,7 +136,7 @@ class Verdicts:
         return (random.Random(f"{self._seed} {number // 2}").random() < 0.5) == (number % 2 == 0)
 
 
-def spoken(value: Any, what: str) -> str:
+def to_text(value: Any, what: str) -> str:
     """A text as it is; of chat messages the text of one, or those of all with their roles.
 
     Raises:

@@ -22,7 +22,7 @@ def load(target: Target, fields: Iterable[str]) -> Rows:
     return rows
 
 
-class Lazy(Sequence[Row]):
+class LazyRows(Sequence[Row]):
     """So many rows, each read anew whenever it is asked for.
 
     Args:
@@ -45,7 +45,7 @@ class Lazy(Sequence[Row]):
         return self._read(number % self._count)
 
 
-class Joined(Lazy):
+class ConcatRows(LazyRows):
     """Rows of several parts, one part behind the other.
 
     Args:
@@ -62,6 +62,6 @@ class Joined(Lazy):
         return self._parts[part][number - self.ends[part]]
 
 
-def chosen(rows: Rows, numbers: Sequence[int]) -> Rows:
+def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
     """The rows of these numbers."""
-    return Lazy(len(numbers), lambda place: rows[numbers[place]])
+    return LazyRows(len(numbers), lambda place: rows[numbers[place]])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Joined, Row, Rows, chosen, load
+from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
 from rft.data.rows.stream import Drawn, Stream, StreamCursor, Streams, Unread, check_streams
 from rft.data.sampler import Cursor, generator
 from rft.registry import Target
@@ -70,7 +70,7 @@ class Mixture(Streams):
         return MixedShards(parts, self._weights)
 
 
-class Mixed(Joined):
+class Mixed(ConcatRows):
     """The rows of a mixture, one part behind the other.
 
     Args:
@@ -101,7 +101,7 @@ class Mixed(Joined):
             left = [number - start for number in numbers[bisect_left(numbers, start) : bisect_left(numbers, end)]]
             if not left:
                 raise ValueError(f"{key}.parts.{name}: no prompt is as short as data.max_prompt_tokens; raise that")
-            parts[name] = chosen(rows, left)
+            parts[name] = subset(rows, left)
             start = end
         return Mixed(parts, self.weights)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
-from rft.data.rows.lazy import Joined, Lazy, Row, Rows
+from rft.data.rows.lazy import ConcatRows, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import Part, Shards, Streams
 from rft.registry import did_you_mean
@@ -69,7 +69,7 @@ class FileRows(Streams):
             left = None if left is None else left - len(part)
             if left == 0:
                 break
-        return parts[0] if len(parts) == 1 else Joined(parts)
+        return parts[0] if len(parts) == 1 else ConcatRows(parts)
 
     def stream(self, required: Sequence[str]) -> Shards:
         """See `Streams.stream`: the files."""
@@ -189,7 +189,7 @@ def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
     count = len(table) if limit is None else min(limit, len(table))
     for number in range(count):
         shape(where(number), without_nulls(table[number]))
-    return Lazy(count, lambda number: shape(where(number), without_nulls(table[number])))
+    return LazyRows(count, lambda number: shape(where(number), without_nulls(table[number])))
 
 
 def shaping(

@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rft.data.rows.lazy import Rows, chosen, load
+from rft.data.rows.lazy import Rows, load, subset
 from rft.data.rows.sources import check_limit
 from rft.registry import Target
 
 
-class Share:
+class HashSplit:
     """Rows whose field falls into a part of all that it could be. Shares that do not overlap have no value in common.
 
     Args:
@@ -47,10 +47,10 @@ class Share:
             raise ValueError(
                 f"{self._key}.share=[{self._start}, {self._end}] leaves none of {len(rows)} rows; widen it"
             )
-        return chosen(rows, numbers)
+        return subset(rows, numbers)
 
 
-class Without:
+class ExcludeRows:
     """Rows whose field is that of none of some others: what was trained on does not come back in an evaluation.
 
     Args:
@@ -87,7 +87,7 @@ class Without:
                 f"{self._key}: {found} among the {len(others)} of {self._key}.others by the field {self._by!r}; see "
                 "whether both are the files that were meant"
             )
-        return chosen(rows, numbers[: self._limit])
+        return subset(rows, numbers[: self._limit])
 
 
 def identity(value: Any) -> str:

@@ -144,7 +144,7 @@ class Stream(Drawn):
         return [len(prompt) <= self.most for prompt in self._encoder.prompts(rows)]
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """Where reading goes on: an epoch, the part that is there in its order, and the row of that."""
 
     epoch: int
@@ -168,7 +168,7 @@ class StreamCursor(Cursor):
         self._stream = stream
         self._dropped = 0
         self._fruitful = False  # whether this epoch has had a row that was not dropped
-        self._at = self._begun = Place(0, 0, 0)  # of the next block, and of this one
+        self._at = self._begun = StreamPosition(0, 0, 0)  # of the next block, and of this one
         self._reading = self._read(self._at)
         self._block: list[Row] = []
         self._taken = 0  # of the block
@@ -209,21 +209,21 @@ class StreamCursor(Cursor):
                     f"{stream.key}: no prompt of an epoch is as short as data.max_prompt_tokens={stream.most}; raise it"
                 )
             self._fruitful = False
-            self._at = Place(self._at.epoch + 1, 0, 0)
+            self._at = StreamPosition(self._at.epoch + 1, 0, 0)
             self._reading = self._read(self._at)
             found = list(islice(self._reading, stream.buffer))
         order = torch.randperm(len(found), generator=generator(self._seed, self.position)).tolist()
         self._block = [found[place][1] for place in order]
         self._begun, self._at, self._taken = self._at, found[-1][0], 0
 
-    def _read(self, at: Place) -> Iterator[tuple[Place, Row]]:
+    def _read(self, at: StreamPosition) -> Iterator[tuple[StreamPosition, Row]]:
         """The rows of an epoch from a place on, each with the place behind it."""
         parts, start = self._stream.parts, at.row
         shuffled = torch.randperm(len(parts), generator=generator(self._seed, -1 - at.epoch)).tolist()
         order = shuffled if self._stream.buffer > 1 else range(len(parts))
         for place in range(at.part, len(parts)):
             for number, row in enumerate(parts[order[place]](start), start + 1):
-                yield Place(at.epoch, place, number), row
+                yield StreamPosition(at.epoch, place, number), row
             start = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class StreamCursor(Cursor):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Reads the block again."""
         self.position = state["position"] - state["taken"]
-        self._at = Place(*state["begun"])
+        self._at = StreamPosition(*state["begun"])
         self._reading = self._read(self._at)
         self._dropped, self._fruitful = 0, True
         self._fill()

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.modes.doctor.report import Chart, Gap
+from rft.modes.doctor.report import DoctorReport, Gap
 from rft.strategy.fsdp2 import DTYPES
 
 TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # nats, of the worst token
@@ -61,11 +61,11 @@ class Suspect:
     dtype: str
     begin: int | None
 
-    def tried(self, chart: Chart, gather: Callable[[float], list[float]]) -> list[Suspicion]:
+    def tried(self, chart: DoctorReport, gather: Callable[[float], list[float]]) -> list[Suspicion]:
         """Tries everything and notes it in the chart."""
         return [*self._temperature(chart), *self._template(chart), *self._rounding(chart, gather), *self._dtype(chart)]
 
-    def _temperature(self, chart: Chart) -> Iterator[Suspicion]:
+    def _temperature(self, chart: DoctorReport) -> Iterator[Suspicion]:
         asked, allowed = self.temperature, TOLERANCE[self.dtype]
         for other in dict.fromkeys((asked**2, *TEMPERATURES)):
             if other != asked:
@@ -77,7 +77,7 @@ class Suspect:
                 )
                 yield Suspicion("temperature", trial, gap, allowed, cure)
 
-    def _template(self, chart: Chart) -> Iterator[Suspicion]:
+    def _template(self, chart: DoctorReport) -> Iterator[Suspicion]:
         for trial, batch, does in self._edits():
             gap = chart.note(trial, batch, self.score(batch, self.temperature, self.dtype))
             cure = f"the engine {does}: it is to take tokens as they are sent; see rollout.engine and data.template"
@@ -95,7 +95,7 @@ class Suspect:
         without["keep"][:, 0] = False
         yield "prompts without their first token", without, "leaves out the first token of a prompt"
 
-    def _rounding(self, chart: Chart, gather: Callable[[float], list[float]]) -> Iterator[Suspicion]:
+    def _rounding(self, chart: DoctorReport, gather: Callable[[float], list[float]]) -> Iterator[Suspicion]:
         said = self.batch["rollout_logprobs"][self.batch["keep"]]
         for name in ("bfloat16", "float16"):
             dtype = DTYPES[name]
@@ -106,7 +106,7 @@ class Suspect:
                 cure = f"the engine rounds its log-probabilities to {name}: set rollout.engine_args so that it does not"
                 yield Suspicion("rounding", trial, gap, allowed, cure)
 
-    def _dtype(self, chart: Chart) -> Iterator[Suspicion]:
+    def _dtype(self, chart: DoctorReport) -> Iterator[Suspicion]:
         for name in (name for name in DTYPES if name != self.dtype):
             coarser = TOLERANCE[name] > TOLERANCE[self.dtype]
             trial = f"the trainer in {name}{' against itself' if coarser else ''}"

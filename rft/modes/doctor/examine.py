@@ -17,7 +17,7 @@ from torch import Tensor
 from rft.actor.actor import Actor
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import TOLERANCE, Suspect
-from rft.modes.doctor.report import Chart, Gap
+from rft.modes.doctor.report import DoctorReport, Gap
 from rft.rollout.engine.base import Completion, Engine, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.train.stage import Stage
@@ -28,7 +28,7 @@ ALONE = 8  # rows that are scored one by one
 SHOWN = 60  # characters of a prompt
 
 
-class Asked:
+class RecordingEngine:
     """The engine as the source of batches sees it.
 
     Attributes:
@@ -80,7 +80,13 @@ class Examination:
     """
 
     def __init__(
-        self, trainer: Trainer, stage: Stage, asked: Asked, facts: Facts, twin: Callable[[str], Actor], chart: Chart
+        self,
+        trainer: Trainer,
+        stage: Stage,
+        asked: RecordingEngine,
+        facts: Facts,
+        twin: Callable[[str], Actor],
+        chart: DoctorReport,
     ) -> None:
         self.trainer = trainer
         self.world = trainer.world
@@ -188,8 +194,8 @@ class Examination:
         batch, metrics = self.draw(), Metrics()
         self.trainer.rest()
         self.trainer.begin(0, self.stage, None)
-        self.trainer.annotate(self.stage, batch, metrics)
-        self.trainer.update(self.stage, self.stage.method.options.critic_warmup + 1, batch, metrics)
+        self.trainer.compute_columns(self.stage, batch, metrics)
+        self.trainer.update(self.stage, self.stage.algorithm.options.critic_warmup + 1, batch, metrics)
         self.hand_over()
         drifted = self.note("greedy, after an update at learning rate 0", self.greedy(), 1.0)
         before, after = self.settled.largest, drifted.largest

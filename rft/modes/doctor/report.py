@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rft.algorithm.kl import k3
-from rft.algorithm.mismatch import WORST, record_mismatch
+from rft.algorithm.mismatch import WORST, log_policy_mismatch
 from rft.distributed import World
 from rft.metrics import Metrics
-from rft.rollout.engine.texts import told
+from rft.rollout.engine.texts import describe_tokens
 
 EXACT = 1e-6
 MARKS = {True: ("✓ ", "green"), False: ("✗ ", "bold red"), None: ("• ", "dim")}
@@ -32,7 +32,7 @@ class Gap:
     exact: float
 
 
-class Chart:
+class DoctorReport:
     """Collects tables and verdicts.
 
     Args:
@@ -74,8 +74,8 @@ class Chart:
         worst, metrics = _table("the worst tokens"), Metrics()
         for column in ("group", "position", "before it", "token", "trainer", "engine"):
             worst.add_column(column, justify="left" if column == "token" else "right")
-        record_mismatch(metrics, logprobs, batch)
-        for token in told(metrics.largest_notes(WORST, self._world.gather), tokenizer):
+        log_policy_mismatch(metrics, logprobs, batch)
+        for token in describe_tokens(metrics.largest_notes(WORST, self._world.gather), tokenizer):
             words = (Text(repr(token["before"])), Text(f"{token['text']!r} ({token['token']})"))
             numbers = (f"{token[name]:.5f}" for name in ("trainer", "engine"))
             worst.add_row(str(token["group"]), str(token["position"]), *words, *numbers)

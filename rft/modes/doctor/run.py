@@ -8,8 +8,8 @@ from rich.console import Console
 from rft.actor.actor import Actor
 from rft.data.given.survey import given, sample_always
 from rft.logger.log import SilentLog
-from rft.modes.doctor.examine import Asked, Examination, Facts
-from rft.modes.doctor.report import Chart
+from rft.modes.doctor.examine import Examination, Facts, RecordingEngine
+from rft.modes.doctor.report import DoctorReport
 from rft.registry import Target
 from rft.setup.assembly import Job
 from rft.setup.components import FROM_RUN
@@ -18,7 +18,7 @@ from rft.train.run_folder import scratch
 PROMPTS = 8  # of a rank, at most
 
 
-def visit(config: dict[str, Any]) -> float:
+def run(config: dict[str, Any]) -> float:
     """Prints how far engine and trainer are apart on a few prompts, and why. Nothing is trained.
 
     Args:
@@ -30,7 +30,7 @@ def visit(config: dict[str, Any]) -> float:
     Raises:
         ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
     """
-    job, asked = Job(config), Asked()
+    job, asked = Job(config), RecordingEngine()
     run = job.run
     sample_always(job.source)
     if given(job.source) is not None:
@@ -48,13 +48,13 @@ def visit(config: dict[str, Any]) -> float:
             strategy = Target(spread, "strategy", ("world",)).build(world=world)
             shared = {"world": world, "strategy": strategy, "tokenizer": loaded.tokenizer, "seed": run.seed}
             actor: Actor = Target(node, "actor", FROM_RUN).build(key="actor", **shared)
-            actor.start_like(trainer.policy)
+            actor.copy_weights_from(trainer.policy)
             return actor
 
         try:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
             facts = Facts(run.rollout.truncates(), config["strategy"]["dtype"], run.rollout.engine_args.get("dtype"))
-            chart = Chart(world, Console(quiet=world.rank != 0))
+            chart = DoctorReport(world, Console(quiet=world.rank != 0))
             return Examination(trainer, stage, asked, facts, twin, chart).examine()
         finally:
             trainer.engine.close()

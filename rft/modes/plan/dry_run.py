@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from rft.actor.init import without_reading
+from rft.actor.init import init_without_loading
 from rft.actor.packing.micro_batches import MicroBatch
-from rft.actor.precomputed import RememberedReference
+from rft.actor.precomputed import PrecomputedReference
 from rft.metrics import Metrics
-from rft.modes.plan.memory_tracker import Ledger
-from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import FirstCuts, Texts
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
@@ -28,7 +28,7 @@ from rft.train.trainer import Trainer
 LENGTHS_TRIED = 6  # of answers, to find those that fill a forward
 
 
-class Walk:
+class DryRun:
     """Takes the steps of a trainer whose models have no numbers.
 
     Args:
@@ -42,7 +42,7 @@ class Walk:
         fullest: tokens of the last stage's largest forward.
     """
 
-    def __init__(self, trainer: Trainer, texts: Texts, hollow: Hollow, ledger: Ledger) -> None:
+    def __init__(self, trainer: Trainer, texts: Texts, hollow: SkipCompute, ledger: MemoryTracker) -> None:
         self.rows = self.micro_batches = self.fullest = 0
         self._trainer = trainer
         self._texts = texts
@@ -53,7 +53,7 @@ class Walk:
         for actor in trainer.actors().values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
             if "cutting" in vars(actor):
-                self._cuttings.append((actor, actor.cutting))
+                self._cuttings.append((actor, actor.micro_batcher))
 
     def begin(self, stage: Stage) -> None:
         """What comes before the first stage: a reference that is computed ahead, then the engine's first weights.
@@ -62,7 +62,7 @@ class Walk:
             stage: that reads the reference, if there is one.
         """
         reference = self._trainer.helpers.get("reference")
-        if isinstance(reference, RememberedReference) and not reference.copied:
+        if isinstance(reference, PrecomputedReference) and not reference.copied:
             self._remember(reference, stage)
         self._sync("begin")
 
@@ -81,20 +81,20 @@ class Walk:
         self._fill_forwards(few)
         with self._optimizers():
             for limit in (1, 2):
-                for actor, cutting in self._cuttings:
-                    actor.cutting = FirstCuts(**asdict(cutting), limit=limit)
+                for actor, micro_batcher in self._cuttings:
+                    actor.micro_batcher = FirstCuts(**asdict(micro_batcher), limit=limit)
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
                 ledger.call("batch", _tensors(batch))
                 with ledger.stage(own["annotate"]):
-                    trainer.annotate(stage, batch, metrics)
+                    trainer.compute_columns(stage, batch, metrics)
                 ledger.call("batch", _tensors(batch))
                 with ledger.stage(own["update"]):
                     trainer.update(few, stage.steps, batch, metrics)
                 self._sync(own["sync"])
         self._texts.answer_tokens = self._longest
-        for actor, cutting in self._cuttings:
-            actor.cutting = cutting
+        for actor, micro_batcher in self._cuttings:
+            actor.micro_batcher = micro_batcher
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and draws the first token of each answer."""
@@ -115,14 +115,14 @@ class Walk:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
         return found
 
-    def _remember(self, reference: RememberedReference, stage: Stage) -> None:
+    def _remember(self, reference: PrecomputedReference, stage: Stage) -> None:
         self._fill_forwards(stage)
         batch = stage.source.next(Metrics())
-        stage.method.filter(batch)
+        stage.algorithm.filter(batch)
         with self._ledger.stage("reference"):
-            with self._hollow.creating(), without_reading():
+            with self._hollow.creating(), init_without_loading():
                 model = reference.load()
-            model.cutting = FirstCuts(**asdict(model.cutting), limit=1)
+            model.micro_batcher = FirstCuts(**asdict(model.micro_batcher), limit=1)
             self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
         self._ledger.call("other models", model.network.state_dict().values())
         del model
@@ -136,9 +136,9 @@ class Walk:
         for answer in self._lengths():
             self._texts.answer_tokens = answer
             batch = stage.source.next(Metrics())
-            stage.method.filter(batch)
+            stage.algorithm.filter(batch)
             rows = batch[: max(1, len(batch) // stage.minibatches)]
-            micros = policy.cutting.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
+            micros = policy.micro_batcher.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
             cuts = [_computed(micro) for micro in micros]
             tokens[answer] = max(cuts)
             if answer == self._longest:
@@ -151,10 +151,10 @@ class Walk:
         """The longest answer, and some with which so many rows take as many tokens as a forward has."""
         policy, prompt = self._trainer.policy, self._texts.prompt_tokens
         context = policy.strategy.context
-        most = policy.cutting.max_tokens * (1 if context is None else context.size)
+        most = policy.micro_batcher.max_tokens * (1 if context is None else context.size)
         lengths = {self._longest}
         for rows in range(1, most // (prompt + 1) + 1):
-            prompts = {rows, 1} if policy.cutting.share_prefix else {rows}
+            prompts = {rows, 1} if policy.micro_batcher.share_prefix else {rows}
             lengths |= {(most - count * prompt) // rows for count in prompts}
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 

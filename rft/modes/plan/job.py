@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 from rft.actor.actor import Actor
-from rft.actor.init import read_config, without_reading
+from rft.actor.init import init_without_loading, read_config
 from rft.data.encode.lengths import Lengths
-from rft.data.given.survey import ALONE, only_reads, sample_always
+from rft.data.given.survey import SINGLE_PROCESS, only_reads, sample_always
 from rft.distributed import World, pretend
 from rft.logger.log import SilentLog
-from rft.modes.plan.dry_run import Walk
-from rft.modes.plan.memory_tracker import Ledger
-from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.dry_run import DryRun
+from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import Absent, Answers, Texts, Vocabulary, half_right
 from rft.rollout.engine.base import Engine
 from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
-from rft.setup.components import Parts
-from rft.setup.datasets import Loaded
+from rft.setup.components import Components
+from rft.setup.datasets import Datasets
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Forecast:
         return max(((stage, sum(terms.values())) for stage, terms in self.memory.items()), key=lambda item: item[1])
 
 
-class Rehearsal(Job):
+class PlanJob(Job):
     """A job without weights, and without data where `plan.prompt_tokens` is given.
 
     Args:
@@ -66,7 +66,7 @@ class Rehearsal(Job):
     """
 
     def __init__(self, config: dict[str, Any], launched: int) -> None:
-        Parts.__init__(self, config)
+        Components.__init__(self, config)
         run, check = self.run, self.check
         self.ranks, self._held_out = launched, 0
         with check():
@@ -88,7 +88,7 @@ class Rehearsal(Job):
         check.end()
         sample_always(self.source)  # a step that is sampled holds all that one with given texts does, and more
 
-    def _longest(self, loaded: Loaded) -> int:
+    def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
         if "prompt" in self.needs:
             return max(loaded.lengths.prompts(loaded.train))
@@ -112,7 +112,7 @@ class Rehearsal(Job):
                     f"that is over the model's context of {context}; lower one of them or choose another model"
                 )
 
-    def start_engine(self, world: World, policy: Actor, loaded: Loaded, folder: Path) -> Engine:
+    def start_engine(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Engine:
         """The run's own, where it can be gone through."""
         if self.engine.factory.rehearses:
             return super().start_engine(world, policy, loaded, folder)
@@ -131,17 +131,17 @@ class Rehearsal(Job):
         run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
         texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
         rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
-        loaded = Loaded(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(ALONE, texts, None))
-        hollow, ledger = Hollow(), Ledger()
+        loaded = Datasets(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(SINGLE_PROCESS, texts, None))
+        hollow, ledger = SkipCompute(), MemoryTracker()
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
-            with ledger.stage("begin"), hollow.creating(), without_reading():
+            with ledger.stage("begin"), hollow.creating(), init_without_loading():
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
                 run.batch = batch
             for helper in trainer.helpers.values():
                 if isinstance(helper, ServedTeacher):
                     vars(helper)["compute"] = helper.blank
-            walk = Walk(trainer, texts, hollow, ledger)
+            walk = DryRun(trainer, texts, hollow, ledger)
             walk.begin(stages[-1])
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)

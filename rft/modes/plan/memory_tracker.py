@@ -38,7 +38,7 @@ class Block:
     term: str
 
 
-class Ledger(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Watches the storages of all tensors that operations return: how they come, grow, shrink and go."""
 
     def __init__(self) -> None:

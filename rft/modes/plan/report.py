@@ -16,7 +16,7 @@ from rich.tree import Tree
 from rft.algorithm.roles import ROLES
 from rft.data.given.survey import only_reads
 from rft.modes.plan.config_origin import Origin
-from rft.modes.plan.job import Forecast, Rehearsal
+from rft.modes.plan.job import Forecast, PlanJob
 
 TERMS = (
     "weights",
@@ -49,9 +49,9 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     Raises:
         ValueError: everything that is wrong with the config.
     """
-    job = Rehearsal(config, launched)
+    job = PlanJob(config, launched)
     forecast = job.forecast()
-    used = {role.key for role in ROLES if role.writes(job.method.reads())}
+    used = {role.key for role in ROLES if role.writes(job.algorithm.reads())}
     apart = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in apart))
     console.print(_numbers(job, forecast))
@@ -74,7 +74,7 @@ def _values(origins: Iterable[Origin]) -> Tree:
     return tree
 
 
-def _numbers(job: Rehearsal, forecast: Forecast) -> Table:
+def _numbers(job: PlanJob, forecast: Forecast) -> Table:
     run, longest = job.run, forecast.prompt_tokens + forecast.answer_tokens
     rows, updates = forecast.rows * job.ranks, run.batch.minibatches * run.batch.epochs
     steps = run.steps - run.algorithm.critic_warmup

@@ -35,7 +35,7 @@ class Like(NamedTuple):
     offset: int
 
 
-class Hollow(TorchDispatchMode):
+class SkipCompute(TorchDispatchMode):
     """Skips what runs on hollow tensors, and makes their results.
 
     Where a program asks for a number of a hollow tensor it is 1, or true: masks are full, and everything is finite.

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.packing.micro_batches import Cutting, MicroBatch
+from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
 from rft.data.encode.encoder import Encoder
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, Engine, Request
@@ -122,7 +122,7 @@ def half_right(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]
 
 
 @dataclass(frozen=True)
-class FirstCuts(Cutting):
+class FirstCuts(MicroBatcher):
     """The first few micro-batches alone: the fullest come first, and all of them take the same memory.
 
     Attributes:
@@ -132,10 +132,10 @@ class FirstCuts(Cutting):
     limit: int = 1
 
     def micro_batches(
-        self, batch: TensorDict, idle: TensorDict, world: World, context: Context | None
+        self, batch: TensorDict, dummy: TensorDict, world: World, context: Context | None
     ) -> Iterator[MicroBatch]:
         """See `Cutting.micro_batches`."""
-        for number, micro in enumerate(super().micro_batches(batch, idle, world, context), start=1):
+        for number, micro in enumerate(super().micro_batches(batch, dummy, world, context), start=1):
             yield replace(micro, last=True) if number == self.limit else micro
             if number == self.limit:
                 return

@@ -14,7 +14,7 @@ from torch import Tensor
 from rft.rollout.engine.sampling import Sampling
 
 if TYPE_CHECKING:
-    from rft.rollout.server.server_api import Dialect
+    from rft.rollout.server.server_api import ServerApi
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Engine(ABC):
         """
 
     @staticmethod
-    def dialect(engine_args: dict[str, Any]) -> "Dialect":
+    def server_api(engine_args: dict[str, Any]) -> "ServerApi":
         """What mode=serve tells the servers that it starts.
 
         Raises:

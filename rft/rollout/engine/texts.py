@@ -42,7 +42,7 @@ def completions(
     return found
 
 
-def told(tokens: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def describe_tokens(tokens: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Worst tokens as people read them: with the `text` of each, and of what stands `before` it."""
     return [
         token | {"text": tokenizer.decode([token["token"]]), "before": tokenizer.decode(token["before"])}

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.packing.cost import head_size
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, Engine, Request
-from rft.rollout.engine.model_folder import write_skeleton
+from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions, end_tokens
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
-from rft.rollout.server.server_api import Dialect
+from rft.rollout.server.server_api import ServerApi
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
@@ -135,7 +135,7 @@ class VLLMEngine(Engine):
                     f"actor.model_config.head_dim={size}: on a CPU vLLM has attention for {', '.join(map(str, sizes))}"
                 )
         skeleton = folder / "engine"
-        world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
+        world.decide(lambda: write_model_folder(model, tokenizer, skeleton))
         fixed: dict[str, Any] = {
             "model": str(skeleton),
             "load_format": "dummy",
@@ -183,21 +183,21 @@ class VLLMEngine(Engine):
             )
 
     @staticmethod
-    def dialect(engine_args: dict[str, Any]) -> Dialect:
+    def server_api(engine_args: dict[str, Any]) -> ServerApi:
         """What mode=serve starts."""
-        from rft.rollout.server.vllm import VLLMDialect
+        from rft.rollout.server.vllm import VLLMApi
 
-        return VLLMDialect(engine_args)
+        return VLLMApi(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Loads the tensors into vLLM's layers and forgets the keys and values of the old ones.
 
-        With `merge_lora=false` of `AdaptedWeights` the adapters, and the rest where it is not what came before.
+        With `merge_lora=false` of `LoraWeights` the adapters, and the rest where it is not what came before.
 
         Raises:
             ValueError: vLLM does not take the adapters.
         """
-        apart = tensors if isinstance(tensors, AdaptedWeights) and not self._merge else None
+        apart = tensors if isinstance(tensors, LoraWeights) and not self._merge else None
         if apart is None or apart.base_version != self.base_version:
             whole = iter(tensors) if apart is None else apart.base()
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})

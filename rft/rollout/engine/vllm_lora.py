@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.distributed import World
 
 KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # there is one adapter, of one rank
@@ -54,7 +54,7 @@ def refused(error: ValueError) -> ValueError:
     )
 
 
-def replace_adapter(engine: Any, weights: AdaptedWeights, before: Any, world: World, folder: Path) -> Any:
+def replace_adapter(engine: Any, weights: LoraWeights, before: Any, world: World, folder: Path) -> Any:
     """Has an engine take the adapters of a model, by a file that is gone afterwards. A collective.
 
     Args:

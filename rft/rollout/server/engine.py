@@ -20,27 +20,27 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.distributed import World
-from rft.remote.http_client import Peer
-from rft.remote.load_balancer import Router
-from rft.remote.requests import Draw, Server
-from rft.remote.server_process import Process, free_port
+from rft.remote.http_client import ServerClient
+from rft.remote.load_balancer import LoadBalancer
+from rft.remote.requests import SampleBatch, Server
+from rft.remote.server_process import ServerProcess, free_port
 from rft.rollout.engine.base import Completion, Engine, Request
-from rft.rollout.engine.model_folder import write_skeleton
+from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions, end_tokens
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.server_api import LOCAL
-from rft.rollout.server.server_pool import Fleet
-from rft.rollout.server.weight_store import Staging, Weights
+from rft.rollout.server.server_pool import ServerPool
+from rft.rollout.server.weight_store import WeightStore, WeightVersion
 from rft.strategy.fsdp2 import DTYPES
 
-Written = Weights | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
+Written = WeightVersion | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
 
 
 class ServersEngine(Engine):
     """Samples with servers of one kind, which the run starts or which are running already.
 
-    A subclass per kind brings `dialect`: what servers of this kind are told.
+    A subclass per kind brings `server_api`: what servers of this kind are told.
 
     Attributes:
         to_sleep: engine arguments without which servers with a GPU cannot sleep.
@@ -71,7 +71,7 @@ class ServersEngine(Engine):
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
-        self._dialect = self.dialect(self.arguments(engine_args, servers))
+        self._server_api = self.server_api(self.arguments(engine_args, servers))
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
@@ -83,25 +83,25 @@ class ServersEngine(Engine):
         skeleton = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
         addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]
-        peers = [Peer(number, address) for number, address in enumerate(addresses)]
+        peers = [ServerClient(number, address) for number, address in enumerate(addresses)]
         self._servers = [Server(peer, float(servers.concurrency)) for peer in peers]
-        self._fleet: Fleet | None = None
-        world.decide(lambda: write_skeleton(model, tokenizer, skeleton))
+        self._pool: ServerPool | None = None
+        world.decide(lambda: write_model_folder(model, tokenizer, skeleton))
         if world.rank == 0:
             dtype = None if servers.dtype is None else DTYPES[servers.dtype]
-            self._staging = Staging(folder / "weights", skeleton, dtype)
+            self._weight_store = WeightStore(folder / "weights", skeleton, dtype)
             self._processes = []
             for number, port in enumerate(ports):
-                command, environment = self._dialect.command(servers.python or sys.executable, skeleton, port)
-                self._processes.append(Process(command, environment, folder / "servers" / f"{number}.log"))
-            self._fleet = Fleet(self._dialect, peers, self._processes, servers, world.device)
-            self._do(self._fleet.watch())
+                command, environment = self._server_api.command(servers.python or sys.executable, skeleton, port)
+                self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
+            self._pool = ServerPool(self._server_api, peers, self._processes, servers, world.device)
+            self._do(self._pool.watch())
         atexit.register(self.close)
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
-        cls.dialect(options["engine_args"]).check(sampling)
+        cls.server_api(options["engine_args"]).check(sampling)
         options["servers"].check_type(options["engine_args"])
 
     @classmethod
@@ -118,8 +118,8 @@ class ServersEngine(Engine):
             ValueError: the sampling is not what these servers can do.
             OSError: the servers do not give the samples within their deadlines; names them.
         """
-        self._dialect.check(sampling)
-        router = Router(
+        self._server_api.check(sampling)
+        router = LoadBalancer(
             who=f"rank {self._world.rank}",
             what="sample",
             wanted=f"serves version {self.version}",
@@ -137,20 +137,22 @@ class ServersEngine(Engine):
         found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, stamps))
         return [[next(found) for _ in request.seeds] for request in requests]
 
-    async def _look(self, peer: Peer) -> str | None:
-        with peer.sense("its version"):
-            found = await self._dialect.version(peer)
+    async def _look(self, peer: ServerClient) -> str | None:
+        with peer.parse("its version"):
+            found = await self._server_api.version(peer)
         return None if found == self.version else f"serves version {found}"
 
-    def _draws(self, request: Request, sampling: Sampling) -> list[Draw]:
+    def _draws(self, request: Request, sampling: Sampling) -> list[SampleBatch]:
         """What asks for each sample."""
         assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
         limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
         calls = [
-            self._dialect.request(request.prompt, seed, limit, self._ends, sampling)
+            self._server_api.request(request.prompt, seed, limit, self._ends, sampling)
             for seed, limit in zip(request.seeds, limits, strict=True)
         ]
-        return [Draw(call, limit, self._dialect, self.version) for call, limit in zip(calls, limits, strict=True)]
+        return [
+            SampleBatch(call, limit, self._server_api, self.version) for call, limit in zip(calls, limits, strict=True)
+        ]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights, and has the servers load them. A collective.
@@ -169,7 +171,7 @@ class ServersEngine(Engine):
         weights: Written = None
         if self._world.rank == 0:
             try:
-                weights = self._staging.write(version, tensors)
+                weights = self._weight_store.write(version, tensors)
             except (OSError, ValueError) as error:
                 weights = error
         for _ in tensors:
@@ -177,11 +179,11 @@ class ServersEngine(Engine):
         return weights
 
     def _commit(self, weights: Written) -> None:
-        assert self._fleet is not None and weights is not None
+        assert self._pool is not None and weights is not None
         if isinstance(weights, OSError | ValueError):
             raise weights
-        self._do(self._fleet.commit(weights))
-        self._staging.keep(weights)
+        self._do(self._pool.commit(weights))
+        self._weight_store.keep(weights)
 
     def sleep(self) -> None:
         """Once all ranks have their samples; `update_weights` wakes. A collective.
@@ -194,20 +196,20 @@ class ServersEngine(Engine):
             self._world.decide(self._give_back)
 
     def _give_back(self) -> None:
-        assert self._fleet is not None
-        self._do(self._fleet.sleep())
+        assert self._pool is not None
+        self._do(self._pool.sleep())
 
     def close(self) -> None:
         """Ends the servers of our own and deletes the weights that were written for servers."""
         if not self._thread.is_alive():
             return
-        if self._fleet is not None:
-            self._do(self._fleet.stop())
+        if self._pool is not None:
+            self._do(self._pool.stop())
             for process in self._processes:
                 process.end()
             for process in self._processes:
                 process.wait()
-            shutil.rmtree(self._staging.folder, ignore_errors=True)
+            shutil.rmtree(self._weight_store.folder, ignore_errors=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()  # whoever closes again finds it gone
 
@@ -216,7 +218,7 @@ class ServersEngine(Engine):
         MiB of weights that went to servers through process groups, where they go that way."""
         found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
         if self._options.transport == "group":
-            sent = self._fleet.sent() if self._fleet is not None else 0
+            sent = self._pool.sent() if self._pool is not None else 0
             found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()
         return found

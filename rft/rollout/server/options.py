@@ -9,7 +9,7 @@ KEY = "rollout.engine.servers"
 
 
 @dataclass
-class Patience:
+class RetryPolicy:
     """How much one process asks of a server at once, and how long it waits; what the fields mean stands in the yaml."""
 
     concurrency: int
@@ -40,7 +40,7 @@ def check_addresses(addresses: list[str], key: str) -> None:
 
 
 @dataclass
-class Servers(Patience):
+class Servers(RetryPolicy):
     """What the fields mean stands beside them in the yaml."""
 
     addresses: list[str]

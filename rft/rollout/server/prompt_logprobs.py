@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rft.remote.http_client import Peer
+from rft.remote.http_client import ServerClient
 from rft.rollout.server.server_api import Call
 
 ROUNDING = 0.02  # that bfloat16 may add to probabilities
@@ -24,7 +24,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class TokenLogprobs:
     """What a server says of N tokens of a text.
 
     Attributes:
@@ -46,7 +46,7 @@ class Told:
             raise ValueError("log-probabilities that are none; does it answer with logits?")
 
     @classmethod
-    def of(cls, own: list[float], top: Sequence[Sequence[tuple[int, float]]], count: int) -> "Told":
+    def of(cls, own: list[float], top: Sequence[Sequence[tuple[int, float]]], count: int) -> "TokenLogprobs":
         """From plain numbers: of each token its own, and the likeliest ones with theirs.
 
         Raises:
@@ -62,13 +62,13 @@ class Told:
         """How many more than those that are told of it takes, at least, to have `count` of the first `known` tokens."""
         return max(0, count - int((self.ids < known).sum(-1).min()))
 
-    def among(self, known: int, count: int) -> "Told":
+    def among(self, known: int, count: int) -> "TokenLogprobs":
         """The `count` likeliest of the first `known` tokens alone."""
         order = (self.ids >= known).int().argsort(dim=-1, stable=True)[:, :count]
-        return Told(self.own, self.ids.gather(-1, order), self.logprobs.gather(-1, order))
+        return TokenLogprobs(self.own, self.ids.gather(-1, order), self.logprobs.gather(-1, order))
 
 
-class Teller(Protocol):
+class PromptLogprobs(Protocol):
     """One kind of server.
 
     Attributes:
@@ -85,7 +85,7 @@ class Teller(Protocol):
         """Asks for the tokens of a text, and in the place of each for the `count` likeliest."""
         ...
 
-    def read(self, answer: Any, text: Text, count: int) -> Told:
+    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
         """What an answer says. May raise KeyError, IndexError, TypeError and ValueError: it is garbage."""
         ...
 
@@ -95,7 +95,7 @@ class Teller(Protocol):
 
 
 @dataclass
-class VLLMTeller:
+class VLLMPromptLogprobs:
     """vLLM's server: `prompt_logprobs` of its completions. It reads no cached prefix for them."""
 
     context: int
@@ -107,7 +107,7 @@ class VLLMTeller:
         body = {"prompt": text.tokens, "prompt_logprobs": count, "max_tokens": 1, "temperature": 1.0}
         return Call("/v1/completions", body)
 
-    def read(self, answer: Any, text: Text, count: int) -> Told:
+    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
         """Of a place there are the likeliest, with ranks from 1 on, and the token itself, whose rank may be any."""
         [choice] = answer["choices"]
         own, top = [], []
@@ -116,7 +116,7 @@ class VLLMTeller:
             own.append(others[str(token)]["logprob"])
             ranks = {entry["rank"]: (int(name), entry["logprob"]) for name, entry in others.items()}
             top.append([ranks[rank] for rank in range(1, count + 1)])
-        return Told.of(own, top, count)
+        return TokenLogprobs.of(own, top, count)
 
     def spelt(self, answer: Any) -> str:
         """As it calls what it would be asked to complete."""
@@ -124,7 +124,7 @@ class VLLMTeller:
 
 
 @dataclass
-class SGLangTeller:
+class SGLangPromptLogprobs:
     """SGLang's server: the log-probabilities of the input that its own endpoint gives."""
 
     context: int
@@ -137,32 +137,35 @@ class SGLangTeller:
         sampling = {"max_new_tokens": 0, "temperature": 1.0}
         return Call("/generate", {"input_ids": text.tokens, "sampling_params": sampling, **how})
 
-    def read(self, answer: Any, text: Text, count: int) -> Told:
+    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
         """Of the token in front of the first one nothing is said. Ids are not compared: it calls the last one 0."""
         about = answer["meta_info"]
         own = [number for number, *_ in about["input_token_logprobs"][1:]]
         if len(own) != len(text.tokens) - text.first:
             raise ValueError(f"it tells of {len(own)} tokens, not of {len(text.tokens) - text.first}")
         said = about["input_top_logprobs"][1:] if count else [[]] * len(own)
-        return Told.of(own, [[(name, number) for number, name, *_ in others] for others in said], count)
+        return TokenLogprobs.of(own, [[(name, number) for number, name, *_ in others] for others in said], count)
 
     def spelt(self, answer: Any) -> str:
         """The text."""
         return str(answer["text"])
 
 
-KINDS: dict[str, Callable[[int], Teller]] = {"vllm": VLLMTeller, "sglang": SGLangTeller}  # by who owns their models
+KINDS: dict[str, Callable[[int], PromptLogprobs]] = {
+    "vllm": VLLMPromptLogprobs,
+    "sglang": SGLangPromptLogprobs,
+}  # by who owns their models
 
 
-async def met(peer: Peer) -> Teller:
+async def wait_until_up(peer: ServerClient) -> PromptLogprobs:
     """Asks a server what it is.
 
     Raises:
         Failed: it is not up, or of another kind.
     """
-    with peer.sense("what it serves"):
+    with peer.parse("what it serves"):
         card = (await peer.get("/v1/models"))["data"][0]
         kind, context = card["owned_by"], int(card["max_model_len"])
     if kind not in KINDS:
-        raise peer.garbage(f"it calls itself {kind!r}, and is no server of {' or '.join(KINDS)}")
+        raise peer.bad_response(f"it calls itself {kind!r}, and is no server of {' or '.join(KINDS)}")
     return KINDS[kind](context)

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from rft.remote.http_client import Peer
+from rft.remote.http_client import ServerClient
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.weight_broadcast import Channel, Make
-from rft.rollout.server.weight_store import Weights
+from rft.rollout.server.weight_store import WeightVersion
 
 LOCAL = "127.0.0.1"  # where the servers of a run listen that it has started
 
@@ -54,8 +54,8 @@ class Aborted(ValueError):
     """The server ended a sample before its time, because it was told to."""
 
 
-class Dialect(Protocol):
-    """One kind of server. Everything that is awaited raises `Failed` where the answer is not a success; its caller sets
+class ServerApi(Protocol):
+    """One kind of server. Every awaited call raises `RequestFailed` where the answer is not a success; the caller sets
     the deadline.
 
     Attributes:
@@ -94,15 +94,15 @@ class Dialect(Protocol):
         """
         ...
 
-    async def healthy(self, peer: Peer) -> None:
+    async def healthy(self, peer: ServerClient) -> None:
         """Returns where the server is up."""
         ...
 
-    async def version(self, peer: Peer) -> int | None:
+    async def version(self, peer: ServerClient) -> int | None:
         """Of the weights that it serves; None: they are none of ours."""
         ...
 
-    async def join(self, peer: Peer, make: Make) -> Channel:
+    async def join(self, peer: ServerClient, make: Make) -> Channel:
         """Brings its workers and rank zero together.
 
         Args:
@@ -110,12 +110,14 @@ class Dialect(Protocol):
         """
         ...
 
-    async def sleep(self, peer: Peer) -> None:
+    async def sleep(self, peer: ServerClient) -> None:
         """Ends what runs, and gives the memory of weights, keys and values back. Until `load` has waked it, `version`
         answers None. May be called again after a failure at any point."""
         ...
 
-    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+    async def load(
+        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+    ) -> None:
         """Takes weights in place of all it had, and serves them under their version: ends what runs, loads, drops
         cached prefixes, stamps, goes on. A server that sleeps takes memory for weights first, and for keys and values
         once they are in. May be called again after a failure at any point. `version` must not answer with the new one
@@ -151,17 +153,17 @@ def stamped(label: str) -> int | None:
     return int(label) if label.isdecimal() else None
 
 
-def check_memory(peer: Peer, device: str, prepared: bool, flag: str) -> None:
+def check_memory(peer: ServerClient, device: str, prepared: bool, flag: str) -> None:
     """Raises Garbage where a server cannot give memory back; one on a CPU goes through the motions."""
     if device != "cpu" and not prepared:
-        raise peer.garbage(f"it cannot sleep: start it with {flag}, or set rollout.engine.servers.sleep=false")
+        raise peer.bad_response(f"it cannot sleep: start it with {flag}, or set rollout.engine.servers.sleep=false")
 
 
-def check_type(peer: Peer, dtype: torch.dtype, computes: str) -> None:
+def check_type(peer: ServerClient, dtype: torch.dtype, computes: str) -> None:
     """Raises Garbage where a server computes in another type than the one that its weights were rounded to."""
     rounded, theirs = (str(name).removeprefix("torch.") for name in (dtype, computes))
     if theirs != rounded:
-        raise peer.garbage(
+        raise peer.bad_response(
             f"it computes in {theirs}, and the weights are rounded to {rounded}: start it with --dtype {rounded}, or "
             "set rollout.engine.servers.dtype=null"
         )

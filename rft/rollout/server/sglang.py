@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rft.remote.http_client import LOOK_S, Peer, Refused
+from rft.remote.http_client import LOOK_S, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY
@@ -19,15 +19,15 @@ from rft.rollout.server.server_api import (
     LOCAL,
     Aborted,
     Call,
-    Dialect,
     Sampled,
+    ServerApi,
     check_memory,
     check_type,
     flags,
     stamped,
 )
-from rft.rollout.server.weight_broadcast import Channel, Make, lacking
-from rft.rollout.server.weight_store import Weights
+from rft.rollout.server.weight_broadcast import Channel, Make, missing_tensors
+from rft.rollout.server.weight_store import WeightVersion
 
 FIXED = {
     "load_format": "dummy",  # the weights of the run come in any case
@@ -66,13 +66,13 @@ class SGLangServers(ServersEngine):
         options["servers"].check_installed("sglang", "scripts/install_sglang_cpu.sh")
 
     @staticmethod
-    def dialect(engine_args: dict[str, Any]) -> Dialect:
+    def server_api(engine_args: dict[str, Any]) -> ServerApi:
         """See `Engine.dialect`."""
-        return SGLangDialect(engine_args)
+        return SGLangApi(engine_args)
 
 
-class SGLangDialect:
-    """What an SGLang server is told; see `Dialect`.
+class SGLangApi:
+    """What an SGLang server is told; see `ServerApi`.
 
     Args:
         engine_args: flags of a server of our own: `context_length: 2048` is `--context-length 2048`.
@@ -87,7 +87,7 @@ class SGLangDialect:
         if taken := sorted(TAKEN & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
         self._engine_args = engine_args
-        self._groups: dict[Peer, str] = {}
+        self._groups: dict[ServerClient, str] = {}
 
     def check(self, sampling: Sampling) -> None:
         """SGLang truncates what it draws from, but tells log-probabilities of the whole distribution."""
@@ -131,21 +131,21 @@ class SGLangDialect:
             raise ValueError("log-probabilities of other tokens")
         return Sampled(tokens, logprobs, reason["type"], stamped(about["weight_version"]))
 
-    async def healthy(self, peer: Peer) -> None:
+    async def healthy(self, peer: ServerClient) -> None:
         """Asks the scheduler. `/health` does so too, but takes a second: it is for a server that may be warming up."""
         await peer.get("/health" if await self._label(peer) == NEW else "/server_info")
 
-    async def version(self, peer: Peer) -> int | None:
+    async def version(self, peer: ServerClient) -> int | None:
         """What `load` stamped last."""
         return stamped(await self._label(peer))
 
-    async def join(self, peer: Peer, make: Make) -> Channel:
+    async def join(self, peer: ServerClient, make: Make) -> Channel:
         """Ends the group before, and has all its workers join the new one."""
         about = await peer.get("/server_info")
         if (about["dp_size"], about["pp_size"]) != (1, 1):
-            raise peer.garbage(f"it has dp_size or pp_size above 1; set {KEY}.transport=folder")
+            raise peer.bad_response(f"it has dp_size or pp_size above 1; set {KEY}.transport=folder")
         if before := self._groups.pop(peer, None):
-            with contextlib.suppress(Refused):  # it has been started anew, or left by itself
+            with contextlib.suppress(RequestRefused):  # it has been started anew, or left by itself
                 await peer.post("/destroy_weights_update_group", {"group_name": before})
         channel = make([about["device"]] * about["tp_size"])
         meeting = channel.meeting
@@ -155,7 +155,7 @@ class SGLangDialect:
         await channel.join(peer.post("/init_weights_update_group", told))
         return channel
 
-    async def sleep(self, peer: Peer) -> None:
+    async def sleep(self, peer: ServerClient) -> None:
         """It forgets its weights. What comes meanwhile waits."""
         about, label = await peer.get("/server_info"), await self._known(peer)
         check_memory(peer, about["device"], about["enable_memory_saver"], "--enable-memory-saver")
@@ -167,14 +167,16 @@ class SGLangDialect:
             await peer.tell(f"/flush_cache?timeout={LOOK_S:g}")
             await self._memory(peer, "release", held, ASLEEP)
 
-    async def _memory(self, peer: Peer, verb: str, parts: list[str], label: str) -> str:
+    async def _memory(self, peer: ServerClient, verb: str, parts: list[str], label: str) -> str:
         """Tells of memory, which must not be told twice: a server ends by that."""
         await self._stamp(peer, UNSURE)
         await peer.tell(f"/{verb}_memory_occupation", {"tags": parts})
         await self._stamp(peer, label)
         return label
 
-    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+    async def load(
+        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+    ) -> None:
         """Ends what runs, loads, forgets cached prefixes and stamps; what comes meanwhile waits.
 
         From a folder it is one message to a server that is awake, which leaves nothing half done. What comes through a
@@ -189,7 +191,7 @@ class SGLangDialect:
         whole = channel is None and label not in (DOZING, LOADING)
         if channel is not None:
             await self._stamp(peer, between, abort=True)
-            for bucket in lacking(weights, before):
+            for bucket in missing_tensors(weights, before):
                 names, dtypes, shapes = zip(*bucket.about(), strict=True)
                 told = {"group_name": channel.meeting.name, "names": names, "dtypes": dtypes, "shapes": shapes}
                 call = peer.post("/update_weights_from_distributed", told | {"abort_all_requests": True})
@@ -200,7 +202,7 @@ class SGLangDialect:
             ending = {"abort_all_requests": True, "flush_cache": True}
             answer = await peer.post("/update_weights_from_disk", where | ending)
             if answer["success"] is not True:
-                raise peer.garbage(f"it did not take the weights of {weights.folder}: {answer['message']}")
+                raise peer.bad_response(f"it did not take the weights of {weights.folder}: {answer['message']}")
         if label == DOZING:
             label = await self._memory(peer, "resume", ["kv_cache"], LOADING)
         if label == LOADING:
@@ -208,13 +210,13 @@ class SGLangDialect:
         if not whole:
             await self._stamp(peer, version)
 
-    async def _label(self, peer: Peer) -> str:
+    async def _label(self, peer: ServerClient) -> str:
         return str((await peer.get("/model_info"))["weight_version"])
 
-    async def _known(self, peer: Peer) -> str:
+    async def _known(self, peer: ServerClient) -> str:
         if (label := await self._label(peer)) == UNSURE:
-            raise peer.garbage("it gives memory back or takes it, and did not say that it is done: start it anew")
+            raise peer.bad_response("it gives memory back or takes it, and did not say that it is done: start it anew")
         return label
 
-    async def _stamp(self, peer: Peer, label: str, abort: bool = False) -> None:
+    async def _stamp(self, peer: ServerClient, label: str, abort: bool = False) -> None:
         await peer.post("/update_weight_version", {"new_version": label, "abort_all_requests": abort})

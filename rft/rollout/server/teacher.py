@@ -14,18 +14,18 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.actor import Actor
 from rft.distributed import World
 from rft.errors import Checks
-from rft.remote.http_client import Peer
-from rft.remote.load_balancer import Router
+from rft.remote.http_client import ServerClient
+from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
-from rft.rollout.server.options import Patience, check_addresses
-from rft.rollout.server.prompt_logprobs import Teller, Text, Told, met
+from rft.rollout.server.options import RetryPolicy, check_addresses
+from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, wait_until_up
 from rft.rollout.server.server_api import Call
 from rft.rollout.server.teacher_check import KEY, examine, most, peers
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Asks for a text; see `Question`.
+    """Asks for a text; see `SampleRequest`.
 
     Attributes:
         text: that is there.
@@ -35,13 +35,13 @@ class Ask:
 
     text: Text
     count: int
-    tellers: Mapping[Peer, Teller]
+    tellers: Mapping[ServerClient, PromptLogprobs]
 
-    def call(self, peer: Peer) -> Call:
+    def call(self, peer: ServerClient) -> Call:
         """See `Question.call`."""
         return self.tellers[peer].call(self.text, self.count)
 
-    def read(self, peer: Peer, answer: Any) -> Told:
+    def read(self, peer: ServerClient, answer: Any) -> TokenLogprobs:
         """See `Question.read`."""
         return self.tellers[peer].read(answer, self.text, self.count)
 
@@ -53,7 +53,7 @@ class ServedTeacher(Actor):
         key, world, tokenizer: supplied.
         addresses: host:port of each server. All serve one model.
         top_k: tokens that are kept of a distribution, the likeliest ones; all of a smaller vocabulary.
-        others: see `Patience`.
+        others: see `RetryPolicy`.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class ServedTeacher(Actor):
         self.key = key
         self.world = world
         self.optimizer_options = None
-        self._patience = Patience(concurrency, retries, start_s, answer_s, poll_s)
+        self._patience = RetryPolicy(concurrency, retries, start_s, answer_s, poll_s)
         self._servers = [Server(peer, float(concurrency)) for peer in peers(addresses)]
-        self._tellers: dict[Peer, Teller] = {}
+        self._tellers: dict[ServerClient, PromptLogprobs] = {}
         self._known = len(tokenizer) or top_k  # a plan may do without a tokenizer
         self._top_k = min(top_k, self._known)
         self._most, self._spare = most(top_k, self._known), 0
@@ -90,7 +90,7 @@ class ServedTeacher(Actor):
                 )
             check_addresses(options["addresses"], KEY)
         with check():
-            Patience(**{field.name: options[field.name] for field in fields(Patience)}).check(KEY)
+            RetryPolicy(**{field.name: options[field.name] for field in fields(RetryPolicy)}).check(KEY)
         with check():
             if options["top_k"] < 1:
                 raise ValueError(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
@@ -111,7 +111,7 @@ class ServedTeacher(Actor):
         world.decide(lambda: asyncio.run(examine(options, tokenizer, tokens)))
 
     def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, idle: TensorDict | None = None
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
         """See `Actor.compute`; no rank waits for another one.
 
@@ -132,7 +132,7 @@ class ServedTeacher(Actor):
         return columns
 
     def blank(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float = 1.0, idle: TensorDict | None = None
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float = 1.0, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
         """What `compute` returns, of servers that say nothing."""
         flat = batch["keep"].float()[..., None] * 0
@@ -140,12 +140,12 @@ class ServedTeacher(Actor):
         columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
         return {name: columns[name] for name in outputs}
 
-    async def _told(self, texts: Mapping[int, Text], groups: Sequence[int], top_k: int) -> dict[Text, Told]:
+    async def _told(self, texts: Mapping[int, Text], groups: Sequence[int], top_k: int) -> dict[Text, TokenLogprobs]:
         """What is said of each text; one that comes twice is asked for once, and those of a group together.
 
         Where tokens come that the policy has not, it is asked for more of them, from then on at once.
         """
-        found: dict[Text, Told] = {}
+        found: dict[Text, TokenLogprobs] = {}
         wanted = {text: groups[row] for row, text in texts.items()}
         count = min(top_k + self._spare, self._most) if top_k else 0
         while wanted:
@@ -167,8 +167,8 @@ class ServedTeacher(Actor):
             count = self._most
         return found
 
-    def _router(self) -> Router:
-        return Router(
+    def _router(self) -> LoadBalancer:
+        return LoadBalancer(
             who=f"rank {self.world.rank}",
             what="text",
             wanted="is up",
@@ -180,8 +180,8 @@ class ServedTeacher(Actor):
             progress=None,
         )
 
-    async def _look(self, peer: Peer) -> None:
-        self._tellers[peer] = await met(peer)
+    async def _look(self, peer: ServerClient) -> None:
+        self._tellers[peer] = await wait_until_up(peer)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the servers have it."""

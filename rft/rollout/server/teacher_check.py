@@ -7,17 +7,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rft.errors import Checks
-from rft.remote.http_client import LOOK_S, Garbage, Peer, Refused, waiting
-from rft.rollout.server.prompt_logprobs import Teller, Text, Told, met
+from rft.remote.http_client import LOOK_S, BadResponse, RequestRefused, ServerClient, deadline
+from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, wait_until_up
 
 KEY = "teacher"
 SAMPLE = 16  # tokens of the text that all servers are asked about
 APART = 0.5  # that their log-probabilities may be in the mean: each rounds in its own way
 
 
-def peers(addresses: list[str]) -> list[Peer]:
+def peers(addresses: list[str]) -> list[ServerClient]:
     """The servers at some addresses."""
-    return [Peer(number, address, KEY) for number, address in enumerate(addresses)]
+    return [ServerClient(number, address, KEY) for number, address in enumerate(addresses)]
 
 
 def most(top_k: int, known: int) -> int:
@@ -47,7 +47,7 @@ async def examine(options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, l
                     f"{KEY}.addresses: {peer.name} has a context of {teller.context} tokens, and rows may have "
                     f"{longest}; start it with {teller.context_flag} {longest + 1} or more"
                 )
-        async with waiting(f"rank 0 waits for {peer.name} to say what it knows", options["answer_s"]):
+        async with deadline(f"rank 0 waits for {peer.name} to say what it knows", options["answer_s"]):
             with check():
                 await _check_tokens(peer, teller, tokenizer)
             with check():
@@ -61,29 +61,29 @@ async def examine(options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, l
     check.end()
 
 
-async def _up(peer: Peer, options: dict[str, Any]) -> Teller:
+async def _up(peer: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
     problem = "not asked yet"
-    async with waiting(lambda: f"rank 0 waits for {peer.name} to be up ({problem})", options["start_s"]):
+    async with deadline(lambda: f"rank 0 waits for {peer.name} to be up ({problem})", options["start_s"]):
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
-                    return await met(peer)
-            except Garbage:
+                    return await wait_until_up(peer)
+            except BadResponse:
                 raise
             except OSError as error:
                 problem = str(error) or f"no answer in {LOOK_S:g} s"
             await asyncio.sleep(options["poll_s"])
 
 
-async def _check_tokens(peer: Peer, teller: Teller, tokenizer: PreTrainedTokenizerBase) -> None:
+async def _check_tokens(peer: ServerClient, teller: PromptLogprobs, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises a ValueError where the server spells the policy's tokens differently; blanks are not compared."""
     tokens = list(range(len(tokenizer)))
     try:
         answer = await peer.post("/detokenize", {"tokens": tokens, "skip_special_tokens": False})
-    except Refused as error:
+    except RequestRefused as error:
         logging.getLogger(__name__).warning("%s: its tokens are not compared with those of actor.tokenizer", error)
         return
-    with peer.sense("what it says of tokens"):
+    with peer.parse("what it says of tokens"):
         theirs = "".join(teller.spelt(answer).split())
     ours = "".join(tokenizer.decode(tokens, skip_special_tokens=False).split())
     if ours != theirs:
@@ -95,7 +95,7 @@ async def _check_tokens(peer: Peer, teller: Teller, tokenizer: PreTrainedTokeniz
         )
 
 
-async def _asked(peer: Peer, teller: Teller, text: Text, count: int) -> Told:
+async def _asked(peer: ServerClient, teller: PromptLogprobs, text: Text, count: int) -> TokenLogprobs:
     """What a server says of a text.
 
     Raises:
@@ -104,10 +104,10 @@ async def _asked(peer: Peer, teller: Teller, text: Text, count: int) -> Told:
     call = teller.call(text, count)
     try:
         answer = await peer.post(call.path, call.body)
-    except Refused as error:
+    except RequestRefused as error:
         if error.busy:
             raise
         cure = f"; start it with {teller.count_flag} {count} or more, or lower it" if teller.count_flag else ""
         raise ValueError(f"{KEY}.top_k: {error}{cure}") from error
-    with peer.sense("what it says of a text"):
+    with peer.parse("what it says of a text"):
         return teller.read(answer, text, count)

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.distributed import World
-from rft.remote.http_client import Peer
-from rft.remote.requests import Draw
+from rft.remote.http_client import ServerClient
+from rft.remote.requests import SampleBatch
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm import check_sampling, check_speculation
@@ -29,15 +29,15 @@ from rft.rollout.server.server_api import (
     LOCAL,
     Aborted,
     Call,
-    Dialect,
     Sampled,
+    ServerApi,
     check_memory,
     check_type,
     flags,
     stamped,
 )
-from rft.rollout.server.weight_broadcast import Channel, Make, lacking
-from rft.rollout.server.weight_store import Weights
+from rft.rollout.server.weight_broadcast import Channel, Make, missing_tensors
+from rft.rollout.server.weight_store import WeightVersion
 
 # python -m, for the `vllm` command of the CPU build asks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -108,41 +108,41 @@ class VLLMServers(ServersEngine):
         options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
 
     @staticmethod
-    def dialect(engine_args: dict[str, Any]) -> Dialect:
+    def server_api(engine_args: dict[str, Any]) -> ServerApi:
         """See `Engine.dialect`."""
-        return VLLMDialect(engine_args)
+        return VLLMApi(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ServersEngine`. With `merge_lora=false` of `AdaptedWeights` the adapters, under a name that none have
+        """See `ServersEngine`. With `merge_lora=false` of `LoraWeights` the adapters, under a name that none have
         had, and the rest where it is not what came before."""
-        if self._apart is None or not isinstance(tensors, AdaptedWeights):
+        if self._apart is None or not isinstance(tensors, LoraWeights):
             super().update_weights(version, tensors)
             self._base_version = self._adapter = None
             return
         if tensors.base_version != self._base_version:
             base = self._write(version, tensors.base())
         else:
-            base = self._staging.kept if self._world.rank == 0 else None
+            base = self._weight_store.kept if self._world.rank == 0 else None
         alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self._world.rank == 0}
 
         def commit(weights: Written) -> str:
             name = f"{OURS}{uuid.uuid4().hex}"
-            if isinstance(weights, Weights):
-                weights = self._staging.adapt(weights, version, name, lambda to: tensors.adapters.save(alone, to))
+            if isinstance(weights, WeightVersion):
+                weights = self._weight_store.adapt(weights, version, name, lambda to: tensors.adapters.save(alone, to))
             self._commit(weights)
             return name
 
         self._adapter = self._world.decide(lambda: commit(base))
         self.version, self._base_version = version, tensors.base_version
 
-    def _draws(self, request: Request, sampling: Sampling) -> list[Draw]:
+    def _draws(self, request: Request, sampling: Sampling) -> list[SampleBatch]:
         named = {} if self._adapter is None else {"model": self._adapter}
         draws = super()._draws(request, sampling)
         return [replace(draw, told=Call(draw.told.path, draw.told.body | named)) for draw in draws]
 
 
-class VLLMDialect:
-    """What a vLLM server is told; see `Dialect`.
+class VLLMApi:
+    """What a vLLM server is told; see `ServerApi`.
 
     Args:
         engine_args: flags of a server of our own: `max_model_len: 2048` is `--max-model-len 2048`.
@@ -200,34 +200,34 @@ class VLLMDialect:
         version = stamped(label) if not adapter or answer["model"] == adapter else None
         return Sampled(tokens, [entry["logprob"] for entry in content], choice["finish_reason"], version)
 
-    async def healthy(self, peer: Peer) -> None:
+    async def healthy(self, peer: ServerClient) -> None:
         """Its own word."""
         await peer.get("/health")
 
-    async def version(self, peer: Peer) -> int | None:
+    async def version(self, peer: ServerClient) -> int | None:
         """What `load` stamped last; None also where a load did not come to its end, which leaves the server paused."""
         if (await peer.get("/is_paused"))["is_paused"]:
             return None
         label, _, adapter = (await peer.get("/weight_info"))["weight_version"].partition(BESIDE)
         return stamped(label) if not adapter or adapter in await self._adapters(peer) else None
 
-    async def join(self, peer: Peer, make: Make) -> Channel:
+    async def join(self, peer: ServerClient, make: Make) -> Channel:
         """Asks its workers, which must have been started with `Receiver`."""
         config = await self._config(peer)
         workers = config["parallel_config"]
         if RECEIVER.rpartition(".")[0] not in workers["worker_extension_cls"]:
-            raise peer.garbage(
+            raise peer.bad_response(
                 f"its workers join no process group: start it with --worker-extension-cls {RECEIVER} and "
                 f"PYTHONPATH={REMOTE}, or by mode=serve, or set {KEY}.transport=folder"
             )
         if workers["data_parallel_size"] != 1:
-            raise peer.garbage(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
+            raise peer.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
         channel = make([config["device_config"]["device"]] * workers["world_size"])
         told = vars(channel.meeting) | {"timeout_s": channel.timeout_s}
         await channel.join(self._workers(peer, "rft_join", kwargs=told))
         return channel
 
-    async def sleep(self, peer: Peer) -> None:
+    async def sleep(self, peer: ServerClient) -> None:
         """At level 2: it forgets its weights. What comes meanwhile waits."""
         config = await self._config(peer)
         prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
@@ -235,18 +235,22 @@ class VLLMDialect:
         await peer.post("/update_weight_version", {"new_version": ASLEEP})
         await peer.post("/sleep?level=2")
 
-    async def load(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+    async def load(
+        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+    ) -> None:
         """Pauses, loads what it has not, forgets cached prefixes, stamps and resumes. What comes meanwhile waits."""
         config = await self._config(peer)
         model, label = config["model_config"], str(weights.version)
         if model["logprobs_mode"] != FIXED["logprobs_mode"]:
-            raise peer.garbage(f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}")
+            raise peer.bad_response(
+                f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}"
+            )
         if config["speculative_config"] is not None:
-            raise peer.garbage("it speculates, and tells log-probabilities of something else: start it without")
+            raise peer.bad_response("it speculates, and tells log-probabilities of something else: start it without")
         if weights.dtype is not None:
             check_type(peer, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:
-            raise peer.garbage(
+            raise peer.bad_response(
                 "it takes no adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
                 f"--max-lora-rank, or {MERGE}"
             )
@@ -263,32 +267,34 @@ class VLLMDialect:
             await peer.tell("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
             label += BESIDE + folder.name
         if not (await peer.post("/reset_prefix_cache"))["success"]:
-            raise peer.garbage("it keeps prefixes of the weights before")
+            raise peer.bad_response("it keeps prefixes of the weights before")
         if slept:
             await peer.post("/wake_up?tags=kv_cache")
         await peer.post("/update_weight_version", {"new_version": label})
         await peer.post("/resume")
 
-    async def _config(self, peer: Peer) -> Any:
+    async def _config(self, peer: ServerClient) -> Any:
         """How it was started."""
         return (await peer.get("/server_info?config_format=json"))["vllm_config"]
 
-    async def _reload(self, peer: Peer, weights: Weights, before: Weights | None, channel: Channel | None) -> None:
+    async def _reload(
+        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+    ) -> None:
         if channel is None:
             # vLLM reads no files into a model that it started with dummy weights, unless it is told of another format.
             await self._workers(peer, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
             await self._workers(peer, "reload_weights", kwargs={"weights_path": str(weights.folder)})
-        elif buckets := lacking(weights, before):
+        elif buckets := missing_tensors(weights, before):
             told = {"backend": channel.meeting.backend, "timeout_s": channel.timeout_s}
             told |= {"buckets": [bucket.about() for bucket in buckets], "deltas": channel.copies is not None}
             travels = (part for bucket in buckets for part in bucket.messages(before, channel.copies, channel.device))
             await channel.send(travels, self._workers(peer, "rft_receive", kwargs=told))
             channel.copied(buckets)
 
-    async def _adapters(self, peer: Peer) -> list[str]:
+    async def _adapters(self, peer: ServerClient) -> list[str]:
         """Those of ours that it has."""
         names = [model["id"] for model in (await peer.get("/v1/models"))["data"]]
         return [name for name in names if name.startswith(OURS)]
 
-    async def _workers(self, peer: Peer, method: str, **arguments: Any) -> None:
+    async def _workers(self, peer: ServerClient, method: str, **arguments: Any) -> None:
         await peer.post("/collective_rpc", {"method": method, **arguments})

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from rft.remote.http_client import Failed, Peer
+from rft.remote.http_client import RequestFailed, ServerClient
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import WHOLE, About, broadcast, join, pack, sealed
-from rft.rollout.server.weight_store import TYPES, Stored, Weights
+from rft.rollout.server.weight_store import TYPES, Stored, WeightVersion
 
 BUCKET = 2**28
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
@@ -30,7 +30,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where a group meets, and who comes: rank zero, and `size` - 1 workers."""
 
     address: str
@@ -41,7 +41,7 @@ class Meeting:
 
 
 Make = Callable[[list[str]], "Channel"]  # from the kind of device of every worker
-Join = Callable[[Peer, Make], Coroutine[Any, Any, "Channel"]]
+Join = Callable[[ServerClient, Make], Coroutine[Any, Any, "Channel"]]
 
 
 class Channel:
@@ -62,7 +62,9 @@ class Channel:
         copies: the digests of the tensors that the workers have copies of, by name; None where they keep none.
     """
 
-    def __init__(self, peer: Peer, devices: list[str], device: torch.device, timeout_s: float, deltas: bool) -> None:
+    def __init__(
+        self, peer: ServerClient, devices: list[str], device: torch.device, timeout_s: float, deltas: bool
+    ) -> None:
         backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
         limit = timedelta(seconds=timeout_s)
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=limit)
@@ -72,7 +74,7 @@ class Channel:
         self.timeout_s = timeout_s
         self.sent = 0
         self.copies: dict[str, str] | None = {} if deltas else None
-        self.meeting = Meeting(_near(peer), self._store.port, f"rft-{uuid.uuid4().hex}", len(devices) + 1, backend)
+        self.meeting = Rendezvous(_near(peer), self._store.port, f"rft-{uuid.uuid4().hex}", len(devices) + 1, backend)
 
     async def join(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Makes the group while a call has the workers come; what it answers.
@@ -119,7 +121,7 @@ class Channel:
                 work()
                 error = None
             except (RuntimeError, OSError, ValueError) as found:
-                error = Failed(f"{self._peer.name}: the process group with it: {found}")
+                error = RequestFailed(f"{self._peer.name}: the process group with it: {found}")
             loop.call_soon_threadsafe(settle, error)
 
         threading.Thread(target=run, daemon=True, name=self.meeting.name).start()
@@ -146,7 +148,7 @@ class Channel:
         self._group = None
 
 
-class Line:
+class Connection:
     """The channel to one server, while both ends of it are well.
 
     Args:
@@ -156,7 +158,7 @@ class Line:
         options: of the servers.
     """
 
-    def __init__(self, peer: Peer, join: Join, device: torch.device, options: Servers) -> None:
+    def __init__(self, peer: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
         self._join = partial(join, peer, lambda devices: Channel(peer, devices, device, options.sync_s, options.deltas))
         self._channel: Channel | None = None
         self._sent = 0
@@ -189,7 +191,7 @@ class Line:
 class Bucket:
     """Some tensors of a version."""
 
-    weights: Weights
+    weights: WeightVersion
     names: list[str]
 
     def about(self) -> About:
@@ -201,7 +203,9 @@ class Bucket:
         """One after another, as they are read."""
         return (read(self.weights, name) for name in self.names)
 
-    def messages(self, before: Weights | None, copies: dict[str, str] | None, device: torch.device) -> Iterator[Tensor]:
+    def messages(
+        self, before: WeightVersion | None, copies: dict[str, str] | None, device: torch.device
+    ) -> Iterator[Tensor]:
         """What `Receiver` takes, on a device: where there are copies the numbers of changed elements, and the tensors.
 
         Args:
@@ -217,22 +221,22 @@ class Bucket:
         yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(device))
         yield pack(about, changed, parts, device)
 
-    def _part(self, name: str, before: Weights | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
+    def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
         new, entry = read(self.weights, name), self.weights.tensors[name].entry
         if before is None or name not in before.tensors or not before.folder.exists():
             return (new,)
         if not before.tensors[name].holds(entry["dtype"], entry["shape"], copies.get(name)):
             return (new,)
-        return changes(new, read(before, name))
+        return sparse_delta(new, read(before, name))
 
 
-def read(weights: Weights, name: str) -> Tensor:
+def read(weights: WeightVersion, name: str) -> Tensor:
     """A tensor of a version."""
     entry = weights.tensors[name].entry
     return torch.frombuffer(bytearray(weights.read(name)), dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
 
 
-def changes(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
+def sparse_delta(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
     """Places (n,) int32 and new values (n,) of the elements that differ in any bit; or the whole, if that is less."""
     mine, theirs = (tensor.view(-1).view(BITS[new.itemsize]) for tensor in (new, old))
     places = (mine != theirs).nonzero()[:, 0]
@@ -241,7 +245,7 @@ def changes(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
     return places.int(), new.view(-1)[places]
 
 
-def lacking(weights: Weights, before: Weights | None) -> list[Bucket]:
+def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> list[Bucket]:
     """What a server lacks.
 
     A layer travels whole where any of it differs: engines keep some of a layer's tensors as one (queries, keys and
@@ -269,12 +273,12 @@ def lacking(weights: Weights, before: Weights | None) -> list[Bucket]:
     return buckets
 
 
-def _same(weights: Weights, held: dict[str, Stored], name: str) -> bool:
+def _same(weights: WeightVersion, held: dict[str, Stored], name: str) -> bool:
     stored = weights.tensors[name]
     return name in held and held[name].holds(stored.entry["dtype"], stored.entry["shape"], stored.digest)
 
 
-def _near(peer: Peer) -> str:
+def _near(peer: ServerClient) -> str:
     """This machine's address as the server sees it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # to connect it sends nothing
         probe.connect((peer.host, peer.port))

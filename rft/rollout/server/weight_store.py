@@ -54,7 +54,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class WeightVersion:
     """A version that has been written.
 
     Attributes:
@@ -89,7 +89,7 @@ class Weights:
             if _digest((self.adapter.folder / name).read_bytes()) != digest:
                 raise OSError(f"{self.adapter.folder / name} is not what was written to it; look at the disk")
 
-    def holds(self, other: "Weights") -> bool:
+    def holds(self, other: "WeightVersion") -> bool:
         """Whether whoever has these has the tensors of the other."""
         return self.tensors is other.tensors
 
@@ -108,7 +108,7 @@ class Weights:
         return dict(names)
 
 
-class Staging:
+class WeightStore:
     """Versions of one model's weights.
 
     Args:
@@ -121,11 +121,11 @@ class Staging:
         self.folder = folder
         self.skeleton = skeleton
         self.dtype = dtype
-        self.kept: Weights | None = None
+        self.kept: WeightVersion | None = None
         self._written = 0  # names files, for a version may come twice
         shutil.rmtree(folder, ignore_errors=True)
 
-    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Weights:
+    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> WeightVersion:
         """Writes a version and reads it back.
 
         Args:
@@ -177,12 +177,12 @@ class Staging:
             "weight_map": {name: stored.file for name, stored in found.items()},
         }
         (draft / "model.safetensors.index.json").write_text(json.dumps(index))
-        Weights(version, draft, found, self.dtype).verify()
+        WeightVersion(version, draft, found, self.dtype).verify()
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-        return Weights(version, folder, found, self.dtype)
+        return WeightVersion(version, folder, found, self.dtype)
 
-    def adapt(self, weights: Weights, version: int, name: str, save: Callable[[Path], None]) -> Weights:
+    def adapt(self, weights: WeightVersion, version: int, name: str, save: Callable[[Path], None]) -> WeightVersion:
         """A version of the tensors of another one, none of which is written or read, and adapters.
 
         Args:
@@ -197,7 +197,7 @@ class Staging:
         adapter = Adapter(folder, {path.name: _digest(path.read_bytes()) for path in folder.iterdir()})
         return replace(weights, version=version, adapter=adapter)
 
-    def keep(self, weights: Weights) -> None:
+    def keep(self, weights: WeightVersion) -> None:
         """Deletes all other versions; the next one is written as what differs from this one."""
         self.kept = weights
         kept = {weights.folder, weights.adapter and weights.adapter.folder}

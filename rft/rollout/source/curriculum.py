@@ -18,11 +18,11 @@ from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Engine
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.forced_stop import Interruption
-from rft.rollout.source.rollout import Redraw, RolloutSource, Score
+from rft.rollout.source.forced_stop import ForcedStop
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource, Score
 
 
-class Visit(NamedTuple):
+class PromptRecord(NamedTuple):
     """The last answer to a prompt: nine bytes a token.
 
     Attributes:
@@ -53,7 +53,7 @@ class Forget:
 
 
 @dataclass
-class Tracking:
+class SolveRate:
     """The solve rate of a prompt, right / (right + wrong), as the mean of a Beta distribution.
 
     Attributes:
@@ -102,7 +102,7 @@ class Priority:
             raise ValueError(f"algorithm.source.priority.floor={self.floor}: set it above 0, so that no prompt is lost")
 
 
-class TrackedSource(RolloutSource):
+class CurriculumSource(RolloutSource):
     """A rollout source that tracks how often each prompt is solved, and chooses prompts by it.
 
     Each row gets `baseline_scores`: the solve rate of its prompt as it was known before this visit.
@@ -131,9 +131,9 @@ class TrackedSource(RolloutSource):
         seed: int,
         columns: tuple[str, ...],
         logprobs: Callable[[TensorDict], Tensor],
-        redraw: Redraw | None,
-        interruption: Interruption | None,
-        tracking: Tracking,
+        redraw: DynamicSampling | None,
+        interruption: ForcedStop | None,
+        tracking: SolveRate,
         priority: Priority | None,
         retire: float | None,
     ) -> None:
@@ -148,7 +148,7 @@ class TrackedSource(RolloutSource):
         self._priority = priority
         self._retire = retire
         self._counts = torch.tensor([tracking.right, tracking.wrong]).double().repeat(len(rows), 1)  # (N, 2)
-        self._visits: dict[int, Visit] = {}
+        self._visits: dict[int, PromptRecord] = {}
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         rates = self._counts[:, 0] / self._counts.sum(1)  # (N,)
@@ -178,7 +178,7 @@ class TrackedSource(RolloutSource):
 
     def _learn(self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]], metrics: Metrics) -> None:
         """Takes up the outcome of a round. Every rank learns of all groups, in the order of their positions."""
-        visits: dict[int, Visit] = {}
+        visits: dict[int, PromptRecord] = {}
         changes: dict[int, float] = {}
         if self._tracking.forget is not None:
             visits, changes = self._compare(mine, groups)
@@ -201,7 +201,7 @@ class TrackedSource(RolloutSource):
 
     def _compare(
         self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]]
-    ) -> tuple[dict[int, Visit], dict[int, float]]:
+    ) -> tuple[dict[int, PromptRecord], dict[int, float]]:
         """These visits by position, and by row how much the policy has changed since the visit before.
 
         The first answer stands for its group. Old policies are gone, but what they said of their own answer is kept.
@@ -210,7 +210,7 @@ class TrackedSource(RolloutSource):
         answers = [(group[0]["tokens"]["input_ids"], group[0]["response_mask"]) for group in groups]
         said = self._say([*answers, *((visit.ids.long(), visit.sampled) for visit in before)])
         visits = {
-            position: Visit(row, ids.int(), sampled, logprobs)
+            position: PromptRecord(row, ids.int(), sampled, logprobs)
             for (position, row), (ids, sampled), logprobs in zip(mine, answers, said, strict=False)
         }
         again = zip(before, said[len(mine) :], strict=True)

@@ -7,7 +7,7 @@ from rft.rollout.engine.sampling import Sampling
 
 
 @dataclass
-class Interruption:
+class ForcedStop:
     """Control of the length by a phrase in the middle of an answer (ScaleRL, 2510.13786).
 
     An answer that has not ended in time gets the phrase and goes on to its end; the two parts and the phrase together

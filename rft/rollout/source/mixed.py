@@ -18,7 +18,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.rollout import RolloutSource, Score
 
 
-class PartlySampledSource(RolloutSource):
+class MixedSource(RolloutSource):
     """Draws prompts: the policy answers those of some steps, and the others come with the responses of the data.
 
     GKD, arXiv 2306.13649, algorithm 1. Both kinds of steps draw from one order, so that every row comes once an epoch.
@@ -61,7 +61,7 @@ class PartlySampledSource(RolloutSource):
     @staticmethod
     def needs(options: dict[str, Any]) -> tuple[str, ...]:
         """The fields of a row that this source reads."""
-        return (PartlySampledSource.given(options) or RolloutSource).needs(options)
+        return (MixedSource.given(options) or RolloutSource).needs(options)
 
     def samples(self) -> bool:
         """See `Source.samples`."""

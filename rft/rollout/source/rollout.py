@@ -21,13 +21,13 @@ from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, Engine, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.forced_stop import Interruption
+from rft.rollout.source.forced_stop import ForcedStop
 
 Score = Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass
-class Redraw:
+class DynamicSampling:
     """Dynamic sampling (DAPO, 2503.14476): groups whose raw scores are all equal are drawn again.
 
     Attributes:
@@ -86,8 +86,8 @@ class RolloutSource:
         sampling: Sampling,
         seed: int,
         columns: tuple[str, ...],
-        redraw: Redraw | None,
-        interruption: Interruption | None,
+        redraw: DynamicSampling | None,
+        interruption: ForcedStop | None,
     ) -> None:
         self.temperature = sampling.temperature
         self._world = world
@@ -180,7 +180,7 @@ class RolloutSource:
             scores, terms = self._score(texts, fields)
         return completions, scores, terms
 
-    def _draw_until_full(self, redraw: Redraw, metrics: Metrics) -> list[list[dict[str, Any]]]:
+    def _draw_until_full(self, redraw: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; what is left over waits for the next step."""
         good: list[list[dict[str, Any]]] = self._surplus
         spare: list[list[dict[str, Any]]] = []

@@ -2,7 +2,7 @@
 
 import torch
 
-from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
 from rft.metrics import Metrics
 from tests.actor.lora.lora_on_ranks import lora_options
 from tests.helpers import make_actor, make_optimizer, make_strategy
@@ -22,12 +22,12 @@ def make(world, lora=None, key="actor", head="lm", trains=True, seed=0, **change
 
 
 def update(actor, batch, count=1):
-    method, metrics = Method(MethodOptions(**METHOD), "algorithm"), Metrics()
+    algorithm, metrics = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics()
     for _ in range(count):
         rows = batch.clone()
-        method.weigh(rows, actor.world.all_sum)
-        objective = {"critic": method.learners["critic"]}.get(actor.key, method.policy)
-        actor.update(rows, idle_row(batch, rows), objective, 0.8, metrics)
+        algorithm.compute_loss_weights(rows, actor.world.all_sum)
+        objective = {"critic": algorithm.learners["critic"]}.get(actor.key, algorithm.policy)
+        actor.update(rows, dummy_row(batch, rows), objective, 0.8, metrics)
     return metrics.reduce(actor.world.gather)
 
 

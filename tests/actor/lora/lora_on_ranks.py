@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rft.actor.reference import AdapterReference
-from rft.algorithm.algorithm import Method, MethodOptions, idle_row
+from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from tests.helpers import make_actor, make_optimizer, make_strategy, yaml_options
@@ -46,7 +46,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     shape = {"micro_batch_tokens": 20, "model_config": MODEL | {"tie_word_embeddings": tied}}
     policy = make_actor(world, make_strategy(world, dtype=dtype), optimizer, lora=lora_options(**lora), **shape)
     policy.begin_training(optimizer, 10)
-    method, batch = Method(MethodOptions(**METHOD), "algorithm"), make_batch()
+    algorithm, batch = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
     places = torch.tensor(SHARES[world.size][world.rank])
     mine = batch[places]
     reference = AdapterReference(policy)
@@ -54,13 +54,13 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
 
     def update():
         metrics, rows = Metrics(), mine.clone()
-        method.weigh(rows, world.all_sum)
-        policy.update(rows, idle_row(batch, rows), method.policy, 0.8, metrics)
+        algorithm.compute_loss_weights(rows, world.all_sum)
+        policy.update(rows, dummy_row(batch, rows), algorithm.policy, 0.8, metrics)
         norms.append(metrics.reduce(world.gather)["grad_norm"])
 
     def column(actor):
         spread = torch.zeros(batch["keep"].shape)
-        spread[places] = actor.compute(mine, ("logprobs",), 0.8, idle_row(batch, mine))["logprobs"]
+        spread[places] = actor.compute(mine, ("logprobs",), 0.8, dummy_row(batch, mine))["logprobs"]
         return world.all_sum(spread)
 
     clip = policy.strategy.clip_grad_norm
@@ -73,7 +73,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     policy.strategy.clip_grad_norm = recording
     columns = {"base": column(policy)}
     update()
-    reference.start_like(policy)
+    reference.copy_weights_from(policy)
     columns["kept"] = column(policy)
     update()
     columns |= {"reference": column(reference), "policy": column(policy)}

@@ -56,7 +56,7 @@ def test_the_gradient_is_that_of_the_product_of_the_matrices(world, rslora, scal
 
     actor, plain = make(world, {"alpha": 8, "rslora": rslora}), make(world)
     update(actor, make_batch(), 2)  # B is not zero any more
-    plain.start_like(actor)
+    plain.copy_weights_from(actor)
     same(weights(plain), weights(actor), 0.0)
     now = {name: tensor.to_local().clone() for name, tensor in actor.network.state_dict().items()}
     watched(actor)
@@ -153,7 +153,7 @@ def test_it_is_known_when_the_weights_beside_the_adapters_change(world):
     for change in (
         lambda: None,
         lambda: update(actor, make_batch()),
-        lambda: actor.start_like(make(world, seed=1)),
+        lambda: actor.copy_weights_from(make(world, seed=1)),
         lambda: update(actor, make_batch()),
         lambda: actor.load_state_dict(make(world, {}, seed=2).state_dict(), with_optimizer=False),
     ):
@@ -215,7 +215,7 @@ def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
     policy, helper, batch = make(world, {}), make(world, lora, key, head, seed=3), make_batch()
     update(policy, batch, 2)
     update(helper, batch, 1)
-    helper.start_like(policy)
+    helper.copy_weights_from(policy)
     expected = {name.removeprefix("model." if head == "value" else ""): w for name, w in weights(policy).items()}
     assert {name: w for name, w in expected.items() if "head" not in name or head == "lm"}.keys() == weights(
         helper

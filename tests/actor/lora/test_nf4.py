@@ -52,7 +52,7 @@ def test_a_model_of_transposed_weights_is_not_packed(world):
         make(world, model_config=gpt2, packing=False),
     )
     update(actor, make_batch(), 2)
-    plain.start_like(actor)
+    plain.copy_weights_from(actor)
     same(logprobs(plain, make_batch()), logprobs(actor, make_batch()), 1e-5)
 
 
@@ -68,7 +68,7 @@ def test_frozen_weights_are_held_in_the_dtype_that_they_are_computed_in(world, t
     assert 2 * held(frozen) == held(whole)
     assert {p.dtype for p in actor.network.parameters() if p.requires_grad} == {torch.float32}
     update(whole, batch, 2)
-    frozen.start_like(whole)
+    frozen.copy_weights_from(whole)
     assert torch.equal(logprobs(frozen, batch), logprobs(whole, batch))
     update(actor, batch, 2)
     actor.save_model(tmp_path)

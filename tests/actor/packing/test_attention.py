@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rft.actor.packing.attention import NAME, packed_attention, seen, use_packed_attention
-from rft.actor.packing.layout import pack, shared_prefixes
+from rft.actor.packing.attention import NAME, causal_window_mask, packed_attention, use_packed_attention
+from rft.actor.packing.layout import pack_layout, shared_prefixes
 from rft.batch.collate import collate
 
 SIZES = {
@@ -105,7 +105,7 @@ def test_packed_rows_have_the_states_and_gradients_of_each_alone(name, shares):
     use_packed_attention(model, "actor")
     shared = shared_prefixes(batch) if shares else torch.zeros(len(ROWS), dtype=torch.int64)
     assert shared.tolist() == ([7, 0, 7, 4, 7, 4, 0] if shares else [0] * 7)
-    layout = pack(batch, shared)
+    layout = pack_layout(batch, shared)
     assert len(layout.source) == (56 - 2 * 7 - 4 if shares else 56)
     states, gradients = states_and_gradients(plain, alone(plain.to(dtype), batch))
     found = states_and_gradients(model, together(model.to(dtype), batch, layout))
@@ -122,9 +122,13 @@ def test_the_windows_are_shorter_than_the_rows():
 
 
 def test_who_sees_whom():
-    assert seen(3, 0, 9, torch.device("cpu")).long().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert seen(2, 3, 9, torch.device("cpu")).long().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert seen(3, 1, 2, torch.device("cpu")).long().tolist() == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert causal_window_mask(3, 0, 9, torch.device("cpu")).long().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert causal_window_mask(2, 3, 9, torch.device("cpu")).long().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert causal_window_mask(3, 1, 2, torch.device("cpu")).long().tolist() == [
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
 
 
 HYBRIDS = {

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.packing.cost import model_cost, row_work
-from rft.actor.packing.layout import pack, shared_prefixes
+from rft.actor.packing.layout import pack_layout, shared_prefixes
 from rft.batch.balance import Cost, work
 from rft.batch.collate import collate
 from rft.distributed import start
@@ -107,7 +107,7 @@ def test_rows_that_share_a_prefix_share_what_it_costs():
     batch = collate(rows)
     shared = shared_prefixes(batch)
     tokens = row_work(Cost(linear=1.0, quadratic=0.0, head=0.0), batch, shared)
-    assert float(tokens.sum()) == pytest.approx(len(pack(batch, shared).source))
+    assert float(tokens.sum()) == pytest.approx(len(pack_layout(batch, shared).source))
     squares = row_work(Cost(linear=0.0, quadratic=1.0, head=0.0), batch, shared)
     assert squares.tolist() == pytest.approx([16, 8**2 - 24, 11**2 - 24, 7**2 - 24, 15**2 - 72, 15**2 - 72])
     assert row_work(Cost(0.0, 0.0, 2.0), batch, shared).tolist() == [8, 4, 10, 2, 6, 6]

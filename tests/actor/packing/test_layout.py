@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.actor.packing.layout import Segment, pack, shared_prefixes
+from rft.actor.packing.layout import PackedSegment, pack_layout, shared_prefixes
 from rft.batch.collate import collate
 
 
@@ -20,7 +20,7 @@ def batch_of(*rows, group=None, kinds=None):
 
 
 def of_layout(batch, shared):
-    layout = pack(batch, torch.tensor(shared))
+    layout = pack_layout(batch, torch.tensor(shared))
     return {name: vars(layout)[name].tolist() for name in ("source", "positions", "place")}, layout.segments
 
 
@@ -34,7 +34,7 @@ def tokens(batch, layout):
 def test_rows_lie_behind_one_another_those_of_one_length_together():
     batch = batch_of([7, 8, 9], [5, 6], [1, 2, 3, 4], [3, 4])
     found, segments = of_layout(batch, [0, 0, 0, 0])
-    assert segments == (Segment(2, 2), Segment(1, 3), Segment(1, 4))
+    assert segments == (PackedSegment(2, 2), PackedSegment(1, 3), PackedSegment(1, 4))
     assert found["source"] == [4, 5, 12, 13, 0, 1, 2, 8, 9, 10, 11]  # rows of four places
     assert found["positions"] == [0, 1, 0, 1, 0, 1, 2, 0, 1, 2, 3]
     assert found["place"] == [[4, 5, 6, 0], [0, 1, 0, 0], [7, 8, 9, 10], [2, 3, 0, 0]]
@@ -44,12 +44,12 @@ def test_what_rows_of_a_group_share_lies_there_once():
     batch = batch_of([5, 6, 1], [9], [5, 6, 2, 3], [5, 6, 4], [7, 7, 8], [7, 7, 9], group=[4, 2, 4, 4, 3, 3])
     found, segments = of_layout(batch, [2, 0, 2, 2, 1, 1])
     assert segments == (
-        Segment(1, 1),  # the row alone
-        Segment(1, 2),  # what group 4 begins with
-        Segment(2, 1, 1),
-        Segment(1, 2, 1),
-        Segment(1, 1),  # what group 3 begins with
-        Segment(2, 2, 4),
+        PackedSegment(1, 1),  # the row alone
+        PackedSegment(1, 2),  # what group 4 begins with
+        PackedSegment(2, 1, 1),
+        PackedSegment(1, 2, 1),
+        PackedSegment(1, 1),  # what group 3 begins with
+        PackedSegment(2, 2, 4),
     )
     assert found["source"] == [4, 0, 1, 2, 14, 10, 11, 16, 17, 18, 21, 22]
     assert found["positions"] == [0, 0, 1, 2, 2, 2, 3, 0, 1, 2, 1, 2]
@@ -65,9 +65,9 @@ def test_what_rows_of_a_group_share_lies_there_once():
 
 def test_a_row_that_has_nobody_of_its_group_here_lies_whole():
     _, segments = of_layout(batch_of([5, 6, 1], [5, 6, 2], [8, 9, 9], group=[0, 0, 1]), [2, 2, 2])
-    assert segments == (Segment(1, 3), Segment(1, 2), Segment(2, 1, 1))
+    assert segments == (PackedSegment(1, 3), PackedSegment(1, 2), PackedSegment(2, 1, 1))
     _, segments = of_layout(batch_of([5, 6, 1], [8, 9, 9], group=[0, 1]), [2, 2])
-    assert segments == (Segment(2, 3),)
+    assert segments == (PackedSegment(2, 3),)
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -78,7 +78,7 @@ def test_every_token_of_every_row_is_at_its_place(shares):
         rows = [torch.randint(1, 3, (length,), generator=generator).tolist() for length in lengths]
         batch = batch_of(*rows, group=torch.randint(0, 3, (7,), generator=generator).tolist())
         shared = shared_prefixes(batch) if shares else torch.zeros(7, dtype=torch.int64)
-        layout = pack(batch, shared)
+        layout = pack_layout(batch, shared)
         assert tokens(batch, layout) == rows
         positions = layout.positions[layout.place]
         assert all(positions[row, :length].tolist() == list(range(length)) for row, length in enumerate(lengths))

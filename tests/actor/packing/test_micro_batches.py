@@ -6,8 +6,8 @@ from itertools import chain
 import pytest
 import torch
 
-from rft.actor.packing.layout import pack, shared_prefixes
-from rft.actor.packing.micro_batches import Cutting, cut_packed, cut_padded, largest_unit
+from rft.actor.packing.layout import pack_layout, shared_prefixes
+from rft.actor.packing.micro_batches import MicroBatcher, cut_packed, cut_padded, largest_unit
 from rft.batch.collate import collate, trim
 from rft.batch.columns import lengths
 from rft.distributed import start
@@ -40,7 +40,7 @@ def packed(batch, cap, shared=None, more=0):
 def computed(batch, shared, cuts):
     """Tokens of every forward."""
     chosen = [torch.tensor(rows, dtype=torch.int64) for rows in cuts]
-    return [len(pack(trim(batch[rows]), shared[rows]).source) if len(rows) else 0 for rows in chosen]
+    return [len(pack_layout(trim(batch[rows]), shared[rows]).source) if len(rows) else 0 for rows in chosen]
 
 
 @pytest.mark.parametrize("cap", [12, 13, 24, 25, 40, 1000])
@@ -161,11 +161,11 @@ def test_the_largest_unit_is_what_a_forward_of_it_computes(group):
     assert largest_unit(batch[:0], shared[:0], packing=True) == largest_unit(batch[:0], shared[:0], packing=False) == 0
 
 
-def micro_batches(batch, options, counts=(), idle=None):
+def micro_batches(batch, options, counts=(), dummy=None):
     """Those of a rank, where others need as many as `counts` say."""
     world = copy.copy(start("cpu"))
     world.gather = lambda thing: [thing, *(counts or (0,))]
-    return list(Cutting(*options).micro_batches(batch, batch[:1] if idle is None else idle, world, None))
+    return list(MicroBatcher(*options).micro_batches(batch, batch[:1] if dummy is None else dummy, world, None))
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -188,7 +188,7 @@ def test_a_rank_with_nothing_left_computes_one_token_that_does_not_train(packing
     batch = batch_of([6, 8])
     batch["keep"][:] = True
     before = batch.clone()
-    found = micro_batches(batch[:0], (20, packing, False), counts=(2,), idle=batch[1:])
+    found = micro_batches(batch[:0], (20, packing, False), counts=(2,), dummy=batch[1:])
     assert [len(micro.rows) for micro in found] == [0, 0]
     for micro in found:
         assert micro.computed == 1 and micro.batch["tokens", "input_ids"].tolist() == [[2000]]
@@ -220,7 +220,7 @@ def test_a_unit_over_the_cap_of_another_rank_is_an_error_here_too(ranks):
     def work(world):
         row = batch_of([30 if world.rank == 1 else 3])
         with pytest.raises(ValueError, match=r"^actor\.micro_batch_tokens=20: .* to at least 30$"):
-            next(Cutting(20, True, False).micro_batches(row, row, world, None))
+            next(MicroBatcher(20, True, False).micro_batches(row, row, world, None))
         return True
 
     assert ranks(2, work) == [True, True]

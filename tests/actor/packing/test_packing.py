@@ -45,13 +45,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_updates_are_the_same_however_rows_lie(world, case, cap):
     key, head, options, model = CASES[case]
-    method, batch = make_method(**options), make_groups()
+    algorithm, batch = make_method(**options), make_groups()
     actors = {way: make(world, key, head, cap, kind=Recording, rows=rows, **model) for way, rows in WAYS.items()}
     watch = ("entropy", "sum_p_squared") if head == "lm" else ()
     for number in range(2):
         numbers, gradients = {}, {}
         for way, actor in actors.items():
-            numbers[way] = update(actor, batch, method, watch=watch)
+            numbers[way] = update(actor, batch, algorithm, watch=watch)
             gradients[way] = actor.strategy.gradient
             del numbers[way]["padding/waste"]
         del numbers["shared"]["prefix/shared"]
@@ -104,12 +104,12 @@ def test_what_is_computed(world, way, cap, computed, waste):
 
 
 def test_the_share_of_tokens_that_others_of_the_group_have_computed(world):
-    batch, method = make_groups(), make_method()
-    numbers = update(make(world, rows=WAYS["shared"]), batch, method)
+    batch, algorithm = make_groups(), make_method()
+    numbers = update(make(world, rows=WAYS["shared"]), batch, algorithm)
     assert numbers["prefix/shared"] == pytest.approx(SAVED / sum(LENGTHS))
-    assert "prefix/shared" not in update(make(world, rows=WAYS["packed"]), batch, method)
+    assert "prefix/shared" not in update(make(world, rows=WAYS["packed"]), batch, algorithm)
     batch["group"] = torch.arange(8)
-    assert update(make(world, rows=WAYS["shared"]), batch, method)["prefix/shared"] == 0.0
+    assert update(make(world, rows=WAYS["shared"]), batch, algorithm)["prefix/shared"] == 0.0
 
 
 def test_groups_that_the_cap_cuts_share_in_every_part(world):

@@ -7,7 +7,7 @@ from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import ALONE
+from rft.data.given.survey import SINGLE_PROCESS
 from rft.registry import Target
 from rft.setup.components import FROM_ROLLOUT
 
@@ -36,7 +36,7 @@ def encoder(*options, alphabet="12", template="none"):
     return Counting(characters(alphabet=alphabet), template, *options or (None,))
 
 
-def count(folder, rows=ROWS, made=None, world=ALONE):
+def count(folder, rows=ROWS, made=None, world=SINGLE_PROCESS):
     """(what was counted, how many rows were encoded for it)."""
     made = made or encoder()
     return Lengths(world, made, folder and str(folder)).prompts(rows), made.asked
@@ -74,7 +74,7 @@ def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
 def test_examples_are_remembered_by_their_source(tmp_path):
     def examples(seed=0, source=SOURCE, rows=FEW):
         made = encoder()
-        return Lengths(ALONE, made, str(tmp_path)).examples(source, rows, 4, seed=seed, columns=()), made.asked
+        return Lengths(SINGLE_PROCESS, made, str(tmp_path)).examples(source, rows, 4, seed=seed, columns=()), made.asked
 
     counts, asked = examples()
     assert asked == 40 and sorted(counts) == sorted(len(r["prompt"]) + len(r["response"]) + 1 for r in FEW)

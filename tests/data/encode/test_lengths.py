@@ -6,9 +6,9 @@ import re
 import pytest
 
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, drop_long
+from rft.data.encode.lengths import Lengths, filter_overlong_prompts
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import ALONE
+from rft.data.given.survey import SINGLE_PROCESS
 from rft.data.rows.mixture import Mixed
 from rft.setup.assembly import Job
 
@@ -18,8 +18,8 @@ ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
 
 def drop(rows, most):
     said: list[str] = []
-    counts = Lengths(ALONE, ENCODER, None).prompts(rows)
-    left, counts = drop_long(rows, counts, most, "data.train", said.append)
+    counts = Lengths(SINGLE_PROCESS, ENCODER, None).prompts(rows)
+    left, counts = filter_overlong_prompts(rows, counts, most, "data.train", said.append)
     assert counts == [len(row["prompt"]) for row in left]
     return left, said
 

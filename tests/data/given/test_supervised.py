@@ -6,7 +6,7 @@ import torch
 from rft.batch.columns import SOURCE_COLUMNS, fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
-from rft.data.given.supervised import DatasetSource, WholeSource
+from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.sampler import Cursor
 from rft.metrics import Metrics
 
@@ -72,11 +72,11 @@ def test_a_field_that_holds_the_whole_has_no_prompt_beside_it(ranks):
     rows = [{"prompt": "7=", "text": f"{n}={n}"} for n in range(4)]
 
     def draw(world):
-        return WholeSource(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2, response="text").next(Metrics())
+        return TextSource(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2, response="text").next(Metrics())
 
     [batch] = ranks(1, draw)
     for number, (_, row) in enumerate(Cursor(4, 2).take(4)):
         assert TOKENIZER.decode(batch["tokens", "input_ids"][number]) == f"{row}={row}<eos>"
         assert batch["response_mask"][number].tolist() == [False, True, True, True]
         assert fields(batch)[number] == rows[row]
-    assert WholeSource.needs({"response": "text"}) == ("text",)
+    assert TextSource.needs({"response": "text"}) == ("text",)

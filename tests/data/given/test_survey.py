@@ -6,7 +6,7 @@ from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import ALONE, check_examples, epoch, only_reads
+from rft.data.given.survey import SINGLE_PROCESS, check_examples, epoch, only_reads
 from rft.registry import Target
 from rft.setup.components import FROM_ROLLOUT
 
@@ -20,7 +20,7 @@ def given(**options):
 
 
 def test_an_epoch_has_every_row_in_the_order_of_the_run(ranks):
-    drawn = [row for batch in epoch(given(), ALONE, ENCODER, ROWS, 4, seed=3) for row in fields(batch)]
+    drawn = [row for batch in epoch(given(), SINGLE_PROCESS, ENCODER, ROWS, 4, seed=3) for row in fields(batch)]
     assert sorted(row["prompt"] for row in drawn[:9]) == sorted(row["prompt"] for row in ROWS) and len(drawn) == 12
 
     def first(world):
@@ -37,7 +37,7 @@ def test_a_source_that_samples_does_not_only_read():
 
 
 def test_a_row_that_is_longer_than_the_context():
-    counts = Lengths(ALONE, ENCODER, None).examples(given(), ROWS, 4, seed=3)
+    counts = Lengths(SINGLE_PROCESS, ENCODER, None).examples(given(), ROWS, 4, seed=3)
     check_examples(counts, 12)  # 2 of the prompt, 9, and the end
     with pytest.raises(ValueError, match=r"data\.train: the longest row has 12 tokens, over the model's context of 11"):
         check_examples(counts, 11)

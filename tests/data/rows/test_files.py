@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
-from rft.data.rows.lazy import Joined, Lazy
+from rft.data.rows.lazy import ConcatRows, LazyRows
 from rft.data.rows.sources import FileRows
 
 ROWS = [{"prompt": f"é,\n{n}", "answer": f"0{n}", "more": {"gold": str(n), "deep": {"er": n}}} for n in range(5)]
@@ -78,7 +78,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
 def test_rows_of_tables_stay_on_disk_and_lose_the_nulls_that_fill_structs(tmp_path: Path) -> None:
     turns = [[{"role": "user", "content": "q"}], [{"role": "tool", "content": None, "name": "add"}]]
     rows = load(write(tmp_path / "rows.parquet", [{"prompt": turn, "note": None} for turn in turns]), "prompt")
-    assert isinstance(rows, Lazy)
+    assert isinstance(rows, LazyRows)
     assert rows[0] == {"prompt": [{"role": "user", "content": "q"}], "note": None}
     assert rows[1]["prompt"] == [{"role": "tool", "name": "add"}]
     assert rows[0] is not rows[0]
@@ -161,7 +161,7 @@ def test_long_cells_and_csv_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_rows_by_number() -> None:
-    rows = Joined([[{"n": 0}], Lazy(2, lambda number: {"n": number + 1}), [{"n": 3}]])
+    rows = ConcatRows([[{"n": 0}], LazyRows(2, lambda number: {"n": number + 1}), [{"n": 3}]])
     assert [row["n"] for row in rows] == [0, 1, 2, 3] == [rows[n]["n"] for n in range(4)]
     assert rows[-4] == {"n": 0} and rows[::3] == [{"n": 0}, {"n": 3}]
     for number in (4, -5):

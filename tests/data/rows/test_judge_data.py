@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.data.rows.judge_data import Question, Verdicts
+from rft.data.rows.judge_data import JudgeRows, Question
 
 BETTER = {"text": "{prompt}|{a}|{b}", "words": ["A", "B"]}
 GOOD = {"text": "{prompt}|{response}|", "words": ["Yes", "No"]}
@@ -25,7 +25,7 @@ def verdicts(tmp_path):
             "schema": None,
             "limit": None,
         }
-        return Verdicts(files | node, of, question, seed, "data.train").load(required)
+        return JudgeRows(files | node, of, question, seed, "data.train").load(required)
 
     return load
 
@@ -98,4 +98,4 @@ def test_what_does_not_go_together_is_refused_by_name(verdicts):
     with pytest.raises(ValueError, match=r"^data\.train\.of=labels: a question about {a} and {b} needs pairs"):
         verdicts(PAIRS, BETTER, of="labels")
     with pytest.raises(ValueError, match=r"^data\.train\.rows: a mixture's weights would be lost"):
-        Verdicts({"_target_": "rft.data.rows.mixture.Mixture", "parts": {}}, "pairs", GOOD, 0, "data.train")
+        JudgeRows({"_target_": "rft.data.rows.mixture.Mixture", "parts": {}}, "pairs", GOOD, 0, "data.train")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.data.rows.split import Share, Without
+from rft.data.rows.split import ExcludeRows, HashSplit
 
 MESSAGES = [[{"role": "user", "content": f"{n}?"}] for n in range(20)]
 
@@ -22,7 +22,7 @@ def file(folder, rows, name="rows"):
 
 
 def share(node, start, end):
-    return list(Share(node, "prompt", [start, end], "data.train").load(["n"]))
+    return list(HashSplit(node, "prompt", [start, end], "data.train").load(["n"]))
 
 
 def test_shares_are_disjoint_complete_and_keep_what_belongs_together(tmp_path):
@@ -55,7 +55,7 @@ def test_messages_have_a_share_too(tmp_path):
 @pytest.mark.parametrize("wrong", [[0.5], [0.5, 0.5], [0.7, 0.2], [-0.1, 0.5], [0.5, 1.5]])
 def test_what_is_no_share_is_refused(wrong, tmp_path):
     with pytest.raises(ValueError, match=r"^data\.train\.share=\[.*\]: give where it starts and ends between 0 and 1"):
-        Share(file(tmp_path, []), "prompt", wrong, "data.train")
+        HashSplit(file(tmp_path, []), "prompt", wrong, "data.train")
 
 
 def test_rows_without_others(tmp_path):
@@ -63,9 +63,9 @@ def test_rows_without_others(tmp_path):
     turned = [{"prompt": [dict(reversed(turn.items())) for turn in MESSAGES[n]]} for n in (3, 17)]  # keys in any order
     whole, some = file(tmp_path, rows), file(tmp_path, turned, "some")
     left = rows[:3] + rows[4:17] + rows[18:]
-    assert list(Without(whole, some, "prompt", None, "data.eval.x").load(["n"])) == left
-    assert list(Without(whole, some, "prompt", 5, "data.eval.x").load(["n"])) == left[:5]
+    assert list(ExcludeRows(whole, some, "prompt", None, "data.eval.x").load(["n"])) == left
+    assert list(ExcludeRows(whole, some, "prompt", 5, "data.eval.x").load(["n"])) == left[:5]
     with pytest.raises(ValueError, match=r"^data\.eval\.x: all of them are among the 20 of data\.eval\.x\.others"):
-        Without(some, whole, "prompt", None, "data.eval.x").load([])
+        ExcludeRows(some, whole, "prompt", None, "data.eval.x").load([])
     with pytest.raises(ValueError, match=r"^data\.eval\.x: none of them is among the 1 of data\.eval\.x\.others"):
-        Without(whole, file(tmp_path, [{"prompt": "3?"}], "alien"), "prompt", None, "data.eval.x").load([])
+        ExcludeRows(whole, file(tmp_path, [{"prompt": "3?"}], "alien"), "prompt", None, "data.eval.x").load([])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rft
-from rft.modes.doctor.run import visit
+from rft.modes.doctor.run import run
 
 RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
 
@@ -20,7 +20,7 @@ def examined(tiny, capsys):
 
     def run(*overrides):
         try:
-            found = visit(tiny(*RUN, *overrides))
+            found = run(tiny(*RUN, *overrides))
         except ValueError as error:
             found = str(error)
         return found, " ".join(capsys.readouterr().out.split())
@@ -94,7 +94,7 @@ def test_truncation_is_told_and_not_blamed(examined):
 
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
     with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
-        visit(tiny("mode=doctor", "algorithm=sft"))
+        run(tiny("mode=doctor", "algorithm=sft"))
 
 
 def called(folder, command, *overrides):

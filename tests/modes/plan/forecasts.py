@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rft.errors import Problems
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, config in json.loads(Path(sys.argv[1]).read_text()).items():
         try:
-            found[name] = asdict(Rehearsal(config, 1).forecast())
+            found[name] = asdict(PlanJob(config, 1).forecast())
         except Problems as problems:
             found[name] = problems.messages
     Path(sys.argv[2]).write_text(json.dumps(found))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
 
 
@@ -27,7 +27,7 @@ def kept(field: str) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     small, config, out = sys.argv[1:]
-    stage, planned = Rehearsal(read(config) | {"mode": "plan"}, 1).forecast().peak()
+    stage, planned = PlanJob(read(config) | {"mode": "plan"}, 1).forecast().peak()
     Job(read(small)).fit("")  # what is imported and set up on the way is the process, not the run
     gc.collect()
     before = kept("VmRSS")

@@ -11,7 +11,7 @@ import pytest
 import rft
 import rft.rollout.source.rollout
 import rft.train.trainer
-from rft.modes.plan.memory_tracker import Ledger
+from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.setup.assembly import Job
 
 ROOT = Path(rft.__file__).parent.parent
@@ -99,15 +99,15 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch)
     run("forecasts.py", tmp_path / "configs.json", tmp_path / "forecasts.json")
     planned = json.loads((tmp_path / "forecasts.json").read_text())
     for name in CASES:
-        ledger = Ledger()
+        ledger = MemoryTracker()
         with monkeypatch.context() as patch, ledger.watch():
-            for stage, owner, method in (
+            for stage, owner, algorithm in (
                 ("annotate", rft.train.trainer.Trainer, "annotate"),
                 ("update", rft.train.trainer.Trainer, "update"),
                 ("sync", rft.train.trainer.Trainer, "refresh"),
                 ("rollout", rft.rollout.source.rollout.RolloutSource, "next"),
             ):
-                patch.setattr(owner, method, staged(ledger, stage, vars(owner)[method]))
+                patch.setattr(owner, algorithm, staged(ledger, stage, vars(owner)[algorithm]))
             Job(make(name, SMALL)).fit("")
         for stage, terms in ledger.peaks().items():
             expected = planned[name]["memory"][stage]

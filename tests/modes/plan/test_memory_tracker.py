@@ -8,8 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rft.actor.logprobs import token_logprobs
 from rft.distributed import start
-from rft.modes.plan.memory_tracker import Ledger
-from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.skip_compute import SkipCompute
 from rft.rollout.engine.kv_cache import GrowingLayer, capacity
 from tests.actor.samples import TERMS, make, make_batch, make_method, update
 
@@ -22,7 +22,7 @@ def kib(count):
 
 @pytest.fixture
 def ledger():
-    ledger = Ledger()
+    ledger = MemoryTracker()
     with ledger.watch():
         yield ledger
 
@@ -78,7 +78,7 @@ def test_a_storage_that_is_resized_counts_with_its_new_size(ledger):
 
 
 def test_outside_nothing_is_watched():
-    ledger, resize = Ledger(), torch.UntypedStorage.resize_
+    ledger, resize = MemoryTracker(), torch.UntypedStorage.resize_
     with ledger.watch():
         assert torch.UntypedStorage.resize_ is not resize
     tensor = kib(8)
@@ -125,10 +125,10 @@ def test_without_gradients_in_inference_mode_the_same_is_seen(ledger):
 def test_an_actor_without_numbers_takes_to_the_byte_what_a_real_one_takes(rows):
     """Everything but the numbers is the same: forward, backward, FSDP, clipping, the optimizer."""
     world, found = start("cpu"), []
-    for mode in (nullcontext(), Hollow()):
-        ledger = Ledger()
+    for mode in (nullcontext(), SkipCompute()):
+        ledger = MemoryTracker()
         with mode, ledger.watch():
-            with ledger.stage("load"), mode.creating() if isinstance(mode, Hollow) else nullcontext():
+            with ledger.stage("load"), mode.creating() if isinstance(mode, SkipCompute) else nullcontext():
                 actor = make(world, cap=30, rows=rows)
             for number in range(2):
                 with ledger.stage(f"update {number}"):

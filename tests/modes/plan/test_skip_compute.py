@@ -9,7 +9,7 @@ import torch.distributed.fsdp  # registers its operations
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.skip_compute import SkipCompute
 
 STATM = Path("/proc/self/statm")
 MASK = torch.tensor([True, False, True, True])
@@ -18,7 +18,7 @@ MASK = torch.tensor([True, False, True, True])
 @pytest.fixture
 def hollow():
     """A tensor of these sizes, and the mode that knows of it."""
-    mode = Hollow()
+    mode = SkipCompute()
 
     def make(*sizes, **options):
         with mode, mode.creating():

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from rft.distributed import World, pretend, start, stop
-from rft.modes.plan.memory_tracker import Ledger
-from rft.modes.plan.skip_compute import Hollow
+from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.skip_compute import SkipCompute
 from tests.actor.samples import TERMS, make, make_batch, make_method, update
 
 
-def watched(world: World, mode: Hollow | None) -> dict[str, dict[str, int]]:
-    ledger = Ledger()
+def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]:
+    ledger = MemoryTracker()
     with mode or nullcontext(), ledger.watch():
         with mode.creating() if mode else nullcontext():
             actor = make(world, cap=30)
@@ -36,7 +36,7 @@ def main() -> None:
     size, rank, real = world.size, world.rank, watched(world, None)
     stop()
     with pretend(size) as world:
-        pretended = watched(world, Hollow())
+        pretended = watched(world, SkipCompute())
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps([real, pretended]))
 

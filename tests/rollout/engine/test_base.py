@@ -67,4 +67,4 @@ def test_arguments_for_an_engine_that_takes_none_are_refused(tiny):
 
 def test_what_cannot_be_served_says_so():
     with pytest.raises(ValueError, match="mode=serve: this rollout samples in the process that trains"):
-        HFEngine.dialect({})
+        HFEngine.server_api({})

@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rft.registry import consume
+from rft.registry import take
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.hf import HFEngine, StopStrings, chunks, waves
 from rft.rollout.engine.kv_cache import can_join
@@ -243,11 +243,11 @@ def test_the_yaml_of_the_first_token(resolved):
     plain, fire = resolved()["rollout"], resolved("algorithm=fire", "rollout.first_token.temperature=20")["rollout"]
     assert plain["first_token"] is None
     assert fire == plain | {"first_token": {"temperature": 20, "top_k": 16}}
-    options = Rollout(**consume(fire, Rollout, "rollout", "Rollout"))
+    options = Rollout(**take(fire, Rollout, "rollout", "Rollout"))
     assert options.first_token == FirstToken(20.0, 16) and options.truncates()
     for temperature in (0.0, 1.0):
         assert options.untruncated(temperature).first_token is None
-    assert not Rollout(**consume(plain, Rollout, "rollout", "Rollout")).truncates()
+    assert not Rollout(**take(plain, Rollout, "rollout", "Rollout")).truncates()
 
 
 def test_no_end_token_is_forged(tokenizer):

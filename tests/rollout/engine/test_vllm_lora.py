@@ -7,14 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
-from rft.actor.lora.adapters import AdaptedWeights, Lora
+from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.distributed import start
 from rft.errors import Problems
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.rollout.engine.vllm_lora import RANKS, room
-from rft.setup.components import Parts
+from rft.setup.components import Components
 from tests.actor.lora.adapters import make
 from tests.actor.lora.lora_on_ranks import lora_options
 from tests.rollout.engine.test_vllm import needs_vllm, run
@@ -59,8 +59,8 @@ def walks(monkeypatch):
     counts = Counter()
 
     def count(name):
-        walk = vars(AdaptedWeights)[name]
-        monkeypatch.setattr(AdaptedWeights, name, lambda weights: counts.update([name]) or walk(weights))
+        walk = vars(LoraWeights)[name]
+        monkeypatch.setattr(LoraWeights, name, lambda weights: counts.update([name]) or walk(weights))
 
     for name in ("base", "alone", "__iter__"):
         count(name)
@@ -105,7 +105,7 @@ def test_weights_beside_the_adapters_come_again_where_they_changed(engine, walks
     actor = policy()
     engine.base_version = None
     engine.update_weights(1, actor.weights())
-    actor.start_like(policy(seed=1))
+    actor.copy_weights_from(policy(seed=1))
     redraw(actor, 2)
     engine.update_weights(2, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4
@@ -166,6 +166,6 @@ def test_there_is_room_for_the_rank(rank, most):
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(resolved, changes, message):
     apart = ["rollout=vllm", "actor/lora=lora", "rollout.engine.merge_lora=false"]
-    assert not Parts(resolved(*apart)).check.messages
+    assert not Components(resolved(*apart)).check.messages
     with pytest.raises(Problems, match=message):
-        Parts(resolved(*apart, *changes)).check.end()
+        Components(resolved(*apart, *changes)).check.end()

@@ -86,7 +86,7 @@ class FakeServer:
         self.seconds, self.capacity = 0.0, 10**6
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
-        self.paused, self.idle = False, True
+        self.paused, self.dummy = False, True
         self.memory = self.loaded = PARTS
         self.workers, self.wait_s = None, 10.0
         self.gone = threading.Event()
@@ -199,7 +199,7 @@ class FakeServer:
             self.memory |= {path.rpartition("=")[2]}
             self.paused = self.paused and self.memory != PARTS
         elif path.startswith("/flush_cache?timeout="):
-            self.idle = True
+            self.dummy = True
         elif path.endswith("_memory_occupation"):
             self.occupy(path.startswith("/resume"), frozenset(body["tags"]))
         elif path == "/update_weights_from_disk":
@@ -232,7 +232,7 @@ class FakeServer:
 
     def occupy(self, more, parts):
         """What SGLang does; told what does not fit it ends."""
-        self.end_unless(self.idle and bool(parts) and (not parts & self.memory if more else parts <= self.memory))
+        self.end_unless(self.dummy and bool(parts) and (not parts & self.memory if more else parts <= self.memory))
         self.memory = self.memory | parts if more else self.memory - parts
         if "weights" not in self.memory:
             self.forget()
@@ -258,7 +258,7 @@ class FakeServer:
             while self.paused and not self.gone.wait(0.01):
                 pass
             self.end_unless(self.memory == PARTS)
-            self.idle = False
+            self.dummy = False
             how = body["sampling_params"]
             if path == "/generate":
                 prompt, seed, limit = body["input_ids"], how["sampling_seed"], how["max_new_tokens"]

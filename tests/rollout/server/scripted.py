@@ -10,8 +10,8 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import Servers
-from rft.rollout.server.sglang import SGLangDialect
-from rft.rollout.server.vllm import VLLMDialect
+from rft.rollout.server.sglang import SGLangApi
+from rft.rollout.server.vllm import VLLMApi
 from tests.rollout.server.fake_server import answer_of, checksum
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
@@ -30,7 +30,7 @@ OPTIONS = {
     "answer_s": 10.0,
     "poll_s": 0.02,
 }
-KINDS = {"vllm": lambda: VLLMDialect({}), "sglang": lambda: SGLangDialect({})}
+KINDS = {"vllm": lambda: VLLMApi({}), "sglang": lambda: SGLangApi({})}
 ASK = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
 MODEL = {
     "vocab_size": 40,
@@ -44,7 +44,7 @@ MODEL = {
 }
 
 
-def make_engine(world, dialect, folder: Path, servers=(), **changes) -> ServersEngine:
+def make_engine(world, server_api, folder: Path, servers=(), **changes) -> ServersEngine:
     """An engine for servers that run, with short deadlines; `changes` are of the options."""
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(40)}, unk_token="w1"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
@@ -53,8 +53,8 @@ def make_engine(world, dialect, folder: Path, servers=(), **changes) -> ServersE
 
     class Kind(ServersEngine):
         @staticmethod
-        def dialect(engine_args):
-            return dialect
+        def server_api(engine_args):
+            return server_api
 
     return Kind(world, model, tokenizer, folder, {}, Servers(**options))
 

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
-from rft.remote.http_client import Refused
+from rft.remote.http_client import RequestRefused
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling, truncate
 from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMServers
-from rft.rollout.server.weight_store import Weights
+from rft.rollout.server.weight_store import WeightVersion
 from tests.helpers import yaml_options
 from tests.rollout.server.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.server.scripted import tied_model
@@ -193,11 +193,11 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
     whole = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "a.safetensors").write_bytes(whole[:-8])
     peer = engine._servers[0].peer
-    with pytest.raises(Refused, match="collective_rpc"):
-        asyncio.run(engine._dialect.load(peer, Weights(99, tmp_path, {}, None), None, None))
+    with pytest.raises(RequestRefused, match="collective_rpc"):
+        asyncio.run(engine._server_api.load(peer, WeightVersion(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(3, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
-    until(lambda: asyncio.run(engine._dialect.version(peer)) == engine.version, 30)
+    until(lambda: asyncio.run(engine._server_api.version(peer)) == engine.version, 30)
 
 
 @pytest.mark.slow
@@ -251,6 +251,6 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, mon
 
 def up(engine, peer):
     try:
-        return asyncio.run(engine._dialect.version(peer)) == engine.version
+        return asyncio.run(engine._server_api.version(peer)) == engine.version
     except OSError:
         return False

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rft.distributed import start
-from rft.rollout.server.vllm import VLLMDialect
+from rft.rollout.server.vllm import VLLMApi
 from tests.remote.test_process_supervisor import await_that, lives
 from tests.rollout.server import fake_server
 from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, weights
 
 
-class Launched(VLLMDialect):
+class Launched(VLLMApi):
     """Fake servers as processes of their own."""
 
     def __init__(self, *arguments):
@@ -53,8 +53,8 @@ def pids(folder: Path, number: int) -> list[int]:
 
 def test_servers_of_its_own_are_started_synced_and_ended(launch, tmp_path):
     samples = launch()
-    assert [python for python, _ in samples._dialect.asked] == [sys.executable] * 2
-    [names] = {tuple(names) for _, names in samples._dialect.asked}
+    assert [python for python, _ in samples._server_api.asked] == [sys.executable] * 2
+    [names] = {tuple(names) for _, names in samples._server_api.asked}
     assert {"config.json", "generation_config.json", "tokenizer.json"} <= set(names)
     assert not any(name.endswith(".safetensors") for name in names)
     for version in (0, 1):
@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_current_weigh
     with caplog.at_level(logging.WARNING):
         assert said(samples.generate(requests(20), SAMPLING, look)) == right(requests(20), 3)
         assert seen == list(range(1, 81)), "nothing is lost or doubled"
-        await_that(lambda: samples._fleet.well() == 2)
+        await_that(lambda: samples._pool.well() == 2)
     assert any("is started anew: it ended with status 137" in message for message in caplog.messages)
     old, new = pids(tmp_path, 0)
     assert not lives(old) and lives(new)
@@ -94,7 +94,7 @@ def test_a_server_that_was_killed_takes_part_in_the_next_version(launch, tmp_pat
     os.kill(pids(tmp_path, 0)[0], signal.SIGKILL)
     samples.update_weights(1, weights(1).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
-    await_that(lambda: samples._fleet.well() == 2)
+    await_that(lambda: samples._pool.well() == 2)
     samples.update_weights(2, weights(2).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
 

@@ -81,12 +81,12 @@ def test_a_message_about_memory_that_fails_once(fakes, engine, kind, message):
         samples.update_weights(version, weights(version).items())
         assert bad.calls[message] > calls and committed(samples, version), fault
         if message not in FOR_GOOD or fault == "late":
-            await_that(lambda: samples._fleet.well() == 2)
-        elif samples._fleet.well() < 2:
+            await_that(lambda: samples._pool.well() == 2)
+        elif samples._pool.well() < 2:
             assert bad.version == "unsure" and bad.gone.is_set() == (fault == "twice")
             bad.kill()
             bad = FakeServer(bad.port)
-            await_that(lambda: samples._fleet.well() == 2)
+            await_that(lambda: samples._pool.well() == 2)
     bad.kill()
 
 
@@ -117,7 +117,7 @@ def test_a_server_that_is_started_anew_while_it_sleeps_sleeps_again_and_wakes(ki
     samples = sleepy(engine, kind, [server])
     samples.sleep()
     server.kill()
-    await_that(lambda: not samples._fleet._keepers[0].asleep)
+    await_that(lambda: not samples._pool._monitors[0].asleep)
     back = FakeServer(server.port)
     try:
         await_that(lambda: back.memory == frozenset())
@@ -166,5 +166,5 @@ def test_servers_of_its_own_are_started_for_it_where_there_is_a_gpu(kind, flag, 
     for gpu, sleep in ((True, True), (True, False), (False, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         arguments = kind.arguments({}, Servers(**OPTIONS | {"count": 1, "sleep": sleep}))
-        command, _ = kind.dialect(arguments).command("python", Path("m"), 8000)
+        command, _ = kind.server_api(arguments).command("python", Path("m"), 8000)
         assert (flag in command) == (gpu and sleep)

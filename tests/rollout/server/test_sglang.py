@@ -17,13 +17,13 @@ import torch
 
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
-from rft.remote.http_client import Garbage, Peer, Refused
+from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
-from rft.rollout.server.sglang import SGLangDialect, SGLangServers
-from rft.rollout.server.weight_store import Weights
+from rft.rollout.server.sglang import SGLangApi, SGLangServers
+from rft.rollout.server.weight_store import WeightVersion
 from tests.helpers import yaml_options
 from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, tied_model, weights
@@ -41,8 +41,8 @@ def shared(**changes):
     return yaml_options("rollout/engine/servers/shared.yaml", poll_s=0.5, **changes)
 
 
-def dialect(**engine_args):
-    return SGLangDialect(engine_args)
+def server_api(**engine_args):
+    return SGLangApi(engine_args)
 
 
 def answer(reason=None, **changes):
@@ -53,15 +53,15 @@ def answer(reason=None, **changes):
     return {"text": "79", "output_ids": [29, 25], "meta_info": about | changes}
 
 
-def line(dialect, monkeypatch, has_gpu=False):
+def line(server_api, monkeypatch, has_gpu=False):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    command, environment = dialect.command("/venv/bin/python", Path("/run/engine"), 8123)
+    command, environment = server_api.command("/venv/bin/python", Path("/run/engine"), 8123)
     return " ".join(command), environment
 
 
 def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments(monkeypatch):
     flags = {"dtype": "float32", "enable_mixed_chunk": True, "enable_metrics": False, "revision": None, "tp_size": 2}
-    said, environment = line(dialect(**flags, lora_paths=["a", "b"], json_model_override_args={"x": 1}), monkeypatch)
+    said, environment = line(server_api(**flags, lora_paths=["a", "b"], json_model_override_args={"x": 1}), monkeypatch)
     assert said.startswith(
         "/venv/bin/python -m sglang.launch_server --model-path /run/engine --host 127.0.0.1 --port 8"
     )
@@ -74,16 +74,16 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments(m
     ("has_gpu", "engine_args", "on_cpu"), [(False, {}, True), (True, {}, False), (True, {"device": "cpu"}, True)]
 )
 def test_what_a_server_needs_on_a_cpu_it_is_told_there_alone(monkeypatch, has_gpu, engine_args, on_cpu):
-    said, environment = line(dialect(**engine_args), monkeypatch, has_gpu)
+    said, environment = line(server_api(**engine_args), monkeypatch, has_gpu)
     assert ("--device cpu" in said, "--max-total-tokens 16384" in said) == (on_cpu, on_cpu)
     assert ("--attention-backend torch_native" in said, "SGLANG_USE_CPU_ENGINE" in environment) == (on_cpu, on_cpu)
-    assert "--max-total-tokens 99" in line(dialect(max_total_tokens=99), monkeypatch)[0]
+    assert "--max-total-tokens 99" in line(server_api(max_total_tokens=99), monkeypatch)[0]
 
 
 @pytest.mark.parametrize("name", ["load_format", "model_path", "port", "weight_version", "api_key"])
 def test_arguments_of_an_sglang_server_that_the_run_decides_are_refused(name):
     with pytest.raises(ValueError, match=rf"rollout\.engine_args\.{name}: .* take it out"):
-        dialect(**{name: "x"})
+        server_api(**{name: "x"})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
 
 
 def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
-    call = dialect().request([4, 29], 2**63 - 1, 9, [1, 6], how(temperature=0.7, stop=["\n"]))
+    call = server_api().request([4, 29], 2**63 - 1, 9, [1, 6], how(temperature=0.7, stop=["\n"]))
     assert call.path == "/generate" and call.body == {
         "input_ids": [4, 29],
         "sampling_params": {
@@ -129,17 +129,17 @@ def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
 
 
 def test_an_answer_of_sglang_is_taken_apart():
-    sampled = dialect().parse(answer())
+    sampled = server_api().parse(answer())
     assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
     assert (sampled.finish_reason, sampled.version) == ("length", 7)
-    assert dialect().parse(answer({"type": "stop", "matched": 25}, weight_version="default")).version is None
+    assert server_api().parse(answer({"type": "stop", "matched": 25}, weight_version="default")).version is None
 
 
 @pytest.mark.parametrize("message", ["Aborted", "Abort in waiting queue"])
 def test_a_sample_that_sglang_aborted_is_no_sample(message):
     for held in ({}, {"output_token_logprobs": []}):
         with pytest.raises(Aborted, match=message):
-            dialect().parse(answer({"type": "abort", "message": message}, **held))
+            server_api().parse(answer({"type": "abort", "message": message}, **held))
 
 
 @pytest.mark.parametrize(
@@ -155,34 +155,38 @@ def test_a_sample_that_sglang_aborted_is_no_sample(message):
 )
 def test_an_answer_of_sglang_that_makes_no_sense_is_refused(changes):
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        dialect().parse(answer(**changes))
+        server_api().parse(answer(**changes))
 
 
 def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
-    class Unwilling(Peer):
+    class Unwilling(ServerClient):
         async def get(self, path):
             return {"weight_version": "default"}
 
         async def post(self, path, body=None):
             return {"success": False, "message": "no room"}
 
-    with pytest.raises(Garbage, match=r"server 0 .* did not take the weights of /w/v3: no room"):
-        asyncio.run(dialect().load(Unwilling(0, "127.0.0.1:1"), Weights(3, Path("/w/v3"), {}, None), None, None))
+    with pytest.raises(BadResponse, match=r"server 0 .* did not take the weights of /w/v3: no room"):
+        asyncio.run(
+            server_api().load(Unwilling(0, "127.0.0.1:1"), WeightVersion(3, Path("/w/v3"), {}, None), None, None)
+        )
 
 
 def test_a_server_that_computes_in_another_type_is_given_no_rounded_weights():
-    class Wide(Peer):
+    class Wide(ServerClient):
         async def get(self, path):
             return {"dtype": "auto"}
 
-    with pytest.raises(Garbage, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
-        asyncio.run(dialect().load(Wide(0, "127.0.0.1:1"), Weights(3, Path("/w"), {}, torch.bfloat16), None, None))
+    with pytest.raises(BadResponse, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
+        asyncio.run(
+            server_api().load(Wide(0, "127.0.0.1:1"), WeightVersion(3, Path("/w"), {}, torch.bfloat16), None, None)
+        )
 
 
 def test_servers_are_told_whole_paths(fakes, tmp_path, monkeypatch):
     """A relative one would be looked for where the server stands, or on the hub."""
     monkeypatch.chdir(tmp_path)
-    made = make_engine(start("cpu"), SGLangDialect({}), Path("run"), fakes(1))
+    made = make_engine(start("cpu"), SGLangApi({}), Path("run"), fakes(1))
     try:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
@@ -299,7 +303,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
         monkeypatch.setattr(engine._options, "sleep", version < 4)
         engine.sleep()
-        assert (engine._do(engine._dialect.version(engine._servers[0].peer)) is None) == (version < 4)
+        assert (engine._do(engine._server_api.version(engine._servers[0].peer)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert gap(model, requests, found) < 1e-4
@@ -308,8 +312,8 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
 
 @pytest.mark.slow
 def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
-    with pytest.raises(Refused, match="Cannot find any model weights"):
-        asyncio.run(engine._dialect.load(engine._servers[0].peer, Weights(99, tmp_path, {}, None), None, None))
+    with pytest.raises(RequestRefused, match="Cannot find any model weights"):
+        asyncio.run(engine._server_api.load(engine._servers[0].peer, WeightVersion(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(7, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     assert engine.health()["retries"] == 0
@@ -318,9 +322,9 @@ def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, 
 @pytest.mark.slow
 def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
     requests = [Request([number], list(range(8))) for number in range(7, 30)]
-    peer, weights = engine._servers[0].peer, engine._fleet._committed
+    peer, weights = engine._servers[0].peer, engine._pool._committed
     engine.health()
-    loading = threading.Thread(target=lambda: asyncio.run(engine._dialect.load(peer, weights, None, None)))
+    loading = threading.Thread(target=lambda: asyncio.run(engine._server_api.load(peer, weights, None, None)))
 
     def load(done):
         if done > 20 and loading.ident is None:

@@ -10,7 +10,7 @@ from rft.batch.collate import collate
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start, stop
 from rft.errors import Problems
-from rft.modes.plan.job import Rehearsal
+from rft.modes.plan.job import PlanJob
 from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
 from tests.helpers import yaml_options
@@ -164,7 +164,7 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
 def test_a_plan_counts_no_memory_for_it_and_asks_nobody(tiny):
     stop()
     served = ("actor@teacher=teacher_server", "teacher.addresses=[nobody:1]", "teacher.start_s=0.1")
-    memory = Rehearsal(tiny("algorithm=distill", *served, "plan.prompt_tokens=6"), 1).forecast().memory
+    memory = PlanJob(tiny("algorithm=distill", *served, "plan.prompt_tokens=6"), 1).forecast().memory
     assert "other models" not in memory["annotate"] and memory["annotate"]["batch"] > 0
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rft.data.encode.tokenizer import characters
-from rft.remote.http_client import Garbage
+from rft.remote.http_client import BadResponse
 from rft.rollout.server.teacher_check import examine
 from tests.helpers import yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher
@@ -72,9 +72,9 @@ def test_one_that_is_not_up_is_named_within_the_deadline(seen, fault):
 
 
 def test_what_answers_otherwise_is_no_such_server(seen):
-    with pytest.raises(Garbage, match="it calls itself 'somebody', and is no server of vllm or sglang"):
+    with pytest.raises(BadResponse, match="it calls itself 'somebody', and is no server of vllm or sglang"):
         seen({"kind": "somebody"})
-    with pytest.raises(Garbage, match=r"teacher 0 .* no JSON"):
+    with pytest.raises(BadResponse, match=r"teacher 0 .* no JSON"):
         seen({}, faults=[("/v1/models", "garbage")])
-    with pytest.raises(Garbage, match=r"teacher 0 .* what it says of a text makes no sense: .*answer with logits"):
+    with pytest.raises(BadResponse, match=r"teacher 0 .* what it says of a text makes no sense: .*answer with logits"):
         seen({}, faults=[(ASK["vllm"], "logits")])

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 import rft
-from rft.remote.http_client import Garbage, Peer
+from rft.remote.http_client import BadResponse, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
-from rft.rollout.server.vllm import VLLMDialect, VLLMServers
-from rft.rollout.server.weight_store import Adapter, Weights
+from rft.rollout.server.vllm import VLLMApi, VLLMServers
+from rft.rollout.server.weight_store import Adapter, WeightVersion
 from tests.helpers import yaml_options
 
 PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
 INFO = "/server_info?config_format=json"
-WEIGHTS = Weights(3, Path("/weights/v3"), {}, None)
+WEIGHTS = WeightVersion(3, Path("/weights/v3"), {}, None)
 
 
 def how(**changes):
@@ -45,7 +45,7 @@ def answer(**changes):
 
 
 def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments():
-    command, environment = VLLMDialect({"dtype": "float32", "seed": 3}).command(
+    command, environment = VLLMApi({"dtype": "float32", "seed": 3}).command(
         "/venv/bin/python", Path("/run/engine"), 8123
     )
     line = " ".join(command)
@@ -67,7 +67,7 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments()
 def test_arguments_become_flags():
     arguments = {"enforce_eager": False, "quantization": None, "tensor_parallel_size": 2, "middleware": ["a.b", "c.d"]}
     arguments["hf_overrides"] = {"rope_theta": 1e6}
-    command, _ = VLLMDialect(arguments).command("python", Path("m"), 1)
+    command, _ = VLLMApi(arguments).command("python", Path("m"), 1)
     line = " ".join(command)
     assert "--no-enforce-eager --tensor-parallel-size 2 --middleware a.b c.d" in line
     assert "quantization" not in line
@@ -76,7 +76,7 @@ def test_arguments_become_flags():
 
 def test_the_page_on_engines_starts_a_server_as_the_run_does():
     [shown] = re.findall(r"```bash\n(VLLM_SERVER_DEV_MODE.*?)```", PAGE.read_text().replace("\\\n", ""), re.DOTALL)
-    (switch, *shown), ours = shlex.split(shown), VLLMDialect({}).command("python", Path("/data/model"), 8000)
+    (switch, *shown), ours = shlex.split(shown), VLLMApi({}).command("python", Path("/data/model"), 8000)
     assert switch == "VLLM_SERVER_DEV_MODE=1" and ours[1]["VLLM_SERVER_DEV_MODE"] == "1"
     assert set(shown) < set(ours[0]) and {"--logprobs-mode", "--enable-scale-out"} < set(shown)
 
@@ -84,7 +84,7 @@ def test_the_page_on_engines_starts_a_server_as_the_run_does():
 @pytest.mark.parametrize("name", ["load_format", "logprobs_mode", "port", "enable_scale_out", "api_key"])
 def test_arguments_that_the_run_decides_are_refused(name):
     with pytest.raises(ValueError, match=rf"rollout\.engine_args\.{name}: .* take it out"):
-        VLLMDialect({name: "x"})
+        VLLMApi({name: "x"})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_sampling_that_vllm_does_otherwise_is_refused(changes, key):
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"min_p": 0.1, "top_k": 4}, {"top_p": 0.9, "top_k": 4}])
 def test_sampling_that_vllm_does_as_asked_passes(changes):
-    VLLMDialect({}).check(how(**changes))
+    VLLMApi({}).check(how(**changes))
 
 
 def check(engine_args, servers=None, **changes):
@@ -133,7 +133,7 @@ def test_servers_are_started_only_where_vllm_can_be(monkeypatch):
 
 
 def test_a_request_says_how_every_token_is_drawn_and_ends():
-    call = VLLMDialect({}).request([4, 5], 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"]))
+    call = VLLMApi({}).request([4, 5], 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"]))
     assert call.body["token_ids"] == [4, 5]
     assert call.body["sampling_params"] == {
         "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "min_p": 0.0, "seed": 2**63 - 1,
@@ -142,17 +142,17 @@ def test_a_request_says_how_every_token_is_drawn_and_ends():
 
 
 def test_an_answer_is_taken_apart():
-    sampled = VLLMDialect({}).parse(answer())
+    sampled = VLLMApi({}).parse(answer())
     assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
     assert (sampled.finish_reason, sampled.version) == ("length", 7)
-    foreign = VLLMDialect({}).parse(answer(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
+    foreign = VLLMApi({}).parse(answer(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
     assert foreign.version is None
 
 
 @pytest.mark.parametrize("aborted", [{}, {"token_ids": [], "weight_versions": [], "logprobs": {"content": []}}])
 def test_a_sample_that_was_aborted_is_no_sample(aborted):
     with pytest.raises(Aborted):
-        VLLMDialect({}).parse(answer(finish_reason="abort", **aborted))
+        VLLMApi({}).parse(answer(finish_reason="abort", **aborted))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_sample_that_was_aborted_is_no_sample(aborted):
 )
 def test_an_answer_that_makes_no_sense_is_refused(changes):
     with pytest.raises((ValueError, TypeError, KeyError)):
-        VLLMDialect({}).parse(answer(**changes))
+        VLLMApi({}).parse(answer(**changes))
 
 
 def told(lora=None, speculative=None, **changes):
@@ -178,7 +178,7 @@ def told(lora=None, speculative=None, **changes):
     return {"vllm_config": {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}}
 
 
-class Scripted(Peer):
+class Scripted(ServerClient):
     """Answers as a server would, and keeps what it was told."""
 
     def __init__(self, **answers):
@@ -204,32 +204,34 @@ class Scripted(Peer):
 
 def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weights():
     peer = Scripted(**{INFO: told(logprobs_mode="raw_logprobs")})
-    with pytest.raises(Garbage, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
-        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    with pytest.raises(BadResponse, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert not peer.told
 
 
 def test_a_server_that_speculates_is_given_no_weights():
     peer = Scripted(**{INFO: told(speculative={"method": "ngram"})})
-    with pytest.raises(Garbage, match=r"it speculates, .*: start it without"):
-        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    with pytest.raises(BadResponse, match=r"it speculates, .*: start it without"):
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert not peer.told
     with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .*take it out"):
-        VLLMDialect({"speculative_config": {"method": "ngram"}})
+        VLLMApi({"speculative_config": {"method": "ngram"}})
 
 
 def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):
     rounded = replace(WEIGHTS, dtype=torch.bfloat16)
-    with pytest.raises(Garbage, match=r"computes in float32, .* rounded to bfloat16: start it with --dtype bfloat16"):
-        asyncio.run(VLLMDialect({}).load(peer := Scripted(), rounded, None, None))
+    with pytest.raises(
+        BadResponse, match=r"computes in float32, .* rounded to bfloat16: start it with --dtype bfloat16"
+    ):
+        asyncio.run(VLLMApi({}).load(peer := Scripted(), rounded, None, None))
     adapted = replace(WEIGHTS, adapter=Adapter(tmp_path / "rft-1", {}))
-    with pytest.raises(Garbage, match=r"no adapters: start it with .*--enable-lora.*merge_lora=true"):
-        asyncio.run(VLLMDialect({}).load(peer, adapted, None, None))
+    with pytest.raises(BadResponse, match=r"no adapters: start it with .*--enable-lora.*merge_lora=true"):
+        asyncio.run(VLLMApi({}).load(peer, adapted, None, None))
     assert not peer.told
 
 
 def test_a_server_that_keeps_old_prefixes_is_neither_stamped_nor_resumed():
     peer = Scripted(**{"/reset_prefix_cache": {"success": False}})
-    with pytest.raises(Garbage, match="prefixes"):
-        asyncio.run(VLLMDialect({}).load(peer, WEIGHTS, None, None))
+    with pytest.raises(BadResponse, match="prefixes"):
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert peer.told == ["/pause?mode=abort", "update_config", "reload_weights", "/reset_prefix_cache"]

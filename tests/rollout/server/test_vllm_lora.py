@@ -12,8 +12,8 @@ import pytest
 from rft.actor.lora.adapters import Lora
 from rft.distributed import start
 from rft.rollout.server.options import Servers
-from rft.rollout.server.vllm import VLLMDialect, VLLMServers
-from rft.setup.components import Parts
+from rft.rollout.server.vllm import VLLMApi, VLLMServers
+from rft.setup.components import Components
 from tests.actor.lora.lora_on_ranks import lora_options
 from tests.helpers import yaml_options
 from tests.rollout.engine.test_vllm_lora import PLAIN, REQUESTS, off, policy, redraw
@@ -45,7 +45,7 @@ def engine(tmp_path):
 
 def inodes(engine):
     """The files with weights that are there: of the model, and of adapters."""
-    found = {path.stat().st_ino: path for path in engine._staging.folder.rglob("*.safetensors")}
+    found = {path.stat().st_ino: path for path in engine._weight_store.folder.rglob("*.safetensors")}
     whole = {inode for inode, path in found.items() if path.name.startswith("model")}
     return whole, found.keys() - whole
 
@@ -66,9 +66,9 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
         before, base = found, whole
     peer = engine._servers[0].peer
     asyncio.run(peer.tell("/v1/unload_lora_adapter", {"lora_name": engine._adapter}))
-    until(lambda: asyncio.run(engine._dialect.version(peer)) == 3, 10)
+    until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, 10)
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that somebody took away"
-    actor.start_like(policy(seed=1))
+    actor.copy_weights_from(policy(seed=1))
     redraw(actor, 4)
     engine.update_weights(4, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "other weights beside them"
@@ -126,7 +126,7 @@ def faked(tmp_path):
 
 def committed(engine, asked):
     """Whether samples are of the current weights and adapters alone."""
-    now = engine._staging.kept
+    now = engine._weight_store.kept
     held = read_weights(now.folder), read_adapter(now.adapter.folder)
     expected = [[answer_of(r.prompt, seed, SAMPLING.max_new_tokens, held)[:2] for seed in r.seeds] for r in asked]
     return said(engine.generate(asked, SAMPLING)) == expected
@@ -151,16 +151,16 @@ def test_adapters_are_given_to_a_server_that_is_back_as_they_were_written(faked)
     server.kill()
     back = AdapterServer(server.port)
     try:
-        assert committed(engine, requests(2)) and back.base == read_weights(engine._staging.kept.folder)
+        assert committed(engine, requests(2)) and back.base == read_weights(engine._weight_store.kept.folder)
         back.adapters.clear()
         assert committed(engine, requests(2)), "they were taken away"
-        actor.start_like(policy(seed=1))
+        actor.copy_weights_from(policy(seed=1))
         engine.update_weights(2, actor.weights())
         assert committed(engine, requests(2)), "other weights beside them"
-        path = engine._staging.kept.adapter.folder / "adapter_model.safetensors"
+        path = engine._weight_store.kept.adapter.folder / "adapter_model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(OSError, match=r"adapter_model.safetensors is not what was written to it"):
-            engine._staging.kept.verify()
+            engine._weight_store.kept.verify()
     finally:
         back.kill()
 
@@ -168,17 +168,17 @@ def test_adapters_are_given_to_a_server_that_is_back_as_they_were_written(faked)
 @pytest.mark.parametrize(("model", "version"), [("rft-1", 7), ("rft-2", None), ("m", None)])
 def test_a_sample_without_the_adapter_of_its_version_is_none_of_ours(model, version):
     stamp = {"weight_versions": [{"version": "7+rft-1", "start": 0, "end": 2}]}
-    assert VLLMDialect({}).parse(answer(**stamp) | {"model": model}).version == version
+    assert VLLMApi({}).parse(answer(**stamp) | {"model": model}).version == version
 
 
 def test_servers_are_started_for_adapters_where_they_are_asked_for():
-    command, environment = VLLMDialect({"enable_lora": True}).command("python", Path("m"), 1)
+    command, environment = VLLMApi({"enable_lora": True}).command("python", Path("m"), 1)
     assert "--enable-lora" in command and environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in VLLMDialect({}).command("python", Path("m"), 1)[1]
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in VLLMApi({}).command("python", Path("m"), 1)[1]
 
 
 def test_the_options_say_whether_adapters_are_merged(resolved):
-    assert not Parts(
+    assert not Components(
         resolved("rollout=vllm_server", "actor/lora=lora", "rollout.engine.merge_lora=false")
     ).check.messages
 

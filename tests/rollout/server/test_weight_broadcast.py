@@ -9,8 +9,8 @@ import torch
 from rft.rollout.server import weight_broadcast as channel
 from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_receiver import WHOLE, checksum, pack, room, unpack
-from rft.rollout.server.weight_broadcast import Bucket, changes, lacking
-from rft.rollout.server.weight_store import Staging
+from rft.rollout.server.weight_broadcast import Bucket, missing_tensors, sparse_delta
+from rft.rollout.server.weight_store import WeightStore
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.fake_workers import Workers
@@ -76,7 +76,7 @@ def test_changed_elements_alone_make_the_same_bits(dtype):
     old = torch.tensor([1.0, torch.nan, 0.0, *range(17)]).to(dtype)
     new = old.clone()
     new[2], new[7] = -0.0, torch.nan
-    places, values = changes(new.view(4, 5), old.view(4, 5))
+    places, values = sparse_delta(new.view(4, 5), old.view(4, 5))
     assert places.tolist() == [2, 7], "whatever differs in a bit, and nothing else"
     about = [("a", str(dtype)[6:], [4, 5]), ("b", "float32", [1]), ("a", str(dtype)[6:], [4, 5])]
     changed, parts = [2, WHOLE, 0], [(places, values), (torch.ones(1),), (places[:0], values[:0])]
@@ -91,9 +91,9 @@ def test_changed_elements_alone_make_the_same_bits(dtype):
 def test_a_tensor_of_which_much_has_changed_travels_whole():
     old = torch.zeros(24)
     for count in (0, 11):
-        assert len(changes(torch.ones(24) * (torch.arange(24) < count), old)[0]) == count
-    [whole] = changes(torch.ones(24) * (torch.arange(24) < 12), old)
-    assert whole.sum() == 12 and changes(torch.tensor(2.0), torch.tensor(3.0)) == (torch.tensor(2.0),)
+        assert len(sparse_delta(torch.ones(24) * (torch.arange(24) < count), old)[0]) == count
+    [whole] = sparse_delta(torch.ones(24) * (torch.arange(24) < 12), old)
+    assert whole.sum() == 12 and sparse_delta(torch.tensor(2.0), torch.tensor(3.0)) == (torch.tensor(2.0),)
 
 
 def test_a_checksum_tells_what_is_flipped_moved_or_lost(monkeypatch):
@@ -114,18 +114,18 @@ def test_layers_travel_whole_and_in_buckets_of_a_bounded_size(tmp_path, monkeypa
     monkeypatch.setattr(channel, "BUCKET", 100)
     names = ["embed.weight", "layers.0.q", "layers.0.k", "layers.1.mlp.up", "layers.1.mlp.down", "head.weight"]
     tensors = {name: torch.full((10,), float(place)) for place, name in enumerate(names)} | {"big": torch.ones(99)}
-    staging = Staging(tmp_path / "w", None)
-    first = staging.write(1, tensors.items())
-    staging.keep(first)
-    assert [bucket.names for bucket in lacking(first, None)] == [names[:2], names[2:4], names[4:], ["big"]]
-    second = staging.write(2, (tensors | {"layers.1.mlp.down": torch.zeros(10)}).items())
-    [bucket] = lacking(second, first)
+    weight_store = WeightStore(tmp_path / "w", None)
+    first = weight_store.write(1, tensors.items())
+    weight_store.keep(first)
+    assert [bucket.names for bucket in missing_tensors(first, None)] == [names[:2], names[2:4], names[4:], ["big"]]
+    second = weight_store.write(2, (tensors | {"layers.1.mlp.down": torch.zeros(10)}).items())
+    [bucket] = missing_tensors(second, first)
     assert sorted(bucket.names) == ["layers.1.mlp.down", "layers.1.mlp.up"]
     assert isinstance(bucket, Bucket) and bucket.about()[0][1:] == ("float32", [10])
     assert {name: tensor[0].item() for name, tensor in zip(bucket.names, bucket.tensors(), strict=True)} == {
         "layers.1.mlp.up": 3.0, "layers.1.mlp.down": 0.0,
     }  # fmt: skip
-    assert lacking(second, second) == []
+    assert missing_tensors(second, second) == []
 
 
 def test_a_server_that_was_started_anew_between_two_looks_gets_a_new_group_at_once(kind, served):

@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rft.rollout.server import weight_store as staging
-from rft.rollout.server.weight_store import Staging
+from rft.rollout.server import weight_store as weight_store
+from rft.rollout.server.weight_store import WeightStore
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def written(weights):
 
 
 def test_a_version_holds_what_was_given(tmp_path, staged):
-    weights = Staging(tmp_path / "weights", None).write(0, model_like().items())
+    weights = WeightStore(tmp_path / "weights", None).write(0, model_like().items())
     assert weights.folder == tmp_path / "weights" / "v0"
     same(staged(weights), model_like())
     index = json.loads((weights.folder / "model.safetensors.index.json").read_text())
@@ -70,23 +70,23 @@ def test_every_version_is_a_model_that_transformers_loads(tmp_path):
     }
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=11, num_key_value_heads=2, tie_word_embeddings=False, **sizes))
     model.config.save_pretrained(tmp_path / "skeleton")
-    staged = Staging(tmp_path / "weights", tmp_path / "skeleton")
+    staged = WeightStore(tmp_path / "weights", tmp_path / "skeleton")
     weights = staged.write(4, model.state_dict().items())
     same(Qwen3ForCausalLM.from_pretrained(weights.folder).state_dict(), model.state_dict())
 
 
 def test_what_does_not_change_is_written_once_more_at_most_and_then_linked(tmp_path, staged):
-    staging = Staging(tmp_path / "weights", None)
+    weight_store = WeightStore(tmp_path / "weights", None)
     files = []
     for version in range(4):
         tensors = model_like()
         tensors["embed"] = tensors["embed"] + version  # all the others are frozen
-        weights = staging.write(version, tensors.items())
-        staging.keep(weights)
+        weights = weight_store.write(version, tensors.items())
+        weight_store.keep(weights)
         same(staged(weights), tensors)
         weights.verify()
         files.append(written(weights))
-        assert [path.name for path in staging.folder.iterdir()] == [f"v{version}"], "older versions are deleted"
+        assert [path.name for path in weight_store.folder.iterdir()] == [f"v{version}"], "older versions are deleted"
     assert len(files[1].keys() & files[2].keys()) == len(files[1]) - 1, "all files but that of what trains are linked"
     assert files[2].keys() & files[3].keys() == files[1].keys() & files[2].keys()
     trained = [name for inode, name in files[3].items() if inode not in files[2]]
@@ -94,26 +94,26 @@ def test_what_does_not_change_is_written_once_more_at_most_and_then_linked(tmp_p
 
 
 def test_what_was_still_and_changes_after_all_is_written(tmp_path, staged):
-    staging = Staging(tmp_path / "weights", None)
+    weight_store = WeightStore(tmp_path / "weights", None)
     for version, changes in enumerate([(), ("embed",), ("embed",), ("embed", "turned"), ("turned",), (), ("embed",)]):
-        weights = staging.write(min(version, 5), model_like(changes).items())
-        staging.keep(weights)
+        weights = weight_store.write(min(version, 5), model_like(changes).items())
+        weight_store.keep(weights)
         same(staged(weights), model_like(changes))
 
 
 def test_a_tensor_of_other_shape_or_type_and_the_same_bytes_is_another(tmp_path, staged):
-    staging = Staging(tmp_path / "weights", None)
+    weight_store = WeightStore(tmp_path / "weights", None)
     for version, tensor in enumerate([torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32)]):
-        weights = staging.write(version, [("x", tensor)])
-        staging.keep(weights)
+        weights = weight_store.write(version, [("x", tensor)])
+        weight_store.keep(weights)
         same(staged(weights), {"x": tensor})
 
 
 def test_a_version_that_was_not_kept_is_no_base(tmp_path, staged):
-    staging = Staging(tmp_path / "weights", None)
-    staging.keep(staging.write(0, model_like().items()))
-    staging.write(1, model_like(("embed",)).items())
-    weights = staging.write(1, model_like(("turned",)).items())
+    weight_store = WeightStore(tmp_path / "weights", None)
+    weight_store.keep(weight_store.write(0, model_like().items()))
+    weight_store.write(1, model_like(("embed",)).items())
+    weights = weight_store.write(1, model_like(("turned",)).items())
     same(staged(weights), model_like(("turned",)))
 
 
@@ -129,16 +129,16 @@ def test_no_more_than_one_tensor_is_held(tmp_path):
             yield f"w{number}", tensor
             del tensor
 
-    staging = Staging(tmp_path / "weights", None)
+    weight_store = WeightStore(tmp_path / "weights", None)
     for version in range(3):
-        staging.keep(staging.write(version, tensors(version)))
+        weight_store.keep(weight_store.write(version, tensors(version)))
     assert max(most) == 1 and len(most) == 60
 
 
 def test_a_header_that_is_full_begins_another_file(tmp_path, staged, monkeypatch):
-    monkeypatch.setattr(staging, "HEAD", 1024)
+    monkeypatch.setattr(weight_store, "HEAD", 1024)
     tensors = {f"layer.{number}.ü": torch.full((2,), float(number)) for number in range(30)}
-    weights = Staging(tmp_path / "weights", None).write(0, tensors.items())
+    weights = WeightStore(tmp_path / "weights", None).write(0, tensors.items())
     assert len(weights.files()) > 3
     same(staged(weights), tensors)
 
@@ -149,9 +149,9 @@ def spoil(path, place):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("place", [0, 7, 30, staging.HEAD - 1, staging.HEAD, -1])
+@pytest.mark.parametrize("place", [0, 7, 30, weight_store.HEAD - 1, weight_store.HEAD, -1])
 def test_a_flipped_bit_is_found_and_the_file_named(tmp_path, place):
-    weights = Staging(tmp_path / "weights", None).write(3, model_like().items())
+    weights = WeightStore(tmp_path / "weights", None).write(3, model_like().items())
     weights.verify()
     path = sorted(weights.folder.glob("*.safetensors"))[0]
     spoil(path, place)
@@ -160,7 +160,7 @@ def test_a_flipped_bit_is_found_and_the_file_named(tmp_path, place):
 
 
 def test_a_file_that_is_cut_or_gone_is_found(tmp_path):
-    weights = Staging(tmp_path / "weights", None).write(3, model_like().items())
+    weights = WeightStore(tmp_path / "weights", None).write(3, model_like().items())
     path = sorted(weights.folder.glob("*.safetensors"))[0]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(OSError, match=path.name):
@@ -171,20 +171,22 @@ def test_a_file_that_is_cut_or_gone_is_found(tmp_path):
 
 
 def test_tensors_of_wider_types_are_rounded_and_what_rounds_to_the_same_is_still(tmp_path, staged):
-    staging = Staging(tmp_path / "weights", None, torch.bfloat16)
+    weight_store = WeightStore(tmp_path / "weights", None, torch.bfloat16)
     expected = model_like() | {name: model_like()[name].bfloat16() for name in ("embed", "turned")}
-    first = staging.write(0, model_like().items())
+    first = weight_store.write(0, model_like().items())
     same(staged(first), expected)
     assert first.dtype == torch.bfloat16
-    staging.keep(first)
-    staging.keep(staging.write(1, model_like(("odd",)).items()))  # now all others have files of their own
+    weight_store.keep(first)
+    weight_store.keep(weight_store.write(1, model_like(("odd",)).items()))  # now all others have files of their own
     moved = model_like(("odd",)) | {"embed": model_like()["embed"] * (1 + 1e-5)}
-    second = staging.write(2, moved.items())
-    assert written(second).keys() == written(staging.kept).keys() and not torch.equal(moved["embed"], expected["embed"])
+    second = weight_store.write(2, moved.items())
+    assert written(second).keys() == written(weight_store.kept).keys() and not torch.equal(
+        moved["embed"], expected["embed"]
+    )
 
 
 def test_what_is_written_is_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging.os, "fsync", lambda file: os.pwrite(file, b"x", staging.HEAD))
+    monkeypatch.setattr(weight_store.os, "fsync", lambda file: os.pwrite(file, b"x", weight_store.HEAD))
     with pytest.raises(OSError, match=r"does not hold the weights of version 0"):
-        Staging(tmp_path / "weights", None).write(0, model_like().items())
+        WeightStore(tmp_path / "weights", None).write(0, model_like().items())
     assert not (tmp_path / "weights" / "v0").exists()

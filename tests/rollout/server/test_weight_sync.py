@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from rft.rollout.server import weight_store as staging
+from rft.rollout.server import weight_store as weight_store
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
 
@@ -141,9 +141,9 @@ def test_servers_that_refuse_later_weights_are_started_anew_once(fakes, engine, 
     servers = fakes()
     samples = engine(kind, servers, start_s=100.0)
     assert outcome(samples, 0) == ""
-    for keeper, server in zip(samples._fleet._keepers, servers, strict=True):
+    for monitor, server in zip(samples._pool._monitors, servers, strict=True):
         server.always[message] = 400
-        keeper.process = Own(server.always if helps else {})
+        monitor.process = Own(server.always if helps else {})
     error = outcome(samples, 1)
     assert (
         (error == "")
@@ -152,7 +152,7 @@ def test_servers_that_refuse_later_weights_are_started_anew_once(fakes, engine, 
     )
     if helps:
         assert outcome(samples, 2) == "" and committed(samples, 2)
-    assert [keeper.process.starts for keeper in samples._fleet._keepers] == [1, 1]
+    assert [monitor.process.starts for monitor in samples._pool._monitors] == [1, 1]
 
 
 def test_a_server_that_is_killed_between_prepare_and_commit(kind, fakes, engine, caplog):
@@ -228,8 +228,8 @@ def test_a_staged_file_that_is_spoilt_on_disk_is_named_before_a_server_is_told(
     samples = engine(kind, [server])
     assert outcome(samples, 0) == ""
     told = server.calls.copy()
-    real = staging._Files.close
-    monkeypatch.setattr(staging._Files, "close", lambda files: (real(files), spoil(files._folder)))
+    real = weight_store._Files.close
+    monkeypatch.setattr(weight_store._Files, "close", lambda files: (real(files), spoil(files._folder)))
     assert "does not hold the weights of version 1 that were written to it; look at the disk" in outcome(samples, 1)
     loads = {"/collective_rpc", "/update_weights_from_disk"}
     assert all(server.calls[message] == told[message] for message in loads)
@@ -247,7 +247,7 @@ def test_a_spoilt_file_is_not_given_to_a_server_that_is_back(kind, fakes, engine
         with pytest.raises(TimeoutError, match=r"waits for a server that serves version 1 .*serves version None"):
             samples.generate(requests(2), SAMPLING)
         assert not back.calls["/collective_rpc"] and not back.calls["/update_weights_from_disk"]
-        assert name in samples._fleet._keepers[0].problem
+        assert name in samples._pool._monitors[0].problem
     finally:
         back.kill()
 
@@ -265,7 +265,7 @@ def test_a_full_disk_ends_the_walk_over_the_weights_all_the_same(fakes, engine, 
     def full(*args):
         raise OSError(28, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr(staging._File, "add", full)
+    monkeypatch.setattr(weight_store._File, "add", full)
     with pytest.raises(OSError, match=r"No space left on device: 'model.safetensors'"):
         samples.update_weights(0, tensors())
     assert walked == list(weights(0)), "other ranks gather along"

@@ -13,14 +13,14 @@ from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.curriculum import Forget, Priority, TrackedSource, Tracking
-from rft.rollout.source.rollout import Redraw, RolloutSource
+from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 SEED = 5
-FIXED = Tracking(term="right", right=0.5, wrong=0.5, keep=0.75, forget=None)
-FADING = Tracking(term="right", right=0.5, wrong=0.5, keep=0.96, forget=Forget(half=0.04, least=0.875))
+FIXED = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.75, forget=None)
+FADING = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.96, forget=Forget(half=0.04, least=0.875))
 
 
 class Encoder:
@@ -74,7 +74,7 @@ def source(
     interruption=None,
 ):
     policy = policy or Policy()
-    return TrackedSource(
+    return CurriculumSource(
         world, Engine(), Encoder(), score, ROWS, prompts, group, SAMPLING, SEED, (), policy, redraw, interruption,
         tracking, priority, retire,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def test_rates_by_hand(ranks):
     def work(world):
         mine = source(world, prompts=10)
         first, second = mine.next(Metrics()), mine.next(Metrics())
-        assert set(first.keys()) == set(TrackedSource.writes)
+        assert set(first.keys()) == set(CurriculumSource.writes)
         right = {row: [0.5, 0.5] for row in range(10)}
         for batch in (first, second):
             before = {row: r / (r + w) for row, (r, w) in right.items()}
@@ -191,7 +191,7 @@ def test_open_prompts_come_more_often(ranks):
 
 def test_solved_prompts_are_not_drawn_again(ranks):
     def work(world):
-        mine = source(world, Tracking("right", 0.5, 0.5, keep=0.0, forget=None), retire=0.9, prompts=10)
+        mine = source(world, SolveRate("right", 0.5, 0.5, keep=0.0, forget=None), retire=0.9, prompts=10)
         numbers = []
         for _ in range(3):
             metrics = Metrics()
@@ -224,7 +224,7 @@ def test_where_all_are_solved_all_come_back(ranks, caplog):
 OPTIONS = [
     {"tracking": FADING, "priority": Priority(0.05), "group": 1},
     {"tracking": FADING, "priority": Priority(0.05), "retire": 0.8, "prompts": 16},  # more than there are prompts
-    {"tracking": FADING, "redraw": Redraw("right", None, 3)},
+    {"tracking": FADING, "redraw": DynamicSampling("right", None, 3)},
     {"tracking": FIXED, "retire": 0.9},
 ]
 
@@ -297,7 +297,7 @@ def test_only_a_share_can_be_tracked(wrong, ranks):
 )
 def test_numbers_out_of_range_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        Tracking(**{"term": "right", "right": 0.5, "wrong": 0.5, "keep": 0.9, "forget": None} | changes)
+        SolveRate(**{"term": "right", "right": 0.5, "wrong": 0.5, "keep": 0.9, "forget": None} | changes)
 
 
 def test_a_floor_of_nothing_is_refused():
@@ -331,9 +331,9 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
         return right, {"right": right}
 
     def work(world):
-        mine = TrackedSource(
+        mine = CurriculumSource(
             world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
-            None, Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
+            None, SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
         )  # fmt: skip
         first = mine.next(Metrics())
         sampled = first["response_mask"]
@@ -360,7 +360,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
 
 def test_positions_of_a_cursor_that_passes_over_stay_unique(ranks):
     def work(world):
-        mine = source(world, Tracking("right", 0.5, 0.5, keep=0.0, forget=None), retire=0.9)
+        mine = source(world, SolveRate("right", 0.5, 0.5, keep=0.0, forget=None), retire=0.9)
         return [group for _ in range(8) for group in mine.next(Metrics())["group"].tolist()[::4]]
 
     [groups] = ranks(1, work)

@@ -13,14 +13,14 @@ from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
-from rft.rollout.source.curriculum import Forget, TrackedSource, Tracking
-from rft.rollout.source.forced_stop import Interruption
+from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
+from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource, rollout_row
 from rft.setup.assembly import Job
 from rft.setup.constraints import check_interruption
 
 SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
-TIME = Interruption(after=[0.4, 0.6], phrase="time")
+TIME = ForcedStop(after=[0.4, 0.6], phrase="time")
 PHRASE = [90, 91, 92]
 SEEDS = list(range(100, 140))
 
@@ -95,7 +95,7 @@ def test_there_is_room_for_the_phrase_and_a_token(most, limits):
 
 
 def test_equal_shares_are_one_length():
-    engine, _, _ = generated(Interruption([0.5, 0.5], "time"))
+    engine, _, _ = generated(ForcedStop([0.5, 0.5], "time"))
     assert {limit for request in engine.calls[0][0] for limit in request.limits} == {10}
 
 
@@ -112,12 +112,12 @@ def test_the_row_reads_the_phrase_and_does_not_train_it():
 @pytest.mark.parametrize("after", [[0.5], [0.5, 0.6, 0.7], [0.0, 0.5], [0.6, 0.5], [0.5, 1.0]])
 def test_shares_that_are_none_are_refused(after):
     with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.after=.*: expected \[low, high\]"):
-        Interruption(after, "time")
+        ForcedStop(after, "time")
 
 
 def test_an_empty_phrase_is_refused():
     with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase is empty"):
-        Interruption([0.5, 0.5], "")
+        ForcedStop([0.5, 0.5], "")
 
 
 # With a model
@@ -159,7 +159,7 @@ def with_a_model(world, prompts=8, columns=(), max_rows=64):
     encoder = Encoder(tokenizer(), "none", None)
     return RolloutSource(
         world, HFEngine(model(), tokenizer(), max_rows), encoder, words, ROWS, prompts, 4, NUMBERS, 5, columns, None,
-        Interruption([0.4, 0.6], "w6 w7"),
+        ForcedStop([0.4, 0.6], "w6 w7"),
     )  # fmt: skip
 
 
@@ -226,10 +226,10 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
             return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
 
     def work(world):
-        mine = TrackedSource(
+        mine = CurriculumSource(
             world, Words(), Encoder(tokenizer(), "none", None), words, ROWS, 8, 2, NUMBERS, 5, (), logprobs, None,
-            Interruption([0.4, 0.6], "w6 w7"),
-            Tracking("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0)), None, None,
+            ForcedStop([0.4, 0.6], "w6 w7"),
+            SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0)), None, None,
         )  # fmt: skip
         mine.next(Metrics())
         heat[0] = -5.0
@@ -243,7 +243,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     encoder = Encoder(tokenizer(), "none", None)
-    options = {"interruption": Interruption([0.5, 0.5], "w6 w7")}
+    options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
     check_interruption(options, encoder, 4)
     check_interruption({"interruption": None}, encoder, 1)
     check_interruption({}, encoder, 1)

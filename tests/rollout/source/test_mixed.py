@@ -7,12 +7,12 @@ from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource
-from rft.data.given.survey import ALONE
+from rft.data.given.survey import SINGLE_PROCESS
 from rft.data.sampler import Cursor
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.mixed import PartlySampledSource
+from rft.rollout.source.mixed import MixedSource
 from rft.rollout.source.rollout import RolloutSource
 
 ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
@@ -39,7 +39,7 @@ def score(texts, rows):
 
 def source(world, share=0.5, prompts=4, samples=1, seed=SEED):
     supplied = (world, Engine(), ENCODER, score, ROWS, prompts, samples, SAMPLING, seed)
-    return PartlySampledSource(*supplied, "good", share)
+    return MixedSource(*supplied, "good", share)
 
 
 def told(batch):
@@ -77,7 +77,7 @@ def test_a_step_is_all_given_or_all_sampled_and_every_row_comes_once_an_epoch(sa
     for (sampled, whole), (one, first), (other, second) in zip(alone, *ranks(2, draw), strict=True):
         assert sampled == one == other and told(first) | told(second) == told(whole)
         assert len(first) == len(second) == len(whole) / 2
-    assert source(ALONE).temperature == 0.7
+    assert source(SINGLE_PROCESS).temperature == 0.7
 
 
 def test_how_many_steps_are_sampled_is_up_to_the_share_and_which_to_seed_and_step(ranks):
@@ -114,5 +114,5 @@ def test_what_it_reads_of_a_row():
     def of(share):
         return {"response": "good", "sampled_share": share}
 
-    assert PartlySampledSource.needs(of(0.5)) == PartlySampledSource.needs(of(0.0)) == ("prompt", "good")
-    assert PartlySampledSource.needs(of(1.0)) == ("prompt",), "no response is ever asked for"
+    assert MixedSource.needs(of(0.5)) == MixedSource.needs(of(0.0)) == ("prompt", "good")
+    assert MixedSource.needs(of(1.0)) == ("prompt",), "no response is ever asked for"

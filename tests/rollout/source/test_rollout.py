@@ -10,7 +10,7 @@ from rft.data.sampler import Cursor
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import FirstToken, Sampling
-from rft.rollout.source.rollout import Redraw, RolloutSource, rollout_row, row_seed
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource, rollout_row, row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
@@ -146,7 +146,7 @@ def prompt_scores(texts, rows):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("redraw", [None, Redraw(term="right", between=None, max_rounds=2)])
+@pytest.mark.parametrize("redraw", [None, DynamicSampling(term="right", between=None, max_rounds=2)])
 def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, ranks):
     def work(world):
         mine = source(world, redraw=redraw, columns=("greedy_scores", "scores"))
@@ -177,7 +177,7 @@ def test_a_greedy_answer_changes_no_other(ranks):
 
 # Dynamic sampling
 
-REDRAW = Redraw(term="right", between=None, max_rounds=5)
+REDRAW = DynamicSampling(term="right", between=None, max_rounds=5)
 
 
 def informative(world, signal, steps=1, redraw=REDRAW, prompts=4):
@@ -217,7 +217,7 @@ def test_what_is_left_over_waits_in_the_order_of_its_draw(ranks):
 
 
 def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
-    redraw = Redraw(term="right", between=None, max_rounds=2)
+    redraw = DynamicSampling(term="right", between=None, max_rounds=2)
     row = Cursor(10, SEED).take(1)[0][1]
     with caplog.at_level(logging.WARNING):
         [(mine, [(batch, numbers)])] = ranks(1, lambda world: informative(world, {row}, redraw=redraw))
@@ -230,7 +230,7 @@ def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
 
 @pytest.mark.parametrize("signal", [set(), {0}, {0, 1}, {5}])
 def test_every_rank_has_groups_even_where_it_found_none(signal, ranks, caplog):
-    redraw = Redraw(term="right", between=None, max_rounds=2)
+    redraw = DynamicSampling(term="right", between=None, max_rounds=2)
     found = ranks(2, lambda world: informative(world, signal, steps=2, redraw=redraw, prompts=2))
     assert [[len(batch) for batch, _ in theirs[1]] for theirs in found] == [[GROUP, GROUP], [GROUP, GROUP]]
 
@@ -257,7 +257,7 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
 
 def test_a_cap_of_no_rounds_is_refused():
     with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.max_rounds=0: set it to 1 or more$"):
-        Redraw(term="right", between=None, max_rounds=0)
+        DynamicSampling(term="right", between=None, max_rounds=0)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_cap_of_no_rounds_is_refused():
     ],
 )
 def test_groups_are_kept_by_their_mean(raw, between, kept):
-    assert Redraw("right", between, 1).keeps(torch.tensor(raw, dtype=torch.float32)) is kept
+    assert DynamicSampling("right", between, 1).keeps(torch.tensor(raw, dtype=torch.float32)) is kept
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -287,7 +287,7 @@ def test_groups_outside_the_middle_are_drawn_again(size, ranks):
         return torch.tensor(right), {"right": torch.tensor(right)}
 
     def work(world):
-        mine = source(world, redraw=Redraw("right", [0.3, 0.8], 5))
+        mine = source(world, redraw=DynamicSampling("right", [0.3, 0.8], 5))
         mine._score = uneven
         return mine.next(Metrics())
 
@@ -297,4 +297,4 @@ def test_groups_outside_the_middle_are_drawn_again(size, ranks):
 @pytest.mark.parametrize("between", [[0.2], [0.2, 0.5, 0.8], [0.5, 0.5], [0.8, 0.2], [-0.1, 0.5], []])
 def test_bounds_that_bound_nothing_are_refused(between):
     with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.between=.*: expected \[low, high\]"):
-        Redraw("right", between, 1)
+        DynamicSampling("right", between, 1)
