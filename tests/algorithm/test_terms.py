@@ -39,7 +39,7 @@ def test_straight_through_kl_by_hand(estimator, values):
 
 
 @pytest.mark.parametrize(
-    ("node", "steered_by", "relation", "target"),
+    ("node", "controlled_by", "relation", "target"),
     [
         ({"name": "entropy"}, "entropy", "exact", "entropy per position"),
         ({"name": "router_balance"}, None, "exact", "router balance"),

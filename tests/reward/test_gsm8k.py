@@ -15,8 +15,8 @@ DATA = os.environ.get("RFT_GSM8K_DIR")
 needs_data = pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")
 
 
-def rule(algorithm: str = "strict", markers: tuple[str, ...] = ("####",)) -> Plugin:
-    return REWARDS.build({"name": "gsm8k", "method": algorithm, "markers": list(markers)}, "reward.terms.gsm8k")
+def rule(method: str = "strict", markers: tuple[str, ...] = ("####",)) -> Plugin:
+    return REWARDS.build({"name": "gsm8k", "method": method, "markers": list(markers)}, "reward.terms.gsm8k")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_real_answers_reach_their_own_number(name: str, rows: int) -> None:
 
 @needs_data
 @pytest.mark.parametrize("method", ["strict", "flexible"])
-def test_agrees_with_the_labels_of_real_solutions(algorithm: str) -> None:
-    check = rule(algorithm, ("A:",))
+def test_agrees_with_the_labels_of_real_solutions(method: str) -> None:
+    check = rule(method, ("A:",))
     models = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
     agree = []
     for line in (Path(str(DATA)) / "model_solutions.jsonl").open(encoding="utf-8"):

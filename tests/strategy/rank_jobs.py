@@ -114,7 +114,7 @@ def update(actor, rows):
 def job(shares=EVEN, **changes):
     """Everything that `perform` is told; `strategy` and `actor` hold the options that differ from their yaml."""
     plain = {
-        "method": METHOD,
+        "algorithm": METHOD,
         "model": MODEL,
         "optimizer": OPTIMIZER,
         "head": "lm",

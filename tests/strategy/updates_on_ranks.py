@@ -75,7 +75,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
         actor.load_state_dict(job["state"], with_optimizer=True)
-    algorithm = Algorithm(AlgorithmOptions(**job["method"]), "algorithm")
+    algorithm = Algorithm(AlgorithmOptions(**job["algorithm"]), "algorithm")
     objective = algorithm.learners["critic"] if job["head"] == "value" else algorithm.policy
     assert objective is not None
     gathered: list[int] = []

@@ -52,7 +52,7 @@ class DryRun:
         self._cuttings = []  # of the actors that have one: a reference may be the policy itself
         for actor in trainer.actors().values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
-            if "cutting" in vars(actor):
+            if "micro_batcher" in vars(actor):
                 self._cuttings.append((actor, actor.micro_batcher))
 
     def begin(self, stage: Stage) -> None:
