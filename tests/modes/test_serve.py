@@ -16,7 +16,8 @@ from rft.rollout.server.vllm import VLLMApi, VLLMServers
 INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
-SERVER = Path(__file__).parent / "rollout" / "fake_server.py"
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "tests" / "rollout" / "server" / "fake_server.py"
 
 
 class Dialect(VLLMApi):
@@ -24,7 +25,7 @@ class Dialect(VLLMApi):
         assert (model / "config.json").is_file() and (model / "tokenizer_config.json").is_file()
         assert not list(model.glob("*.safetensors")), "weights come from the run"
         fail = ["--fail", self._engine_args["fail"]] if "fail" in self._engine_args else []
-        return [python, str(SERVER), "--port", str(port), *fail], {"PYTHONPATH": str(SERVER.parents[2])}
+        return [python, str(SERVER), "--port", str(port), *fail], {"PYTHONPATH": str(ROOT)}
 
 
 class Servers(VLLMServers):
@@ -35,8 +36,8 @@ class Servers(VLLMServers):
 
 def start(folder, *overrides):
     command = [sys.executable, "-m", "rft.main", "mode=serve", "rollout=vllm_server", f"output_dir={folder}/run"]
-    command += ["rollout.engine._target_=tests.test_serve.Servers", *overrides]
-    environment = os.environ | {"PYTHONPATH": str(SERVER.parents[2]), "COLUMNS": "200"}
+    command += ["rollout.engine._target_=tests.modes.test_serve.Servers", *overrides]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     # A script's background ignores interrupts, and so does what is started there.
     command = [sys.executable, "-c", INTERRUPTIBLE, *command]
     return subprocess.Popen(

@@ -18,14 +18,14 @@ RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
 def examined(tiny, capsys):
     """The largest gap or what is raised, and what is printed, in one line."""
 
-    def run(*overrides):
+    def examine(*overrides):
         try:
             found = run(tiny(*RUN, *overrides))
         except ValueError as error:
             found = str(error)
         return found, " ".join(capsys.readouterr().out.split())
 
-    return run
+    return examine
 
 
 def test_a_sound_run(examined, tmp_path):
@@ -65,7 +65,7 @@ def test_a_sound_run(examined, tmp_path):
     ],
 )
 def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
-    said, text = examined(f"rollout.engine._target_=tests.doctor.broken.{engine}")
+    said, text = examined(f"rollout.engine._target_=tests.modes.doctor.broken.{engine}")
     assert cause in str(said)
     failed = {line.split(":")[0] for line in text.split("✗ ")[1:]}
     others = set() if engine == "OneVersionBehind" else {"temperature", "template", "rounding", "dtype", "drift"}
@@ -73,13 +73,13 @@ def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
 
 
 def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):
-    said, text = examined("rollout.engine._target_=tests.doctor.broken.HeedsNoSeeds")
+    said, text = examined("rollout.engine._target_=tests.modes.doctor.broken.HeedsNoSeeds")
     assert said < 1e-5 and "✗" not in text and "16 of 16 rows" not in text
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_cause_of_a_gap_is_named_where_no_two_samples_are_the_same(seed, examined):
-    engine = "rollout.engine._target_=tests.doctor.broken.HeedsNeitherSeedsNorTemperature"
+    engine = "rollout.engine._target_=tests.modes.doctor.broken.HeedsNeitherSeedsNorTemperature"
     said, text = examined(engine, f"seed={seed}")
     assert "samples at temperature 1, not at rollout.temperature=0.7" in str(said)
     assert {line.split(":")[0] for line in text.split("✗ ")[1:]} == {"agreement", "temperature"}, text
@@ -114,7 +114,9 @@ def test_two_processes_are_examined_together(sized, tmp_path):
     small = sized(*RUN, "strategy.dtype=bfloat16")
     text, well = called(tmp_path, TWO, *small, "algorithm=ppo", "rollout.top_p=0.9")
     assert well and text.count("✓ agreement") == 1 and "✗" not in text and "8 of 8 rows" not in text
-    text, well = called(tmp_path, TWO, *sized(*RUN), "rollout.engine._target_=tests.doctor.broken.ComputesInBfloat16")
+    text, well = called(
+        tmp_path, TWO, *sized(*RUN), "rollout.engine._target_=tests.modes.doctor.broken.ComputesInBfloat16"
+    )
     assert not well and "rank 1: error: mode=doctor: the engine computes in bfloat16" in text
     assert list(tmp_path.iterdir()) == []
 
