@@ -25,6 +25,9 @@ class PrecomputedReference(Actor):
         file: of the log-probabilities, where all ranks can read. Where it is there already, it is taken up.
     """
 
+    column = "ref_logprobs"
+    key = "reference"
+
     def __init__(self, world: World, load: Callable[[], Actor], copied: bool, file: Path) -> None:
         self.world = world
         self.load = load

@@ -1,6 +1,6 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
-from rft.algorithm import aggregation, control, gradient_mask, kl, shaping
+from rft.algorithm import aggregation, control, gradient_mask, kl, selection, shaping
 from rft.algorithm.advantage import group, process, returns, solved, teacher, tracker, win_rate
 from rft.algorithm.loss import (
     clip,
@@ -18,7 +18,15 @@ from rft.algorithm.loss import (
     trust,
     value,
 )
-from rft.algorithm.registries import ADVANTAGES, AGGREGATIONS, CONTROLS, GRADIENT_MASKS, LOSSES, SHAPINGS
+from rft.algorithm.registries import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CONTROLS,
+    GRADIENT_MASKS,
+    LOSSES,
+    SELECTIONS,
+    SHAPINGS,
+)
 
 __all__ = [
     "ADVANTAGES",
@@ -26,6 +34,7 @@ __all__ = [
     "CONTROLS",
     "GRADIENT_MASKS",
     "LOSSES",
+    "SELECTIONS",
     "SHAPINGS",
     "aggregation",
     "clip",
@@ -42,6 +51,7 @@ __all__ = [
     "returns",
     "reward_model",
     "selected",
+    "selection",
     "self_play",
     "sequence",
     "shaping",

@@ -1,94 +1,27 @@
-"""An algorithm, put together from registered functions by its yaml: what one step does with the columns of a batch."""
+"""An algorithm: the registered functions that its yaml names, their options bound. `step.py` calls them in order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
 from rft.algorithm.aggregation import unit_weights
-from rft.algorithm.check import check_algorithm
 from rft.algorithm.control import Control, build_control
-from rft.algorithm.correction import Correction, CorrectionOptions
-from rft.algorithm.groups import best_rows, informative_groups
+from rft.algorithm.correction import Correction
+from rft.algorithm.groups import informative_groups
 from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
-from rft.algorithm.pairs import best_and_worst, both
-from rft.algorithm.registries import AllSum
+from rft.algorithm.options import AlgorithmOptions
+from rft.algorithm.pairs import both
+from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.rewards import token_rewards
 from rft.algorithm.roles import ROLES
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
-
-
-@dataclass
-class RewardKL:
-    """KL to the reference inside the reward.
-
-    Attributes:
-        estimator: of the KL per token.
-        coef: a number, or an adaptive control.
-    """
-
-    estimator: Literal["k1", "k2", "k3", "abs"]
-    coef: Any
-
-
-@dataclass
-class AlgorithmOptions:
-    """The yaml of an algorithm.
-
-    Attributes:
-        name: goes into the name of the run.
-        group_size: responses per prompt.
-        source: where batches come from, as a `_target_`.
-        advantage: null where the loss needs none.
-        loss: the policy's loss.
-        terms: summands beside the loss, each with a `coef`.
-        aggregation: the weight of a token; null where the loss is not per token.
-        shaping: what happens to the score before the advantage, in order.
-        reward_kl: KL in the reward, or null.
-        critic_loss: what the critic minimises, or null.
-        prm_loss: what the process reward model minimises, or null.
-        critic_warmup: steps at the start in which the critic alone is trained.
-        resample_power: rows are redrawn with weight |score|^power before the update, or null.
-        correction: what is done about a rollout policy that is not the training policy, or null.
-        gradient_mask: which tokens pass the loss's gradient, or null for all of them.
-        old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
-        mask_truncated: rows that the length limit ended do not train (overlong filtering).
-        mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
-        pick: which rows of a group train, by their scores before any shaping: the best one, or the best and the worst
-            one as a pair, where they differ.
-        iteration: steps after which the reference becomes a copy of the policy; 0: it stays.
-        sampler: whose weights the engine samples with: the policy's, or those of the reference, as they were when the
-            iteration began.
-    """
-
-    name: str
-    group_size: int
-    source: Any
-    advantage: Any
-    loss: Any
-    terms: dict[str, Any]
-    aggregation: Any
-    shaping: dict[str, Any]
-    reward_kl: RewardKL | None
-    critic_loss: Any
-    prm_loss: Any
-    critic_warmup: int
-    resample_power: float | None
-    correction: CorrectionOptions | None
-    gradient_mask: Any
-    old_logprobs: Literal["actor", "rollout"]
-    mask_truncated: bool
-    mask_tied: bool
-    pick: Literal["all", "best", "best_and_worst"]
-    iteration: int
-    sampler: Literal["actor", "reference"]
 
 
 class Algorithm:
@@ -130,6 +63,8 @@ class Algorithm:
         self.reward_kl = options.reward_kl
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
         self.reward_control = check.attempt(build_control, coef, f"{key}.reward_kl.coef")
+        pick = {"name": options.pick} if isinstance(options.pick, str) else options.pick
+        self.selection: Plugin = build(SELECTIONS, pick, "pick")
         with check():
             if loss.name in options.terms:
                 raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
@@ -139,17 +74,16 @@ class Algorithm:
         self.learners = {  # what the models beside the policy minimise, by their role
             role: Objective([Term(plugin.name, plugin, Control(1.0))]) for role, plugin in learners.items()
         }
-        check_algorithm(self, key)
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
-        stages = self.early_stages()
+        stages = self.stages_before_update()
         stages.append(("algorithm.aggregation", ("keep", "group"), ("loss_weights",)))
         stages.append(("algorithm.loss", self.policy.reads, ()))
         stages += [(f"algorithm.{role}_loss", objective.reads, ()) for role, objective in self.learners.items()]
         return stages
 
-    def early_stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    def stages_before_update(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """Those of the stages that come before the first update."""
         stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
         if self.correction is not None:
@@ -167,25 +101,25 @@ class Algorithm:
         """Every column that any part of the method reads: decides which actors exist."""
         return {column for _, columns, _ in self.stages() for column in columns}
 
-    def annotations(self, updates: int) -> dict[str, str]:
+    def old_columns(self, updates: int) -> dict[str, str]:
         """Outputs of the policy that are computed before the update, and the columns they become.
 
         Args:
             updates: optimizer steps on the batch. With one, the old policy is the current one: a loss alone needs no
                 pass for it.
         """
-        early = {column for _, columns, _ in self.early_stages() for column in columns}
+        early = {column for _, columns, _ in self.stages_before_update() for column in columns}
         wanted = {"sum_p_squared": "sum_p_squared"} if "sum_p_squared" in early else {}
         if self.options.old_logprobs == "actor":
             if "old_logprobs" in early or (updates > 1 and "old_logprobs" in self.policy.reads):
                 wanted["logprobs"] = "old_logprobs"
-            wanted |= {name: f"old_{name}" for name in self.prepares}
+            wanted |= {name: f"old_{name}" for name in self.current_outputs}
         return wanted
 
-    def filter(self, batch: TensorDict) -> None:
+    def build_loss_mask(self, batch: TensorDict) -> None:
         """Writes `keep`, (B, T) bool: no pair with one row alone. A loss that needs whole groups gets units of them.
 
-        Where pairs are picked it writes `chosen`, too, and makes a unit of the two rows.
+        A selection that masks writes its own columns, too.
         """
         if self.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
@@ -195,21 +129,24 @@ class Algorithm:
             keep &= ~batch["truncated"][:, None]
         if self.options.mask_tied:
             keep &= informative_groups(batch["scores"], batch["group"])[:, None]
-        if self.options.pick != "all":
-            keep &= self._picked(batch)[:, None]
+        if self.selection.facts.masks:
+            counts, columns = self.selection(batch)
+            for name, column in columns.items():
+                batch[name] = column
+            keep &= (counts > 0)[:, None]
         batch["keep"] = keep
         if self.policy.terms[0].plugin.facts.unit == "pair":
             *_, whole = both(torch.zeros(len(batch)), batch)
             batch["keep"] = keep & whole[:, None]
 
-    def _picked(self, batch: TensorDict) -> Tensor:
-        rows = batch["scores"], batch["group"], batch["unit"]
-        if self.options.pick == "best":
-            return best_rows(*rows)
-        batch["chosen"], batch["unit"], picked = best_and_worst(*rows)
-        return picked
+    def select_rows(self, batch: TensorDict, all_rows: AllRows, seed: int) -> TensorDict:
+        """The rows that train: those that the selection has left in the loss mask, or as often as it repeats each."""
+        if self.selection.facts.masks:
+            return batch[batch["keep"].any(1)]
+        counts, _ = self.selection(batch, all_rows=all_rows, seed=seed)
+        return batch if counts is None else batch[torch.arange(len(batch)).repeat_interleave(counts)]
 
-    def advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+    def estimate_advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
         Scores are shaped, KL is taken off, then the estimator runs over the rows that were neither rejected
@@ -259,7 +196,7 @@ class Algorithm:
         Writes `loss_weights` (B, T), `unit_weights` (B,), with totals over all ranks, and what the plugins prepare.
 
         Args:
-            current: what the current policy computes of this mini-batch, the columns `prepares`, (B, T) each.
+            current: what the current policy computes of this mini-batch, the columns `current_outputs`, (B, T) each.
             batch: this rank's rows of the mini-batch.
             seed: of this optimizer step.
         """
@@ -270,8 +207,8 @@ class Algorithm:
         self.compute_loss_weights(batch, all_sum)
 
     @property
-    def prepares(self) -> tuple[str, ...]:
-        """Outputs of the current policy that `prepare` asks for."""
+    def current_outputs(self) -> tuple[str, ...]:
+        """Outputs of the current policy that `prepare` needs of every mini-batch."""
         corrects = self.correction is not None and self.correction.anchor == "rollout"
         return tuple(dict.fromkeys((*(("logprobs",) if corrects else ()), *self.policy.prepares)))
 
@@ -306,17 +243,3 @@ def _term(name: str, node: Any, key: str) -> Term:
         raise ValueError(f"{key}.coef is missing: every term has a coefficient; add `coef: <number>`")
     options = {k: v for k, v in node.items() if k != "coef"}
     return Term(name, LOSSES.build(options, key), build_control(node["coef"], f"{key}.coef"))
-
-
-def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
-    """A row of weight zero, for a rank that has nothing left to do while others still work.
-
-    Args:
-        batch: this rank's rows of the step; it has at least one.
-        rows: those of them that are in the mini-batch, maybe none, with all columns.
-    """
-    row = batch[:1].clone()
-    for name, column in rows.items():
-        if isinstance(column, Tensor) and (name not in row.keys() or name in ("keep", "loss_weights", "unit_weights")):
-            row[name] = column.new_zeros(1, *column.shape[1:])
-    return row

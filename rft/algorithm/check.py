@@ -1,19 +1,34 @@
 """Combinations of functions that make no sense together. Every refusal names the yaml key and the cure."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.roles import ROLES
 from rft.errors import Checks
 from rft.registry import did_you_mean
-
-if TYPE_CHECKING:
-    from rft.algorithm.algorithm import Algorithm
 
 UNITS = ("token", "sequence", "pair", "group")
 POLICY_HEADS = ("lm", "score", "step")
 
 
-def check_algorithm(algorithm: "Algorithm", key: str) -> None:
+def build_algorithm(options: AlgorithmOptions, key: str, term_weights: Mapping[str, float] | None = None) -> Algorithm:
+    """An algorithm whose functions make sense together.
+
+    Args:
+        options: its yaml.
+        key: its place in the yaml ("algorithm").
+        term_weights: the weight of every reward term.
+
+    Raises:
+        ValueError: names the key of every option that does not fit.
+    """
+    algorithm = Algorithm(options, key, term_weights)
+    check_algorithm(algorithm, key)
+    return algorithm
+
+
+def check_algorithm(algorithm: Algorithm, key: str) -> None:
     """Refuses what would be accepted and then ignored, or counted twice.
 
     Raises:
@@ -28,7 +43,6 @@ def check_algorithm(algorithm: "Algorithm", key: str) -> None:
         _pick,
         _iteration,
         _reward_terms,
-        _resampling,
         _correction,
         _critic_warmup,
     ):
@@ -37,21 +51,7 @@ def check_algorithm(algorithm: "Algorithm", key: str) -> None:
     check.end()
 
 
-def _resampling(algorithm: "Algorithm", key: str) -> None:
-    power, loss = algorithm.options.resample_power, algorithm.policy.terms[0].plugin
-    if power is not None and (power < 0 or algorithm.advantage is None):
-        raise ValueError(
-            f"{key}.resample_power={power}: rows are redrawn by |score|^power, which needs an {key}.advantage and a "
-            "power of 0 or more; set it to null"
-        )
-    if power is not None and loss.facts.unit in ("pair", "group"):
-        raise ValueError(
-            f"{key}.resample_power={power} redraws single rows, but {loss.name!r} needs whole {loss.facts.unit}s; set "
-            "it to null"
-        )
-
-
-def _critic_warmup(algorithm: "Algorithm", key: str) -> None:
+def _critic_warmup(algorithm: Algorithm, key: str) -> None:
     if algorithm.options.critic_warmup < 0:
         raise ValueError(f"{key}.critic_warmup={algorithm.options.critic_warmup}: set it to 0 or more")
     if algorithm.options.critic_warmup and "critic" not in algorithm.learners:
@@ -61,7 +61,7 @@ def _critic_warmup(algorithm: "Algorithm", key: str) -> None:
         )
 
 
-def _heads(algorithm: "Algorithm", key: str) -> None:
+def _heads(algorithm: Algorithm, key: str) -> None:
     loss, *terms = (term.plugin for term in algorithm.policy.terms)
     if loss.facts.head not in POLICY_HEADS:
         raise ValueError(f"{key}.loss: {loss.name!r} is a loss of the critic, not of the policy")
@@ -79,7 +79,7 @@ def _heads(algorithm: "Algorithm", key: str) -> None:
             raise ValueError(f"{key}.{role.loss}: {plugin.name!r} is not a loss of the {role.key}, a {role.head} model")
 
 
-def _units(algorithm: "Algorithm", key: str) -> None:
+def _units(algorithm: Algorithm, key: str) -> None:
     plugins = [term.plugin for term in algorithm.policy.terms]
     for plugin in plugins:
         if plugin.facts.unit not in UNITS:
@@ -98,7 +98,7 @@ def _units(algorithm: "Algorithm", key: str) -> None:
         )
 
 
-def _scores(algorithm: "Algorithm", key: str) -> None:
+def _scores(algorithm: Algorithm, key: str) -> None:
     for part, given in (("shaping", algorithm.shaping), ("reward_kl", algorithm.reward_kl)):
         if given and algorithm.advantage is None:
             raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
@@ -109,10 +109,10 @@ def _scores(algorithm: "Algorithm", key: str) -> None:
             )
 
 
-def _ties(algorithm: "Algorithm", key: str) -> None:
+def _ties(algorithm: Algorithm, key: str) -> None:
     if not algorithm.options.mask_tied:
         return
-    if algorithm.advantage is None and algorithm.options.pick == "all":
+    if algorithm.advantage is None and not algorithm.selection.facts.groups:
         raise ValueError(
             f"{key}.mask_tied compares scores, which nothing reads without {key}.advantage; set it to false"
         )
@@ -123,22 +123,27 @@ def _ties(algorithm: "Algorithm", key: str) -> None:
         )
 
 
-def _pick(algorithm: "Algorithm", key: str) -> None:
-    pick, loss = algorithm.options.pick, algorithm.policy.terms[0].plugin
-    if pick == "all":
-        return
-    if algorithm.options.group_size < 2:
+def _pick(algorithm: Algorithm, key: str) -> None:
+    pick, facts, loss = algorithm.selection.name, algorithm.selection.facts, algorithm.policy.terms[0].plugin
+    if facts.groups and algorithm.options.group_size < 2:
         raise ValueError(f"{key}.pick={pick}: set {key}.group_size to 2 or more, so that there is a choice")
-    if pick == "best_and_worst" and loss.facts.unit not in ("pair", "sequence"):
+    if facts.pairs and loss.facts.unit not in ("pair", "sequence"):
         raise ValueError(
             f"{key}.pick={pick} makes pairs, but {loss.name!r} has a value per {loss.facts.unit}; choose a loss of "
             f"pairs, such as algorithm/loss=dpo, or {key}.pick=best"
         )
-    if algorithm.options.resample_power is not None:
-        raise ValueError(f"{key}.pick={pick}: the rows that it leaves cannot be redrawn; set {key}.resample_power=null")
+    if facts.resamples and algorithm.advantage is None:
+        raise ValueError(
+            f"{key}.pick={pick}: rows are drawn by |score|^power, which needs an {key}.advantage and a source that "
+            f"samples; set {key}.pick=all"
+        )
+    if facts.resamples and loss.facts.unit not in ("token", "sequence"):
+        raise ValueError(
+            f"{key}.pick={pick} draws single rows, but {loss.name!r} needs whole {loss.facts.unit}s; set {key}.pick=all"
+        )
 
 
-def _iteration(algorithm: "Algorithm", key: str) -> None:
+def _iteration(algorithm: Algorithm, key: str) -> None:
     iteration, sampler = algorithm.options.iteration, algorithm.options.sampler
     if iteration < 0:
         raise ValueError(f"{key}.iteration={iteration}: set it to 0, or to the steps after which the reference moves")
@@ -151,7 +156,7 @@ def _iteration(algorithm: "Algorithm", key: str) -> None:
         )
 
 
-def _reward_terms(algorithm: "Algorithm", key: str) -> None:
+def _reward_terms(algorithm: Algorithm, key: str) -> None:
     known = algorithm.term_weights or {}
     places = {f"{key}.terms.{term.name}": term.plugin for term in algorithm.policy.terms[1:]}
     places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in algorithm.learners.items()}
@@ -162,7 +167,7 @@ def _reward_terms(algorithm: "Algorithm", key: str) -> None:
             )
 
 
-def _correction(algorithm: "Algorithm", key: str) -> None:
+def _correction(algorithm: Algorithm, key: str) -> None:
     correction, loss = algorithm.correction, algorithm.policy.terms[0].plugin
     if correction is None:
         return

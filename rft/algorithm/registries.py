@@ -7,9 +7,10 @@ Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of ev
 Shaping:       f(scores (B,), batch, *, options) -> scores (B,).
 Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, tokens that pass a gradient.
 Control:       f(*, options) -> a `Control`.
+Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
 
-`all_sum` sums a tensor over all ranks; it is how a function gets statistics of the whole step without knowing what a
-rank is. Trained tokens are `batch["keep"]`.
+`all_sum` sums a tensor over all ranks, `all_rows` returns an object of every rank in a list: functions get statistics
+of the whole step through them and know no process group. Trained tokens are `batch["keep"]`.
 
 A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or
@@ -17,12 +18,14 @@ and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [opti
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from rft.registry import Registry
 
 AllSum = Callable[[Tensor], Tensor]
+AllRows = Callable[[Any], list[Any]]
 Unreduced = tuple[Tensor, dict[str, Tensor]]  # a loss per unit, and statistics of the same shape
 
 ADVANTAGES = Registry(
@@ -49,3 +52,12 @@ AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)
 SHAPINGS = Registry("shaping", reads=())
 GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",), gradient=None)
 CONTROLS = Registry("control")
+SELECTIONS = Registry(
+    "selection",
+    supplied=("all_rows", "seed"),
+    masks=False,
+    writes=(),
+    groups=False,
+    pairs=False,
+    resamples=False,
+)

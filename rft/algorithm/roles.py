@@ -3,6 +3,8 @@
 from collections.abc import Container
 from typing import NamedTuple
 
+POLICY = "actor"  # the key of the model that samples and trains
+
 
 class Role(NamedTuple):
     """A model beside the policy.

@@ -75,3 +75,17 @@ def mini_batches(unit: Tensor, count: int, seed: int) -> Iterator[Tensor]:
     order = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     for part in order.tensor_split(count):
         yield part.sort().values
+
+
+def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
+    """A row of weight zero, for a rank that has nothing left to do while others still work.
+
+    Args:
+        batch: this rank's rows of the step; it has at least one.
+        rows: those of them that are in the mini-batch, maybe none, with all columns.
+    """
+    row = batch[:1].clone()
+    for name, column in rows.items():
+        if isinstance(column, Tensor) and (name not in row.keys() or name in ("keep", "loss_weights", "unit_weights")):
+            row[name] = column.new_zeros(1, *column.shape[1:])
+    return row

@@ -16,7 +16,7 @@ from rft.actor.moe import check_routers
 from rft.actor.precomputed import PrecomputedReference
 from rft.actor.reference import AdapterReference
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import REFERENCE, ROLES, TEACHER
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES, TEACHER
 from rft.batch.balance import Balance
 from rft.data.given.survey import SINGLE_PROCESS, given, only_reads
 from rft.data.rows.lazy import Rows
@@ -242,7 +242,8 @@ class Job(Components):
                     optimizer=run.warmup.optimizer,
                     eval_every=run.warmup.eval_every,
                     stop_at=run.warmup.stop_at,
-                    sampler=policy,
+                    sampler=POLICY,
+                    schedules=[],
                 )
             )
         assert policy.optimizer_options is not None
@@ -257,13 +258,13 @@ class Job(Components):
                 optimizer=policy.optimizer_options,
                 eval_every=run.eval.every,
                 stop_at=None,
-                sampler={"actor": policy, **helpers}[run.algorithm.sampler],
+                sampler=run.algorithm.sampler,
+                schedules=self.schedules,
             )
         )
         trainer = Trainer(
             world=world,
-            policy=policy,
-            helpers=helpers,
+            models={POLICY: policy, **helpers},
             balance=Balance(
                 world, policy.work, "group" if policy.micro_batcher.share_prefix else "unit", run.batch.balance
             ),

@@ -8,11 +8,11 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
-from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm
 from rft.algorithm.roles import REFERENCE, ROLES, TEACHER, Role
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.given.survey import SINGLE_PROCESS
+from rft.data.given.survey import SINGLE_PROCESS, only_reads
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.stream import check_stream
 from rft.distributed import World
@@ -35,12 +35,13 @@ from rft.setup.constraints import (
     check_numbers,
     check_packing,
     check_profile,
+    check_reference,
     check_source,
     check_tensor_parallel,
     check_training,
 )
 from rft.setup.schema import Run
-from rft.train.precompute import check_reference
+from rft.train.schedules import SCHEDULES
 
 GRADERS: dict[str, type[Grader]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
@@ -94,7 +95,11 @@ class Components:
         with check():
             for name, node in run.logger.items():
                 self.sinks.append(check.attempt(lambda n=name, o=node: Target(o, f"logger.{n}").build()))
-        self.algorithm = check.attempt(lambda: Algorithm(run.algorithm, "algorithm", self.reward.weights))
+        self.algorithm = check.attempt(lambda: build_algorithm(run.algorithm, "algorithm", self.reward.weights))
+        self.schedules = [
+            check.attempt(lambda n=name, o=node: SCHEDULES.build(o, f"algorithm.schedules.{n}")())
+            for name, node in run.algorithm.schedules.items()
+        ]
         self._check_together()
         for sink in self.sinks:
             with check():
@@ -149,7 +154,7 @@ class Components:
             check_flow(run, self.algorithm, self.source)
         with check():
             copied = self.starts_as_policy(REFERENCE)
-            check_reference(run.algorithm, self.algorithm, self.source, self.precompute, copied)
+            check_reference(run.algorithm, self.algorithm, not only_reads(self.source), self.precompute, copied)
         self.needs: set[str] = set()
         with check():
             self.needs |= set(self.source.factory.needs(self.source.options))
@@ -158,7 +163,7 @@ class Components:
         with check():
             if run.warmup is not None:
                 warmup = run.warmup
-                self.warmup_method = check.attempt(lambda: Algorithm(warmup.algorithm(), "warmup"))
+                self.warmup_method = check.attempt(lambda: build_algorithm(warmup.algorithm(), "warmup"))
                 self.warmup_source = check.attempt(lambda: Target(warmup.source, "warmup.source", FROM_ROLLOUT))
                 with check():
                     check_flow(run, self.warmup_method, self.warmup_source)

@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTra
 from rft.actor.init import CLASSIFIERS
 from rft.actor.lora.adapters import Lora
 from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.roles import ROLES
 from rft.batch.columns import check_columns
 from rft.data.encode.encoder import Encoder
@@ -234,9 +235,8 @@ def check_flow(run: Run, algorithm: Algorithm, source: Target) -> None:
         ("algorithm.source", (), (*source.factory.writes, *given)),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
     ]
-    if algorithm.options.pick != "all":
-        chosen = ("chosen",) if algorithm.options.pick == "best_and_worst" else ()
-        stages.append(("algorithm.pick", ("scores", "group", "unit"), chosen))
+    if algorithm.selection.facts.groups:
+        stages.append(("algorithm.pick", ("scores", "group", "unit"), algorithm.selection.facts.writes))
     if "old_logprobs" in reads:
         stages.append(
             ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
@@ -257,6 +257,41 @@ def check_flow(run: Run, algorithm: Algorithm, source: Target) -> None:
                 )
             stages.append((role.key, ("tokens",), tuple(columns)))
     check_columns([*stages, *algorithm.stages()])
+
+
+def check_reference(
+    options: AlgorithmOptions, algorithm: Algorithm, sampled: bool, precompute: bool, copied: bool
+) -> None:
+    """A reference whose weights change, or that samples, is a copy of the policy; a precomputed one does neither.
+
+    Args:
+        options: of the algorithm.
+        sampled: whether batches are sampled, at least some of them.
+        precompute: the option of the reference.
+        copied: the reference starts as a copy of the policy.
+    """
+    check, moves, samples = Checks(), options.iteration > 0, options.sampler == "reference"
+    with check():
+        if samples and not sampled:
+            raise ValueError(
+                "algorithm.sampler=reference: algorithm.source samples nothing; set algorithm.sampler=actor"
+            )
+    with check():
+        if (moves or samples) and not copied:
+            raise ValueError(
+                f"algorithm.iteration={options.iteration}, algorithm.sampler={options.sampler}: the reference is to be "
+                "a copy of the policy, but reference names another model than actor; leave reference.path and "
+                "reference.model_config as they are, or set algorithm.iteration=0 and algorithm.sampler=actor"
+            )
+    reasons = {
+        "nothing reads ref_logprobs": "ref_logprobs" not in algorithm.reads(),
+        "algorithm.source samples, so no row comes again": sampled,
+        f"algorithm.iteration={options.iteration} moves it": moves,
+    }
+    with check():
+        if precompute and (found := [reason for reason, holds in reasons.items() if holds]):
+            raise ValueError(f"reference.precompute=true: {found[0]}; set reference.precompute=false")
+    check.end()
 
 
 def check_adapters(actors: dict[str, dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
-from rft.algorithm.algorithm import AlgorithmOptions
+from rft.algorithm.options import AlgorithmOptions
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
@@ -193,6 +193,7 @@ class Warmup:
             reward_kl=None,
             critic_loss=None,
             prm_loss=None,
+            schedules={},
             critic_warmup=0,
             correction=None,
             gradient_mask=None,
@@ -202,7 +203,6 @@ class Warmup:
             pick="all",
             iteration=0,
             sampler="actor",
-            resample_power=None,
         )
 
 

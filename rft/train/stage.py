@@ -1,5 +1,6 @@
 """A part of a run: where its batches come from, what is done with them, and for how long."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from rft.actor.actor import Actor
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
 from rft.metrics import Metrics
+from rft.train.schedules import Schedule
 
 
 class Source(Protocol):
@@ -46,7 +48,8 @@ class Stage:
         optimizer: the policy's, for this stage.
         eval_every: steps between evaluations; 0 for the ends of the stage alone.
         stop_at: ends the stage when the watched metric has reached this, or null.
-        sampler: whose weights its batches are sampled with, where they are.
+        sampler: key of the model whose weights its batches are sampled with, where they are.
+        schedules: which models train in a step, and what happens between steps.
     """
 
     name: str
@@ -58,8 +61,23 @@ class Stage:
     optimizer: Optimizer
     eval_every: int
     stop_at: float | None
-    sampler: Actor
+    sampler: str
+    schedules: list[Schedule]
 
-    def iteration(self, done: int) -> int:
-        """How many of the steps that are done belong to the iteration that goes on."""
-        return done % (self.algorithm.options.iteration or self.steps + 1)
+    def trains(self, key: str, stage_step: int) -> bool:
+        """True where the model with this key trains in this step of the stage."""
+        return all(schedule.trains(key, stage_step) for schedule in self.schedules)
+
+    def updates(self, key: str) -> int:
+        """Optimizer steps of a model over the whole stage."""
+        steps = sum(self.trains(key, step) for step in range(1, self.steps + 1))
+        return steps * self.minibatches * self.epochs
+
+    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+        """What the schedules do between two steps."""
+        for schedule in self.schedules:
+            schedule.after_step(stage_step, models)
+
+    def weights_age(self, key: str, done: int) -> int:
+        """Steps since the weights of a model beside the policy were replaced, of the `done` steps of the stage."""
+        return min([done, *(schedule.weights_age(key, done) for schedule in self.schedules)])

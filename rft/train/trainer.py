@@ -12,12 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.actor import Actor, NonFiniteError
-from rft.algorithm.algorithm import Algorithm, dummy_row
-from rft.algorithm.mismatch import WORST, log_policy_mismatch
-from rft.algorithm.resample import resample_counts
-from rft.algorithm.roles import ROLES
+from rft.algorithm.mismatch import WORST
+from rft.algorithm.roles import POLICY
+from rft.algorithm.step import StepContext, Update, prepare_batch, prepare_mini_batch, select_rows
 from rft.batch.balance import Balance
-from rft.batch.collate import mini_batches
+from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
 from rft.distributed import World
 from rft.evaluation.base import SOURCE, HeldOut
@@ -26,7 +25,7 @@ from rft.metrics import Metrics
 from rft.rollout.engine.base import Engine
 from rft.rollout.engine.texts import describe_tokens
 from rft.train.checkpoint import Checkpoints
-from rft.train.precompute import precompute_reference
+from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 
@@ -44,10 +43,9 @@ class Trainer:
 
     Args:
         world: the processes.
-        policy: the actor that samples and is trained.
-        helpers: the models beside it, by their role: those whose column the method reads.
+        models: the policy and the models beside it whose columns the algorithm reads, by their keys.
         balance: spreads work over the processes.
-        copies: which of them begin a stage of reinforcement as a copy of the policy.
+        copies: the models that begin every stage as a copy of the policy.
         engine: what samples text; it is given the policy's weights after every step.
         evaluator: held-out sets.
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
@@ -62,8 +60,7 @@ class Trainer:
         self,
         *,
         world: World,
-        policy: Actor,
-        helpers: dict[str, Actor],
+        models: dict[str, Actor],
         balance: Balance,
         copies: list[Actor],
         engine: Engine,
@@ -76,8 +73,8 @@ class Trainer:
         seed: int,
     ) -> None:
         self.world = world
-        self.policy = policy
-        self.helpers = helpers
+        self.models = models
+        self.policy = models[POLICY]
         self.balance = balance
         self.copies = copies
         self.engine = engine
@@ -88,14 +85,14 @@ class Trainer:
         self.trajectories = trajectories
         self.profiler = profiler
         self.seed = seed
-        self.step = self.begun = 0  # done, and those before the iteration that goes on
+        self.step = 0  # steps done
         self.held: Actor | None = None  # whose weights the engine has; None: it sleeps
         self.numbers: dict[str, float] = {}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
-        for stage in stages:  # while the engine holds nothing
-            precompute_reference(self.helpers.get("reference"), stage, None, self.compute, self.log.message)
+        for stage in stages:  # while the engine holds no weights
+            self.precompute(stage, None)
         saved = self.checkpoints.read()
         if saved is None:
             self.log.rewind(-1)
@@ -109,22 +106,22 @@ class Trainer:
             if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
                 continue
             done = self.begin(number, stage, saved)
-            precompute_reference(self.helpers.get("reference"), stage, done, self.compute, self.log.message)
+            self.precompute(stage, done)
             saved = None
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
                     if stage.source.samples():
-                        self.wake(stage.sampler)
+                        self.wake(stage, stage_step - 1)
                     self.step += 1
                     with self.profiler.step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
                         batch = stage.source.next(metrics)
                         self.rest()
-                        self.compute_columns(stage, batch, metrics)
-                        self.update(stage, stage_step, batch, metrics)
-                        self.iterate(stage, stage_step)
+                        step = self.compute_columns(stage, batch, metrics)
+                        self.update(stage, stage_step, batch, step)
+                        stage.after_step(stage_step, self.models)
                         if stage.source.samples():
-                            self.refresh(stage.sampler, metrics)
+                            self.refresh(stage, stage_step, metrics)
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
                         break
@@ -132,15 +129,14 @@ class Trainer:
 
     def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
-        updates = stage.minibatches * stage.epochs
-        self.policy.begin_training(stage.optimizer, (stage.steps - stage.algorithm.options.critic_warmup) * updates)
-        for helper in self.helpers.values():
-            if helper.optimizer_options is not None:
-                helper.begin_training(helper.optimizer_options, stage.steps * updates)
+        for key, model in self.models.items():
+            optimizer = stage.optimizer if model is self.policy else model.optimizer_options
+            if optimizer is not None:
+                model.begin_training(optimizer, stage.updates(key))
         within = saved is not None and saved["stage"] == number
         if saved is not None:
             for key, state in saved["actors"].items():
-                self.actors()[key].load_state_dict(state, with_optimizer=within)
+                self.models[key].load_state_dict(state, with_optimizer=within)
         done = 0
         if not within:
             for actor in self.copies:
@@ -150,90 +146,51 @@ class Trainer:
             stage.source.load_state_dict(saved["sources"])
             stage.algorithm.load_state_dict(saved["method"])
             done = int(saved["stage_step"])
-        self.begun = self.step - stage.iteration(done)
         return done
 
-    def actors(self) -> dict[str, Actor]:
-        """The actors that exist, by their key."""
-        return {"actor": self.policy, **self.helpers}
+    def precompute(self, stage: Stage, done: int | None) -> None:
+        """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
+        for model in self.models.values():
+            precompute_columns(model, stage, done, self.compute, self.log.message)
 
-    def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> None:
-        """Adds the columns that the method reads, then its advantages."""
-        algorithm, reads = stage.algorithm, stage.algorithm.reads()
+    def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
+        """Adds the columns that the algorithm needs before the update; see `rft.algorithm.step`."""
+
+        def compute(key: str, rows: TensorDict, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
+            return self.compute(self.models[key], batch, rows, outputs, stage.source.temperature)
+
+        updates, seed = stage.minibatches * stage.epochs, self.seed + self.step
+        step = StepContext(compute, self.world.all_sum, self.world.gather, metrics, updates, seed)
         with metrics.timer("annotate"):
-            algorithm.filter(batch)
-            if algorithm.options.old_logprobs == "rollout" and "old_logprobs" in reads:
-                batch["old_logprobs"] = batch["rollout_logprobs"]
-            if wanted := algorithm.annotations(stage.minibatches * stage.epochs):
-                outputs = self.compute(self.policy, batch, batch, tuple(wanted), stage.source.temperature)
-                for name, column in wanted.items():
-                    batch[column] = outputs[name]
-            if "logprobs" in wanted and "rollout_logprobs" in batch.keys():
-                log_policy_mismatch(metrics, batch["old_logprobs"], batch)
-            for role in ROLES:
-                if columns := role.writes(reads):
-                    helper, wants = self.helpers[role.key], tuple(columns.values())
-                    outputs = self.compute(helper, batch, batch, wants, stage.source.temperature)
-                    for name, output in columns.items():
-                        batch[name] = outputs[output]
-            algorithm.advantages(batch, self.world.all_sum, metrics)
+            prepare_batch(stage.algorithm, batch, step)
+        return step
 
-    def update(self, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> None:
+    def update(self, stage: Stage, stage_step: int, batch: TensorDict, step: StepContext) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
-        algorithm, temperature = stage.algorithm, stage.source.temperature
-        chosen_rows = self.redraw(algorithm, batch)
-        units = torch.tensor([unit for theirs in self.world.gather(batch["unit"].tolist()) for unit in theirs])
-        sampled = "rollout_logprobs" in batch.keys()
-        watch = ("entropy",) if sampled else ()
-        compare = sampled and "logprobs" not in algorithm.annotations(stage.minibatches * stage.epochs)
+        metrics = step.metrics
+        chosen_rows = select_rows(stage.algorithm, batch, step)
+        units = torch.tensor([unit for rank_units in self.world.gather(batch["unit"].tolist()) for unit in rank_units])
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
                 for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     moved = epoch > 0 or number > 0
-                    current = self.current(stage, batch, rows, moved)
-                    if compare and "logprobs" in current:  # before anything is rejected
-                        log_policy_mismatch(metrics, current["logprobs"], rows)
-                    algorithm.prepare(current, rows, self.world.all_sum, seed * stage.minibatches + number, metrics)
+                    updates = prepare_mini_batch(stage.algorithm, rows, moved, seed * stage.minibatches + number, step)
                     dummy = dummy_row(batch, rows)
                     rows = self.balance.rows(rows, metrics)
-                    try:
-                        if stage_step > algorithm.options.critic_warmup:
-                            late = compare and "logprobs" not in current
-                            self.policy.update(rows, dummy, algorithm.policy, temperature, metrics, watch, late)
-                        for role, objective in algorithm.learners.items():
-                            self.helpers[role].update(rows, dummy, objective, temperature, metrics)
-                    except NonFiniteError as problem:
-                        raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
+                    for key, update in updates.items():
+                        if stage.trains(key, stage_step):
+                            self.minimise(self.models[key], rows, dummy, update, stage.source.temperature, metrics)
 
-    def redraw(self, algorithm: Algorithm, batch: TensorDict) -> TensorDict:
-        """The rows that train: those of the batch, or as many over all ranks drawn from them with replacement.
-
-        Where a method picks rows, the others are left out.
-        """
-        if algorithm.options.pick != "all":
-            return batch[batch["keep"].any(1)]
-        power = algorithm.options.resample_power
-        if power is None:
-            return batch
-        mine = list(zip(batch["unit"].tolist(), batch["scores"].tolist(), strict=True))
-        everyones = sorted(row for theirs in self.world.gather(mine) for row in theirs)
-        scores = torch.tensor([score for _, score in everyones])
-        counts = dict(zip(everyones, resample_counts(scores, power, self.seed + self.step).tolist(), strict=True))
-        return batch[torch.arange(len(batch)).repeat_interleave(torch.tensor([counts[row] for row in mine]))]
-
-    def current(self, stage: Stage, batch: TensorDict, rows: TensorDict, moved: bool) -> dict[str, torch.Tensor]:
-        """What the method prepares from, of the current policy and some rows of the batch.
-
-        While the policy has not moved these are the old one's columns.
-        """
-        wanted = stage.algorithm.prepares
-        if not wanted:
-            return {}
-        if not moved and stage.algorithm.options.old_logprobs == "actor":
-            return {name: rows[f"old_{name}"] for name in wanted}
-        return self.compute(self.policy, batch, rows, wanted, stage.source.temperature)
+    def minimise(
+        self, model: Actor, rows: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
+    ) -> None:
+        """One optimizer step of one model; rows whose loss is not finite are saved before the run ends."""
+        try:
+            model.update(rows, dummy, update.objective, temperature, metrics, update.watch, update.log_mismatch)
+        except NonFiniteError as problem:
+            raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 
     def compute(
         self, actor: Actor, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
@@ -242,16 +199,10 @@ class Trainer:
         dummy = dummy_row(batch, rows)
         return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
 
-    def iterate(self, stage: Stage, done: int) -> None:
-        """Begins the next iteration where one is over: the reference becomes a copy of the policy."""
-        if stage.iteration(done) == 0:
-            self.helpers["reference"].copy_weights_from(self.policy)
-            self.begun = self.step
-
-    def refresh(self, sampler: Actor, metrics: Metrics) -> None:
+    def refresh(self, stage: Stage, done: int, metrics: Metrics) -> None:
         """Gives the engine the weights that the next step samples with."""
         with metrics.timer("refresh"):
-            self.wake(sampler)
+            self.wake(stage, done)
         for name, number in self.engine.health().items():
             metrics.largest(f"engine/{name}", number)
 
@@ -261,15 +212,19 @@ class Trainer:
             self.engine.sleep()
         self.held = None
 
-    def wake(self, actor: Actor, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """Wakes the engine with the weights of an actor, or with these, if it has not got them. A collective."""
-        if self.held is not actor:
+    def wake(self, stage: Stage, done: int) -> None:
+        """Gives the engine the weights that a stage samples with; those of the policy have the number of the step."""
+        version = self.step if stage.sampler == POLICY else self.step - stage.weights_age(stage.sampler, done)
+        self.publish(version, self.models[stage.sampler])
+
+    def publish(self, version: int, model: Actor, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """Wakes the engine with the weights of a model, or with these, if it has not got them. A collective."""
+        if self.held is not model:
             self.rest()
-            version = self.step if actor is self.policy else self.begun
             self.engine.wake("weights")
-            self.engine.update_weights(version, actor.weights() if tensors is None else tensors)
+            self.engine.update_weights(version, model.weights() if tensors is None else tensors)
             self.engine.wake("kv_cache")
-        self.held = actor
+        self.held = model
 
     def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
         """Adds what is known of the batch as a whole."""
@@ -307,7 +262,7 @@ class Trainer:
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
         started = time.perf_counter()
-        self.wake(self.policy)
+        self.publish(self.step, self.policy)
         numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
@@ -322,6 +277,7 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to go on from here."""
+        replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
         state = {
             "step": self.step,
             "stage": number,
@@ -332,8 +288,8 @@ class Trainer:
             "sources": self.world.gather(stage.source.state_dict()),
             "actors": {
                 key: actor.state_dict()
-                for key, actor in self.actors().items()
-                if actor.optimizer_options is not None or number > 0 or self.begun > 0  # before, it is as it was loaded
+                for key, actor in self.models.items()
+                if actor.optimizer_options is not None or replaced  # before, it is as it was loaded
             },
         }
         self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))

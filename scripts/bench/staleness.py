@@ -22,7 +22,9 @@ from torch import Tensor
 import rft
 from bench.results import show
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
 from rft.metrics import Metrics
 from rft.registry import convert
 
@@ -112,7 +114,7 @@ def train(algorithm: Algorithm, staleness: int, seed: int, updates: int) -> floa
         if algorithm.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
         current = outputs(table, task.prompts, tokens)
-        algorithm.advantages(batch, alone, metrics)
+        algorithm.estimate_advantages(batch, alone, metrics)
         algorithm.prepare({name: column.detach() for name, column in current.items()}, batch, alone, update, metrics)
         loss, _, _ = algorithm.policy(current, batch)
         optimizer.zero_grad()
@@ -200,7 +202,7 @@ def method_of(loss: str) -> Algorithm:
     options = convert(whole["algorithm"], AlgorithmOptions, "algorithm")
     off: dict[str, Any] = {"shaping": {}, "reward_kl": None, "critic_loss": None, "prm_loss": None, "critic_warmup": 0}
     off |= {"correction": None, "gradient_mask": None, "old_logprobs": "rollout"}
-    return Algorithm(dataclasses.replace(options, **off), "algorithm")
+    return build_algorithm(dataclasses.replace(options, **off), "algorithm")
 
 
 def described(algorithm: Algorithm) -> dict[str, Any]:

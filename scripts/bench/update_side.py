@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bench.process import HERE
-from rft.algorithm.algorithm import Algorithm, dummy_row
-from rft.batch.collate import collate
+from rft.algorithm.algorithm import Algorithm
+from rft.batch.collate import collate, dummy_row
 from rft.batch.columns import lengths
 from rft.distributed import World, start
 from rft.main import CONFIG_FOLDER
@@ -91,8 +91,8 @@ def batch_of(folder: Path, tokenizer: PreTrainedTokenizerBase, algorithm: Algori
             row |= {"response_mask": torch.arange(len(ids)) >= len(prompt), "group": group, "unit": len(rows)}
             rows.append(row | {"scores": draw.random()})
     batch = collate(rows)
-    algorithm.filter(batch)
-    algorithm.advantages(batch, world.all_sum, Metrics())
+    algorithm.build_loss_mask(batch)
+    algorithm.estimate_advantages(batch, world.all_sum, Metrics())
     algorithm.compute_loss_weights(batch, world.all_sum)
     return batch
 

@@ -3,8 +3,9 @@
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
-from rft.batch.collate import collate
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import collate, dummy_row
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import make_actor, make_optimizer, make_strategy
@@ -49,7 +50,7 @@ def make(world, key="actor", head="lm", cap=ALL, seed=0, trains=True, reshard=Tr
 
 def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
     clip = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
-    return Algorithm(
+    return build_algorithm(
         AlgorithmOptions(
             name="test",
             group_size=2,
@@ -62,6 +63,7 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             reward_kl=None,
             critic_loss={"name": "value", "clip": 0.2},
             prm_loss=None,
+            schedules={},
             critic_warmup=0,
             correction=None,
             gradient_mask=None,
@@ -71,7 +73,6 @@ def make_method(loss=None, terms=None, aggregation="seq_mean_token_mean"):
             pick="all",
             iteration=0,
             sampler="actor",
-            resample_power=None,
         ),
         "algorithm",
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
 from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
 from tests.helpers import make_actor, make_strategy
@@ -22,7 +22,7 @@ LAYOUTS = {
 
 def algorithm():
     options = replace(make_method().options, loss=BRADLEY_TERRY, terms=CENTERING, aggregation=None, critic_loss=None)
-    return Algorithm(options, "algorithm")
+    return build_algorithm(options, "algorithm")
 
 
 def pairs(seed=0):

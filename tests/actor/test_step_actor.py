@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
 from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
 from tests.helpers import make_actor, make_strategy
@@ -19,7 +19,7 @@ LAYOUTS = {
 
 def algorithm():
     options = make_method(aggregation="token_mean").options
-    return Algorithm(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
+    return build_algorithm(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
 
 
 def stepped():

@@ -7,7 +7,9 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Algorithm, RewardKL, dummy_row
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import RewardKL
+from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
 from rft.setup.schema import Warmup
 
@@ -31,7 +33,7 @@ PLAIN = Warmup(
 
 def make(**changes):
     plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return Algorithm(replace(PLAIN, **plain | changes), "algorithm")
+    return build_algorithm(replace(PLAIN, **plain | changes), "algorithm")
 
 
 GAE = {
@@ -188,7 +190,7 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
     }
     algorithm = make(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
     batch = TensorDict(columns, batch_size=[6])
-    algorithm.filter(batch)
+    algorithm.build_loss_mask(batch)
     assert batch["keep"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
     algorithm.compute_loss_weights(batch, alone)
     assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
@@ -206,8 +208,8 @@ def test_tied_groups_count_in_no_deviation_either():
         {"response_mask": keep, "truncated": ~keep[:, 0], "scores": scores, "group": group}, batch_size=[6]
     )
     algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
-    algorithm.filter(batch)
-    algorithm.advantages(batch, alone, Metrics())
+    algorithm.build_loss_mask(batch)
+    algorithm.estimate_advantages(batch, alone, Metrics())
     expected = 0.5 / (0.5**0.5 + 1e-6)
     assert batch["advantages"][:, 1].tolist() == pytest.approx([0, 0, 0, 0, expected, -expected])
 
@@ -217,8 +219,8 @@ def test_where_every_group_is_tied_nothing_trains_and_nothing_fails():
     columns = {"response_mask": keep, "truncated": ~keep[:, 0], "group": torch.tensor([0, 0, 1, 1])}
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, 1.0, 0.0, 0.0])}, batch_size=[4])
     algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
-    algorithm.filter(batch)
-    algorithm.advantages(batch, alone, Metrics())
+    algorithm.build_loss_mask(batch)
+    algorithm.estimate_advantages(batch, alone, Metrics())
     algorithm.compute_loss_weights(batch, alone)
     assert not batch["keep"].any()
     assert batch["advantages"].eq(0).all() and batch["loss_weights"].eq(0).all()
@@ -243,7 +245,7 @@ def alone(tensor):
 
 def advantages(algorithm):
     batch, metrics = scored(), Metrics()
-    algorithm.advantages(batch, alone, metrics)
+    algorithm.estimate_advantages(batch, alone, metrics)
     return batch, metrics.reduce(lambda mine: [mine])
 
 

@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.algorithm import Algorithm, RewardKL
+from rft.algorithm.check import build_algorithm
 from rft.algorithm.correction import CorrectionOptions, Rule
+from rft.algorithm.options import RewardKL
 from rft.metrics import Metrics
 from rft.setup.schema import Warmup
 
@@ -42,7 +43,7 @@ PLAIN = Warmup(
 
 def make(**changes):
     plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return Algorithm(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
+    return build_algorithm(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
 
 
 def correction(anchor, *rules):
@@ -76,17 +77,16 @@ PAIRS = {"loss": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}, "aggregat
             r"^algorithm\.terms\.positive_nll\.term=rihgt: none of reward\.terms, which are right; did you mean right",
         ),
         (
-            GROUPS | {"resample_power": 2.0},
-            r"^algorithm\.resample_power=2\.0 redraws single rows, but 'of_groups' needs whole groups",
+            GROUPS | {"pick": {"name": "resample", "power": 2.0}},
+            r"^algorithm\.pick=resample draws single rows, but 'of_groups' needs whole groups",
         ),
-        (PAIRS | {"resample_power": 2.0}, r"redraws single rows, but 'dpo' needs whole pairs"),
+        (PAIRS | {"pick": {"name": "resample", "power": 2.0}}, r"draws single rows, but 'dpo' needs whole pairs"),
         (PAIRS | {"correction": correction("rollout", GEO_RS)}, r"^algorithm\.correction may reject one row of a pair"),
         (
             {"pick": "best_and_worst"},
             r"^algorithm\.pick=best_and_worst makes pairs, but 'ppo_clip' has a value per token; .*\.pick=best$",
         ),
         ({"pick": "best", "group_size": 1}, r"^algorithm\.pick=best: set algorithm\.group_size to 2 or more"),
-        ({"pick": "best", "resample_power": 1.0}, r"^algorithm\.pick=best: .* set algorithm\.resample_power=null$"),
         ({"critic_warmup": -1}, r"^algorithm\.critic_warmup=-1: set it to 0 or more"),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (
@@ -154,14 +154,14 @@ def test_what_goes_together(changes):
     ],
 )
 def test_passes_before_the_update_are_those_that_something_needs(changes, updates, wanted):
-    assert make(**changes).annotations(updates) == wanted
+    assert make(**changes).old_columns(updates) == wanted
 
 
 def test_prepares_is_what_mini_batches_need_of_the_current_policy():
-    assert make().prepares == ()
-    assert make(loss={"name": "prepared"}).prepares == ("entropy",)
+    assert make().current_outputs == ()
+    assert make(loss={"name": "prepared"}).current_outputs == ("entropy",)
     bypass = make(loss={"name": "prepared"}, correction=correction("rollout", GEO_RS))
-    assert bypass.prepares == ("logprobs", "entropy")
+    assert bypass.current_outputs == ("logprobs", "entropy")
 
 
 def test_a_loss_of_groups_keeps_them_together():

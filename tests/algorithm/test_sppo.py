@@ -80,7 +80,7 @@ def test_the_best_and_the_worst_row_may_train_alone_by_their_win_rates_against_a
     columns = {"response_mask": torch.tensor([[False, True]] * 3), "truncated": torch.zeros(3, dtype=torch.bool)}
     columns |= {"scores": torch.tensor([0.0, 1.0, 0.5]), "group": torch.zeros(3, dtype=torch.int64)}
     batch = TensorDict(columns | {"unit": torch.arange(3)}, batch_size=[3])
-    algorithm.filter(batch)
-    algorithm.advantages(batch, lambda tensor: tensor, Metrics())
+    algorithm.build_loss_mask(batch)
+    algorithm.estimate_advantages(batch, lambda tensor: tensor, Metrics())
     assert batch["keep"][:, 1].tolist() == [True, True, False]
     assert batch["advantages"][:, 1].tolist() == pytest.approx([-1 / 3, 1 / 3, 0.0])

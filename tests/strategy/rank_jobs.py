@@ -2,8 +2,9 @@
 
 import torch
 
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
-from rft.batch.collate import collate
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import collate, dummy_row
 from rft.metrics import Metrics
 
 MODEL = {
@@ -41,6 +42,7 @@ METHOD = {
     "reward_kl": None,
     "critic_loss": {"name": "value", "clip": None},
     "prm_loss": None,
+    "schedules": {},
     "critic_warmup": 0,
     "correction": None,
     "gradient_mask": None,
@@ -50,7 +52,6 @@ METHOD = {
     "pick": "all",
     "iteration": 0,
     "sampler": "actor",
-    "resample_power": None,
 }
 DISTILL = METHOD | {"loss": {"name": "jsd", "beta": 0.3}}
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
@@ -104,7 +105,7 @@ def make_taught():
 
 def update(actor, rows):
     """One update of an actor of one process; the numbers that it logged."""
-    algorithm, metrics, rows = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics(), rows.clone()
+    algorithm, metrics, rows = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics(), rows.clone()
     algorithm.compute_loss_weights(rows, actor.world.all_sum)
     objective = algorithm.policy if actor.key == "actor" else algorithm.learners["critic"]
     actor.update(rows, dummy_row(rows, rows), objective, 0.8, metrics)

@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rft.actor.actor import NonFiniteError
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
@@ -75,7 +77,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
         actor.load_state_dict(job["state"], with_optimizer=True)
-    algorithm = Algorithm(AlgorithmOptions(**job["algorithm"]), "algorithm")
+    algorithm = build_algorithm(AlgorithmOptions(**job["algorithm"]), "algorithm")
     objective = algorithm.learners["critic"] if job["head"] == "value" else algorithm.policy
     assert objective is not None
     gathered: list[int] = []

@@ -135,7 +135,8 @@ class Examination:
         tensors = policy.weights()
         self.trainer.rest()
         self.trainer.step += 1  # of the versions
-        self.trainer.wake(policy, tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors))
+        scaled = tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors)
+        self.trainer.publish(self.trainer.step, policy, scaled)
 
     def draw(self) -> TensorDict:
         """The first batch of the training source, sampled now."""
@@ -194,8 +195,8 @@ class Examination:
         batch, metrics = self.draw(), Metrics()
         self.trainer.rest()
         self.trainer.begin(0, self.stage, None)
-        self.trainer.compute_columns(self.stage, batch, metrics)
-        self.trainer.update(self.stage, self.stage.algorithm.options.critic_warmup + 1, batch, metrics)
+        step = self.trainer.compute_columns(self.stage, batch, metrics)
+        self.trainer.update(self.stage, self.stage.steps, batch, step)  # the policy trains in the last step
         self.hand_over()
         drifted = self.note("greedy, after an update at learning rate 0", self.greedy(), 1.0)
         before, after = self.settled.largest, drifted.largest

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from rft.actor.init import init_without_loading
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
+from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
@@ -50,7 +51,7 @@ class DryRun:
         self._ledger = ledger
         self._longest = texts.answer_tokens
         self._cuttings = []  # of the actors that have one: a reference may be the policy itself
-        for actor in trainer.actors().values():
+        for actor in trainer.models.values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
             if "micro_batcher" in vars(actor):
                 self._cuttings.append((actor, actor.micro_batcher))
@@ -61,7 +62,7 @@ class DryRun:
         Args:
             stage: that reads the reference, if there is one.
         """
-        reference = self._trainer.helpers.get("reference")
+        reference = self._trainer.models.get("reference")
         if isinstance(reference, PrecomputedReference) and not reference.copied:
             self._remember(reference, stage)
         self._sync("begin")
@@ -87,10 +88,10 @@ class DryRun:
                 batch = stage.source.next(metrics)
                 ledger.call("batch", _tensors(batch))
                 with ledger.stage(own["annotate"]):
-                    trainer.compute_columns(stage, batch, metrics)
+                    step = trainer.compute_columns(stage, batch, metrics)
                 ledger.call("batch", _tensors(batch))
                 with ledger.stage(own["update"]):
-                    trainer.update(few, stage.steps, batch, metrics)
+                    trainer.update(few, stage.steps, batch, step)
                 self._sync(own["sync"])
         self._texts.answer_tokens = self._longest
         for actor, micro_batcher in self._cuttings:
@@ -104,8 +105,8 @@ class DryRun:
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the fullest moment of each stage; the cache of the engine is as it is at the end."""
-        for actor in self._trainer.helpers.values():
-            if "network" in vars(actor):  # a reference may be the policy's own
+        for key, actor in self._trainer.models.items():
+            if key != POLICY and "network" in vars(actor):  # a reference may be the policy's own
                 self._ledger.call("other models", actor.network.state_dict().values())
         self._ledger.call("weights", self._trainer.policy.network.state_dict().values())
         found = self._ledger.peaks()
@@ -118,7 +119,7 @@ class DryRun:
     def _remember(self, reference: PrecomputedReference, stage: Stage) -> None:
         self._fill_forwards(stage)
         batch = stage.source.next(Metrics())
-        stage.algorithm.filter(batch)
+        stage.algorithm.build_loss_mask(batch)
         with self._ledger.stage("reference"):
             with self._hollow.creating(), init_without_loading():
                 model = reference.load()
@@ -136,7 +137,7 @@ class DryRun:
         for answer in self._lengths():
             self._texts.answer_tokens = answer
             batch = stage.source.next(Metrics())
-            stage.algorithm.filter(batch)
+            stage.algorithm.build_loss_mask(batch)
             rows = batch[: max(1, len(batch) // stage.minibatches)]
             micros = policy.micro_batcher.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
             cuts = [_computed(micro) for micro in micros]

@@ -138,7 +138,7 @@ class PlanJob(Job):
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
                 run.batch = batch
-            for helper in trainer.helpers.values():
+            for helper in trainer.models.values():
                 if isinstance(helper, ServedTeacher):
                     vars(helper)["compute"] = helper.blank
             walk = DryRun(trainer, texts, hollow, ledger)

@@ -2,7 +2,9 @@
 
 import torch
 
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
 from tests.actor.lora.lora_on_ranks import lora_options
 from tests.helpers import make_actor, make_optimizer, make_strategy
@@ -22,7 +24,7 @@ def make(world, lora=None, key="actor", head="lm", trains=True, seed=0, **change
 
 
 def update(actor, batch, count=1):
-    algorithm, metrics = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics()
+    algorithm, metrics = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), Metrics()
     for _ in range(count):
         rows = batch.clone()
         algorithm.compute_loss_weights(rows, actor.world.all_sum)

@@ -11,7 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rft.actor.reference import AdapterReference
-from rft.algorithm.algorithm import Algorithm, AlgorithmOptions, dummy_row
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from tests.helpers import make_actor, make_optimizer, make_strategy, yaml_options
@@ -46,7 +48,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     shape = {"micro_batch_tokens": 20, "model_config": MODEL | {"tie_word_embeddings": tied}}
     policy = make_actor(world, make_strategy(world, dtype=dtype), optimizer, lora=lora_options(**lora), **shape)
     policy.begin_training(optimizer, 10)
-    algorithm, batch = Algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
+    algorithm, batch = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
     places = torch.tensor(SHARES[world.size][world.rank])
     mine = batch[places]
     reference = AdapterReference(policy)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.algorithm.resample import resample_counts
+from rft.algorithm.selection import resample_counts
 
 
 def test_as_many_rows_as_before_and_none_of_weight_zero():

@@ -1,0 +1,72 @@
+"""The yaml of an algorithm."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rft.algorithm.correction import CorrectionOptions
+
+
+@dataclass
+class RewardKL:
+    """KL to the reference inside the reward.
+
+    Attributes:
+        estimator: of the KL per token.
+        coef: a number, or an adaptive control.
+    """
+
+    estimator: Literal["k1", "k2", "k3", "abs"]
+    coef: Any
+
+
+@dataclass
+class AlgorithmOptions:
+    """The yaml of an algorithm.
+
+    Attributes:
+        name: goes into the name of the run.
+        group_size: responses per prompt.
+        source: where batches come from, as a `_target_`.
+        advantage: null where the loss needs none.
+        loss: the policy's loss.
+        terms: summands beside the loss, each with a `coef`.
+        aggregation: the weight of a token; null where the loss is not per token.
+        shaping: what happens to the score before the advantage, in order.
+        reward_kl: KL in the reward, or null.
+        critic_loss: what the critic minimises, or null.
+        prm_loss: what the process reward model minimises, or null.
+        schedules: which models train in a step, and what happens between steps, by name; see `rft.train.schedules`.
+        critic_warmup: steps at the start in which the critic alone is trained.
+        correction: what is done about a rollout policy that is not the training policy, or null.
+        gradient_mask: which tokens pass the loss's gradient, or null for all of them.
+        old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
+        mask_truncated: rows that the length limit ended do not train (overlong filtering).
+        mask_tied: groups of equal scores, before any shaping, count in no denominator (zero-variance filtering).
+        pick: which rows train, by their scores before any shaping: the name of a selection (`all`, `best`,
+            `best_and_worst`), or `{name: resample, power: 2.0}` for one with options.
+        iteration: steps after which the reference becomes a copy of the policy; 0: it stays.
+        sampler: whose weights the engine samples with: the policy's, or those of the reference, as they were when the
+            iteration began.
+    """
+
+    name: str
+    group_size: int
+    source: Any
+    advantage: Any
+    loss: Any
+    terms: dict[str, Any]
+    aggregation: Any
+    shaping: dict[str, Any]
+    reward_kl: RewardKL | None
+    critic_loss: Any
+    prm_loss: Any
+    schedules: dict[str, Any]
+    critic_warmup: int
+    correction: CorrectionOptions | None
+    gradient_mask: Any
+    old_logprobs: Literal["actor", "rollout"]
+    mask_truncated: bool
+    mask_tied: bool
+    pick: str | dict[str, Any]
+    iteration: int
+    sampler: Literal["actor", "reference"]

@@ -1,0 +1,64 @@
+"""What happens between the steps of a stage: which models an update trains, and when weights are replaced.
+
+A schedule is registered by name and stands under `algorithm.schedules`, with its options. It is a function of how many
+steps of the stage are done, so that a resumed run needs no state of it.
+"""
+
+from collections.abc import Mapping
+
+from rft.actor.actor import Actor
+from rft.algorithm.roles import POLICY
+from rft.registry import Registry
+
+SCHEDULES = Registry("schedule")
+
+
+class Schedule:
+    """The base class of schedules: it changes nothing."""
+
+    def trains(self, key: str, stage_step: int) -> bool:
+        """True where the model with this key trains in this step of the stage (1 is the first)."""
+        return True
+
+    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+        """Called when the updates of a step are done, before the engine gets new weights. A collective."""
+
+    def weights_age(self, key: str, done: int) -> int:
+        """Steps since the weights of a model that never trains were replaced, of the `done` steps of the stage."""
+        return done
+
+
+@SCHEDULES.register("warmup")
+class Warmup(Schedule):
+    """In the first steps one model trains alone, such as a critic that knows nothing yet (VC-PPO, 2503.01491).
+
+    Args:
+        steps: in which the policy does not train.
+    """
+
+    def __init__(self, *, steps: int) -> None:
+        self._steps = steps
+
+    def trains(self, key: str, stage_step: int) -> bool:
+        return key != POLICY or stage_step > self._steps
+
+
+@SCHEDULES.register("iterations")
+class Iterations(Schedule):
+    """After every n-th step a model becomes a copy of the policy (iterative DPO, 2404.19733).
+
+    Args:
+        every: steps; 0 for never.
+        model: key of the model.
+    """
+
+    def __init__(self, *, every: int, model: str) -> None:
+        self._every = every
+        self._model = model
+
+    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+        if self._every and stage_step % self._every == 0:
+            models[self._model].copy_weights_from(models[POLICY])
+
+    def weights_age(self, key: str, done: int) -> int:
+        return done % self._every if self._every and key == self._model else done
