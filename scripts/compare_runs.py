@@ -3,10 +3,11 @@
 python scripts/compare_runs.py list
 python scripts/compare_runs.py record --checkout ../before --out before.json --spelling old
 python scripts/compare_runs.py record --checkout . --out after.json --only default,ppo
-python scripts/compare_runs.py compare before.json after.json
+python scripts/compare_runs.py compare before.json after.json --only default,ppo
 
-A run on one process has to be equal to the last bit. A run on several ranks has to be equal to 1e-6.
-The values of the tensors are kept in a folder beside the file: `before.tensors` for `before.json`.
+A run on one process has to be equal to the last bit. A run on several ranks has to be equal to 1e-6. `--spelling old`
+is for a checkout from before keys of the config were renamed (see `Spelled` in comparison/runs.py). The values of
+the tensors are kept in a folder beside the file: `before.tensors` for `before.json`.
 """
 
 import argparse
@@ -38,6 +39,7 @@ def main() -> None:
     part = sections.add_parser("compare", help="prints a table of two recordings; ends with 1 where a run failed")
     part.add_argument("one", type=Path)
     part.add_argument("other", type=Path)
+    part.add_argument("--only", default="", help="names of runs, with commas between: the others are left out")
     part.set_defaults(run=compare_recordings)
     arguments = parser.parse_args()
     try:
@@ -80,6 +82,9 @@ def compare_recordings(arguments: argparse.Namespace) -> None:
     one, other = (json.loads(path.read_text()) for path in (arguments.one, arguments.other))
     say(f"first: {one['checkout']} at {one['commit']}, torch {one['torch']}")
     say(f"second: {other['checkout']} at {other['commit']}, torch {other['torch']}\n")
+    if only := [name for name in arguments.only.split(",") if name]:
+        for side in (one, other):
+            side["runs"] = {name: side["runs"][name] for name in only if name in side["runs"]}
     verdicts = compare(one, other, (tensors_of(arguments.one), tensors_of(arguments.other)))
     sys.stdout.write(table(verdicts))
     if any(verdict.problems for verdict in verdicts):
