@@ -1,0 +1,323 @@
+"""The architecture: the repository keeps each rule of tests/architecture_rules.py, and each rule can be broken.
+
+`ALLOWED` lists the violations that stay, with the reason. `KNOWN` lists those that are to go: it may only shrink, so a
+listed violation that no longer exists fails the test too.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import rft
+from tests.architecture_rules import (
+    RULES,
+    backends,
+    calls,
+    cycles,
+    floors,
+    folders,
+    metaphors,
+    mirror,
+    modalities,
+    names_of_algorithms,
+    options_of_algorithms,
+    processor_keys,
+    sizes,
+)
+
+ROOT = Path(rft.__file__).parent.parent
+
+ALLOWED: dict[str, dict[str, str]] = {
+    "calls": {
+        "rft.reward.compose: except Exception": "a rule of the user's may raise anything; the error names the row",
+        "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
+        "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
+    },
+    "mirror": {
+        "tests/test_architecture.py: mirrors no module of rft/.": "the tree as a whole",
+        "tests/test_docs.py: mirrors no module of rft/.": "the pages",
+    },
+}
+# KNOWN
+KNOWN: dict[str, tuple[str, ...]] = {
+    "floors": (
+        "rft.logger.console: imports rft.report.history",
+        "rft.logger.log: imports rft.report.history",
+        "rft.logger.log: imports rft.report.run_page",
+        "rft.logger.log: imports rft.report.scaling",
+        "rft.remote.load_balancer: imports rft.rollout.server.options",
+        "rft.remote.requests: imports rft.rollout.server.server_api",
+        "rft.remote.server_process: imports rft.rollout.server.server_api",
+        "rft.setup.assembly: imports rft.modes.verify",
+    ),
+    "cycles": (
+        "rft.actor.packing.layout: in a cycle with rft.actor.packing.sequence_shard",
+        "rft.actor.packing.sequence_shard: in a cycle with rft.actor.packing.layout",
+        "rft.algorithm.algorithm: in a cycle with rft.algorithm.check",
+        "rft.algorithm.check: in a cycle with rft.algorithm.algorithm",
+        "rft.rollout.engine.vllm: in a cycle with rft.rollout.server.vllm",
+        "rft.rollout.server.vllm: in a cycle with rft.rollout.engine.vllm",
+    ),
+    "mirror": (
+        "tests/actor/packing/test_packing.py: mirrors no module of rft/actor/packing",
+        "tests/actor/test_score_actor.py: mirrors no module of rft/actor",
+        "tests/actor/test_score_network.py: mirrors no module of rft/actor",
+        "tests/actor/test_step_actor.py: mirrors no module of rft/actor",
+        "tests/algorithm/test_certificates.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_distill.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_invariances.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_mutation_survivors.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_preference.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_process_reward.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_process_reward_loss.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_reward_model_loss.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_selected_losses.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_sppo.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_terms.py: mirrors no module of rft/algorithm",
+        "tests/algorithm/test_tracker.py: mirrors no module of rft/algorithm",
+        "tests/modes/plan/test_measured_peak.py: mirrors no module of rft/modes/plan",
+        "tests/rollout/server/test_real_servers.py: mirrors no module of rft/rollout/server",
+        "tests/rollout/server/test_server_sleep.py: mirrors no module of rft/rollout/server",
+        "tests/rollout/server/test_servers_on_ranks.py: mirrors no module of rft/rollout/server",
+        "tests/rollout/server/test_weight_sync.py: mirrors no module of rft/rollout/server",
+        "tests/setup/test_config.py: mirrors no module of rft/setup",
+        "tests/setup/test_refusals.py: mirrors no module of rft/setup",
+        "tests/strategy/test_compile.py: mirrors no module of rft/strategy",
+        "tests/strategy/test_traffic.py: mirrors no module of rft/strategy",
+        "tests/strategy/test_training_on_ranks.py: mirrors no module of rft/strategy",
+    ),
+    "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
+    "folders": (
+        "rft/algorithm/loss: more than 13 files",
+        "rft/algorithm: more than 13 files",
+        "scripts/bench: more than 13 files",
+        "tests/algorithm: more than 13 files",
+        "tests/e2e: more than 13 files",
+        "tests/rollout/server: more than 13 files",
+    ),
+    "options_of_algorithms": (
+        "rft.train.precompute: option iteration",
+        "rft.train.precompute: option sampler",
+        "rft.train.precompute: role reference",
+        "rft.train.stage: option iteration",
+        "rft.train.trainer: option critic_warmup",
+        "rft.train.trainer: option old_logprobs",
+        "rft.train.trainer: option pick",
+        "rft.train.trainer: option resample_power",
+        "rft.train.trainer: role reference",
+    ),
+    "backends": (
+        "rft.actor.actor: fsdp",
+        "rft.actor.optim.ema: fsdp",
+        "rft.actor.teacher: fsdp",
+        "rft.modes.doctor.causes: fsdp",
+        "rft.modes.plan.memory_tracker: fsdp",
+        "rft.modes.plan.skip_compute: fsdp",
+        "rft.rollout.engine.base: sglang",
+        "rft.rollout.engine.base: vllm",
+        "rft.rollout.server.engine: fsdp",
+        "rft.rollout.server.engine: sglang",
+        "rft.rollout.server.prompt_logprobs: sglang",
+        "rft.rollout.server.prompt_logprobs: vllm",
+    ),
+    "modalities": (
+        "rft.report.chart: pixel",
+        "rft.rollout.server.sglang: image",
+        "rft.rollout.server.vllm: image",
+    ),
+    "metaphors": (
+        "rft.actor.actor",
+        "rft.actor.heads",
+        "rft.actor.lora.adapters",
+        "rft.actor.packing.attention",
+        "rft.actor.packing.micro_batches",
+        "rft.actor.packing.sequence_shard",
+        "rft.actor.teacher",
+        "rft.algorithm.certificate.invariances",
+        "rft.algorithm.control",
+        "rft.algorithm.loss.distill",
+        "rft.algorithm.mismatch",
+        "rft.algorithm.objective",
+        "rft.batch.balance",
+        "rft.data.encode.lengths",
+        "rft.data.encode.masks",
+        "rft.data.given.supervised",
+        "rft.data.rows.mixture",
+        "rft.data.rows.schemas",
+        "rft.data.rows.sources",
+        "rft.data.rows.stream",
+        "rft.data.sampler",
+        "rft.errors",
+        "rft.evaluation.base",
+        "rft.evaluation.estimators",
+        "rft.evaluation.generation",
+        "rft.evaluation.preference",
+        "rft.evaluation.process",
+        "rft.logger.log",
+        "rft.metrics",
+        "rft.modes.doctor.examine",
+        "rft.modes.doctor.report",
+        "rft.modes.evaluate",
+        "rft.modes.generate",
+        "rft.modes.plan.stubs",
+        "rft.remote.load_balancer",
+        "rft.remote.process_supervisor",
+        "rft.remote.requests",
+        "rft.remote.server_process",
+        "rft.reward.gsm8k",
+        "rft.reward.model",
+        "rft.rollout.engine.base",
+        "rft.rollout.engine.hf",
+        "rft.rollout.engine.vllm",
+        "rft.rollout.server.engine",
+        "rft.rollout.server.prompt_logprobs",
+        "rft.rollout.server.server_api",
+        "rft.rollout.server.server_pool",
+        "rft.rollout.server.sglang",
+        "rft.rollout.server.teacher",
+        "rft.rollout.server.teacher_check",
+        "rft.rollout.server.vllm",
+        "rft.rollout.server.weight_broadcast",
+        "rft.rollout.server.weight_store",
+        "rft.rollout.source.curriculum",
+        "rft.rollout.source.forced_stop",
+        "rft.rollout.source.rollout",
+        "rft.setup.assembly",
+        "rft.setup.components",
+        "rft.strategy.context",
+        "rft.strategy.tensor",
+        "rft.train.checkpoint",
+        "rft.train.precompute",
+        "rft.train.profiler",
+        "rft.train.run_folder",
+        "rft.train.stage",
+        "rft.train.trainer",
+    ),
+}
+# END
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps_the_rule(rule):
+    listed = {*ALLOWED.get(rule.__name__, ()), *KNOWN.get(rule.__name__, ())}
+    found = set(rule(ROOT))
+    assert not found - listed, "new violations: cure them; do not list them"
+    assert not listed - found, "these no longer exist: take them out of the list"
+
+
+@pytest.mark.parametrize("rule", [*ALLOWED, *KNOWN])
+def test_every_list_belongs_to_a_rule(rule):
+    assert rule in [known.__name__ for known in RULES]
+
+
+# For each rule: files of a small tree that break it, and the violations; nothing else in the tree is one.
+ADVANTAGE = '@ADVANTAGES.register("group_mean")\ndef group_mean(): ...\n'
+OPTIONS = "class AlgorithmOptions:\n    iteration: int\n"
+BROKEN = [
+    (floors, {"rft/data/a.py": "import rft.modes.b", "rft/modes/b.py": ""}, {"rft.data.a: imports rft.modes.b"}),
+    (
+        floors,
+        {"rft/actor/a.py": "def f():\n    from rft.data import b", "rft/data/b.py": ""},
+        {"rft.actor.a: imports rft.data.b"},
+    ),
+    (
+        floors,
+        {
+            "rft/batch/a.py": "if TYPE_CHECKING:\n    from ..train.b import C",
+            "rft/batch/__init__.py": "",
+            "rft/train/b.py": "C = 1",
+        },
+        {"rft.batch.a: imports rft.train.b"},
+    ),
+    (
+        floors,
+        {"rft/errors.py": "importlib.import_module('rft.batch.b')", "rft/batch/b.py": ""},
+        {"rft.errors: imports rft.batch.b"},
+    ),
+    (floors, {"rft/utils/a.py": ""}, {"rft.utils.a: no floor"}),
+    (
+        cycles,
+        {"rft/data/a.py": "from rft.data import b", "rft/data/b.py": "def f(): import rft.data.a", "rft/data/c.py": ""},
+        {"rft.data.a: in a cycle with rft.data.b", "rft.data.b: in a cycle with rft.data.a"},
+    ),
+    (
+        mirror,
+        {
+            "rft/data/a.py": "",
+            "tests/data/test_a.py": "",
+            "tests/data/test_a_on_ranks.py": "",
+            "tests/e2e/test_it.py": "",
+            "tests/data/test_b.py": "",
+        },
+        {"tests/data/test_b.py: mirrors no module of rft/data"},
+    ),
+    (sizes, {"rft/a.py": "\n" * 400, "tests/b.py": "\n" * 401}, {"tests/b.py: more than 400 lines"}),
+    (folders, {f"rft/data/a{number}.py": "" for number in range(14)}, {"rft/data: more than 13 files"}),
+    (
+        calls,
+        {
+            "rft/a.py": "hasattr(a, 'b')\nprint(1)\nconsole.print(1)\ngetattr(a, 'b')",
+            "rft/b.py": "getattr(a, 'b', None)",
+            "rft/c.py": "try: f()\nexcept: pass",
+            "rft/d.py": "try: f()\nexcept (ValueError, Exception): pass\ntry: f()\nexcept ValueError: pass",
+        },
+        {
+            "rft.a: hasattr",
+            "rft.a: print",
+            "rft.b: getattr with a default",
+            "rft.c: except",
+            "rft.d: except (ValueError, Exception)",
+        },
+    ),
+    (
+        names_of_algorithms,
+        {
+            "rft/algorithm/a.py": ADVANTAGE,
+            "rft/config/algorithm/dpo.yaml": "",
+            "rft/data/b.py": 'known = "group_mean"\n',
+            "rft/data/c.py": '"""As in dpo."""\nraise ValueError(f"set algorithm=dpo, {known}")\n',
+        },
+        {"rft.data.b: group_mean", "rft.data.c: dpo"},
+    ),
+    (
+        options_of_algorithms,
+        {
+            "rft/algorithm/a.py": OPTIONS,
+            "rft/train/b.py": "algorithm.options.iteration\noptions.steps",
+            "rft/train/c.py": "helpers['reference']",
+            "rft/setup/d.py": "options.iteration",
+        },
+        {"rft.train.b: option iteration", "rft.train.c: role reference"},
+    ),
+    (
+        backends,
+        {
+            "rft/rollout/vllm.py": "class VLLM: ...",
+            "rft/rollout/a.py": '"""As vLLM does."""\n# vLLM\nimport vllm',
+            "rft/b.py": "from rft.rollout.sglang import C",
+        },
+        {"rft.rollout.a: vllm", "rft.b: sglang"},
+    ),
+    (
+        modalities,
+        {"rft/data/encode/a.py": "image = 1", "rft/data/b.py": "# an image\n", "rft/c.py": "load_audio()\nimagine = 1"},
+        {"rft.data.b: image", "rft.c: audio"},
+    ),
+    (processor_keys, {"rft/data/encode/a.py": "batch['pixel_values']"}, {"rft.data.encode.a: pixel_values"}),
+    (metaphors, {"rft/a.py": "# A rank goes on.\n", "rft/b.py": "def mine_rows(): undermine = 1\n"}, {"rft.a"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "found"), BROKEN, ids=lambda value: value.__name__ if callable(value) else ""
+)
+def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_path):
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert set(rule(tmp_path)) == found
+
+
+def test_every_rule_is_shown_to_fail():
+    assert {rule for rule, _, _ in BROKEN} == set(RULES)
