@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import rft
 from rft.actor.actor import Actor
+from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.data.encode.tokenizer import characters
 from rft.distributed import World
 from rft.registry import take
+from rft.rollout.engine.base import EngineContext
+from rft.rollout.engine.hf import HFEngine
 from rft.strategy.fsdp2 import FSDP2
 
 CONFIG = Path(rft.__file__).parent / "config"
@@ -50,3 +54,20 @@ def make_actor(
     supplied = {"key": key, "world": world, "strategy": strategy, "seed": seed, "optimizer": optimizer}
     supplied["tokenizer"] = characters(alphabet="0123456789abcdef")
     return Actor(**supplied, **take(options, Actor, key, "Actor", tuple(supplied)))
+
+
+def engine_context(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path = Path("/nowhere"),
+    world: Any = None,
+    lora: Lora | None = None,
+    **engine_args: Any,
+) -> EngineContext:
+    """What a run gives to an engine; without a world, for engines that need none."""
+    return EngineContext(world, model, tokenizer, folder, engine_args, lora)
+
+
+def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
+    """The engine of rollout=hf."""
+    return HFEngine(engine_context(model, tokenizer), max_rows)

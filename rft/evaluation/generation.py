@@ -9,8 +9,9 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import HeldOut, Measured, Progress
 from rft.evaluation.estimators import maj_at_k, pass_at_k
-from rft.rollout.engine.base import Engine, Request, row_seed
+from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
 from rft.rollout.source.rollout import Score
 
 
@@ -51,10 +52,10 @@ class Answered(Measured):
 
 
 class Evaluator(HeldOut):
-    """Answers held-out sets with the engine and scores the answers.
+    """Answers held-out sets with the sampler and scores the answers.
 
     Args:
-        world, engine, encoder, score: as in training.
+        world, sampler, encoder, score: as in training.
         extract: the answers that texts give, in normal form, None where there is none.
         sets: rows by the name of the set.
         accuracy: the reward term that tells right from wrong.
@@ -68,7 +69,7 @@ class Evaluator(HeldOut):
     def __init__(
         self,
         world: World,
-        engine: Engine,
+        sampler: Sampler,
         encoder: Encoder,
         score: Score,
         extract: Callable[[Sequence[str]], list[str | None]],
@@ -82,7 +83,7 @@ class Evaluator(HeldOut):
         seed: int,
     ) -> None:
         self._world = world
-        self._engine = engine
+        self._sampler = sampler
         self._encoder = encoder
         self._score = score
         self._extract = extract
@@ -131,7 +132,7 @@ class Evaluator(HeldOut):
             Request(prompt, [row_seed(self._seed, number, sample) for sample in range(samples)])
             for prompt, number in zip(prompts, mine, strict=True)
         ]
-        completions = self._engine.generate(requests, sampling, progress)
+        completions = self._sampler.generate(requests, sampling, progress)
         texts = [completion.text for group in completions for completion in group]
         _, terms = self._score(texts, [rows[number] for number in mine for _ in range(samples)])
         extracted = self._extract(texts)

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rft.modes.model import Answering
-from rft.rollout.engine.base import Engine, Request, row_seed
+from rft.rollout.engine.base import Request, row_seed
+from rft.rollout.sampler import Sampler
 
 HELP = "/clear forgets the conversation, /system <text> does so under another system prompt, /quit ends"
 
@@ -26,13 +27,13 @@ def chat(config: dict[str, Any], console: Console) -> float:
     job.check.end()
     if job.world.size > 1:
         raise ValueError("mode=chat talks in one process; start it without torchrun")
-    with job.started() as engine:
+    with job.started() as sampler:
         said = f"{job.title}. {HELP}" if job.run.data.template != "none" else f"{job.title} completes text. /quit ends"
         console.print(said, style="dim", highlight=False, soft_wrap=True)
-        return float(talk(job, engine, console))
+        return float(talk(job, sampler, console))
 
 
-def talk(job: Answering, engine: Engine, console: Console) -> int:
+def talk(job: Answering, sampler: Sampler, console: Console) -> int:
     """Answers line after line; what cannot be answered is said and forgotten. Returns the number of answers."""
     run, turns = job.run, job.run.data.template != "none"
     sampling = run.rollout.untruncated(0.0) if run.chat.greedy else run.rollout
@@ -66,7 +67,7 @@ def talk(job: Answering, engine: Engine, console: Console) -> int:
             said = f"{len(prompt)} tokens and an answer of rollout.max_new_tokens={sampling.max_new_tokens} are over "
             console.print(Text(f"{said}the model's context of {context}; /clear, or say it shorter", style="red"))
             continue
-        [[answer]] = engine.generate([Request(prompt, [row_seed(run.seed, answers, 0)])], sampling, None)
+        [[answer]] = sampler.generate([Request(prompt, [row_seed(run.seed, answers, 0)])], sampling)
         answers += 1
         history = [*asked, {"role": "assistant", "content": answer.text}]
         console.print(Text(answer.text))

@@ -19,8 +19,9 @@ from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import require
 from rft.modes.model import Answering, display
 from rft.report.history import write_atomically
-from rft.rollout.engine.base import Completion, Engine, Request, row_seed
+from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_lengths
 
 
@@ -53,14 +54,14 @@ def generate(config: dict[str, Any], console: Console) -> float:
         if done:
             shown.message(f"{output} holds {done} of {total} rows: going on behind them")
         if done < total:
-            with job.started() as engine, shown.progress("generate", total) as show:
-                complete(job, engine, rows, prompts, done, show)
+            with job.started() as sampler, shown.progress("generate", total) as show:
+                complete(job, sampler, rows, prompts, done, show)
         shown.message(f"{total} rows, completed by {job.title}, are in {output}")
     return float(total)
 
 
 def complete(
-    job: Answering, engine: Engine, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
+    job: Answering, sampler: Sampler, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
 ) -> None:
     """Completes the rows that are not done, chunk by chunk; each rank does its share, and rank zero writes."""
     run, options, world = job.run, job.run.generate, job.world
@@ -70,7 +71,7 @@ def complete(
         mine = range(start + world.rank, end, world.size)
         seeds = {number: [row_seed(run.seed, number, sample) for sample in range(options.samples)] for number in mine}
         requests = [Request(prompts[number], seeds[number]) for number in mine]
-        found = dict(zip(mine, engine.generate(requests, sampling, None), strict=True))
+        found = dict(zip(mine, sampler.generate(requests, sampling), strict=True))
         everyones = {number: group for theirs in world.gather(found) for number, group in theirs.items()}
         if world.rank == 0:
             append(Path(options.output), [row_of(rows[number], everyones[number]) for number in range(start, end)])

@@ -17,8 +17,7 @@ from rft.distributed import World, start
 from rft.evaluation.base import HeldOut
 from rft.logger.console import RunConsole
 from rft.logger.log import SilentLog
-from rft.rollout.engine.base import Engine
-from rft.rollout.engine.none import NoEngine
+from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
 from rft.train.run_folder import CONFIG, scratch
@@ -58,7 +57,7 @@ class Answering(Components):
         run, check = self.run, self.check
         self.check_after()
         scores = run.mode == "evaluate" and self.grader is not None
-        if issubclass(self.engine.factory, NoEngine) and not scores:
+        if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")
         self.world = start(run.strategy["device"])
         self.engine.factory.check_here(self.engine.options)
@@ -81,8 +80,8 @@ class Answering(Components):
     def measuring(self, sets: dict[str, Rows]) -> Iterator[HeldOut]:
         """What measures held-out sets with the weights of the model. A collective."""
         if self.grader is None:
-            with self.started() as engine:
-                yield self.evaluator(self.world, None, engine, self.encoder, sets)
+            with self.started() as sampler:
+                yield self.evaluator(self.world, None, sampler, self.encoder, sets)
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
@@ -93,24 +92,23 @@ class Answering(Components):
             yield self.evaluator(self.world, policy, None, self.encoder, sets)
 
     @contextmanager
-    def started(self) -> Iterator[Engine]:
-        """The engine with the weights of the model. A collective."""
+    def started(self) -> Iterator[Sampler]:
+        """The sampler with the weights of the model. A collective."""
         run = self.run
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.shape, run.seed)
             engine = self.make_engine(self.world, empty_like(model, self.world.device), self._words, folder)
+            sampler = EngineSampler(engine)
             try:
-                engine.wake("weights")
-                engine.update_weights(0, model.state_dict().items())
-                engine.wake("kv_cache")
+                sampler.publish(0, model.state_dict().items())
                 del model
-                yield engine
+                yield sampler
             except BaseException:
-                engine.abort()
+                sampler.abort()
                 raise
             finally:
-                engine.close()
+                sampler.close()
 
 
 @contextmanager

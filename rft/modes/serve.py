@@ -13,6 +13,7 @@ from rft.actor.init import meta_model, read_config
 from rft.remote.http_client import LOOK_S, ServerClient
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
+from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 from rft.setup.components import Components
 
@@ -34,7 +35,12 @@ def serve(config: dict[str, Any], console: Console) -> None:
     python = options.python or sys.executable
     if shutil.which(python) is None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
-    server_api = parts.engine.factory.server_api(run.rollout.engine_args)
+    engine = parts.engine.factory
+    if not issubclass(engine, ServableEngine):
+        raise ValueError(
+            "mode=serve: there are no servers for this rollout; choose rollout=vllm_server or rollout=sglang"
+        )
+    server_api = engine.server_api(run.rollout.engine_args)
     tokenizer = parts.tokenizer.build()
     shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     folder = Path(run.output_dir).resolve() / "engine"

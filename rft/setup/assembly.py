@@ -1,6 +1,5 @@
 """From the resolved config to objects: cheap checks first, models last."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.modes.verify import certify
 from rft.registry import Target
-from rft.rollout.engine.base import Engine
+from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.rollout import Score
 from rft.setup.components import Components
 from rft.setup.constraints import check_interruption, check_tokenizer
@@ -79,10 +78,10 @@ class Job(Components):
             try:
                 numbers = trainer.fit(stages)
             except BaseException:
-                trainer.engine.abort()
+                trainer.sampler.abort()
                 raise
             finally:
-                trainer.engine.close()
+                trainer.sampler.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} did not come: the warm-up was shorter than warmup.steps allows")
             if world.rank == 0:
@@ -181,14 +180,12 @@ class Job(Components):
         loaded: Datasets,
         folder: Path,
         log: RunLog,
-        answering: Callable[[Engine], Engine] = lambda engine: engine,
         score: Score | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models and what moves them.
 
         Args:
             folder, log: of the run.
-            answering: what the sources of batches are given in place of the engine.
             score: in place of the reward.
         """
         run, reads = self.run, self.algorithm.reads()
@@ -209,7 +206,7 @@ class Job(Components):
                     helpers[role.key] = PrecomputedReference(world, load, copied, folder / "ref_logprobs.pt")
                 else:
                     helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
-        engine = self.start_engine(world, policy, loaded, folder)
+        sampler = self.start_sampler(world, policy, loaded, folder)
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
@@ -217,7 +214,7 @@ class Job(Components):
         def source(target: Target, prompts: int, algorithm: Algorithm) -> Source:
             return target.build(
                 world=world,
-                engine=answering(engine),
+                engine=sampler,
                 encoder=loaded.encoder,
                 score=score or self.reward.score,
                 rows=loaded.rows(run, log.message),
@@ -269,8 +266,8 @@ class Job(Components):
                 world, policy.work, "group" if policy.micro_batcher.share_prefix else "unit", run.batch.balance
             ),
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
-            engine=engine,
-            evaluator=self.evaluator(world, policy, engine, loaded.encoder, loaded.held_out),
+            sampler=sampler,
+            evaluator=self.evaluator(world, policy, sampler, loaded.encoder, loaded.held_out),
             watched=run.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world),
@@ -280,6 +277,6 @@ class Job(Components):
         )
         return trainer, stages
 
-    def start_engine(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Engine:
-        """What samples, with no weights yet."""
-        return self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder)
+    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+        """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
+        return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder))

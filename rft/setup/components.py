@@ -23,7 +23,8 @@ from rft.evaluation.preference import Grader, PairEvaluator
 from rft.evaluation.process import StepEvaluator
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
-from rft.rollout.engine.base import Engine
+from rft.rollout.engine.base import Engine, EngineContext
+from rft.rollout.sampler import Sampler
 from rft.setup.constraints import (
     check_adapters,
     check_architecture,
@@ -45,7 +46,7 @@ from rft.train.schedules import SCHEDULES
 
 GRADERS: dict[str, type[Grader]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
-FROM_ENGINE = ("world", "model", "tokenizer", "folder", "engine_args", "lora")
+FROM_ENGINE = ("context",)
 FROM_ROLLOUT = (
     "world",
     "engine",
@@ -213,15 +214,21 @@ class Components:
     def make_engine(
         self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
     ) -> Engine:
-        """What samples, with no weights yet; see `FROM_ENGINE`."""
-        supplied = {"world": world, "model": model, "tokenizer": tokenizer, "folder": folder}
-        supplied |= {"engine_args": self.run.rollout.engine_args, "lora": self.actor.options["lora"]}
-        return self.engine.build(**supplied)
+        """The engine of `rollout`, without weights; see `EngineContext`."""
+        context = EngineContext(
+            world=world,
+            model=model,
+            tokenizer=tokenizer,
+            folder=folder,
+            engine_args=self.run.rollout.engine_args,
+            lora=self.actor.options["lora"],
+        )
+        return self.engine.build(context=context)
 
     def evaluator(
-        self, world: World, policy: Actor | None, engine: Engine | None, encoder: Encoder, sets: dict[str, Rows]
+        self, world: World, policy: Actor | None, sampler: Sampler | None, encoder: Encoder, sets: dict[str, Rows]
     ) -> HeldOut:
-        """What measures held-out sets: of a policy that gives scores its own, or else how well the engine answers."""
+        """What measures held-out sets: of a policy that gives scores its own, or else how well the sampler answers."""
         run = self.run
         if self.grader is not None:
             assert policy is not None
@@ -232,11 +239,11 @@ class Components:
                 sets,
                 **{name: self.source.options[name] for name in self.grader.options},
             )
-        assert engine is not None
+        assert sampler is not None
         self.reward.place(world.device)
         return Evaluator(
             world=world,
-            engine=engine,
+            sampler=sampler,
             encoder=encoder,
             score=self.reward.score,
             extract=self.reward.extract,

@@ -16,7 +16,6 @@ from rft.data.encode.encoder import Encoder
 from rft.data.rows.mixture import Mixture
 from rft.errors import Checks
 from rft.registry import Target, did_you_mean
-from rft.rollout.engine.none import NoEngine
 from rft.setup.schema import Rollout, Run, Warmup
 
 COUNTS = (
@@ -148,7 +147,7 @@ def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
     Args:
         lora: the policy's.
     """
-    if rollout.engine_args and "engine_args" not in engine.takes:
+    if rollout.engine_args and not engine.factory.facts.takes_arguments:
         name = sorted(rollout.engine_args)[0]
         raise ValueError(
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
@@ -176,7 +175,7 @@ def check_head(
                     f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
                     "another loss, or another actor/head"
                 )
-    samples, scores = not issubclass(engine, NoEngine), head in CLASSIFIERS
+    samples, scores = engine.facts.samples, head in CLASSIFIERS
     with check():
         if samples and scores:
             raise ValueError(f"actor.head={head}: such a model writes no text; choose rollout=none")

@@ -3,13 +3,11 @@
 import resource
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from rft.actor.actor import Actor, NonFiniteError
 from rft.algorithm.mismatch import WORST
@@ -22,8 +20,8 @@ from rft.distributed import World
 from rft.evaluation.base import SOURCE, HeldOut
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Engine
 from rft.rollout.engine.texts import describe_tokens
+from rft.rollout.sampler import Sampler
 from rft.train.checkpoint import Checkpoints
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
@@ -46,7 +44,7 @@ class Trainer:
         models: the policy and the models beside it whose columns the algorithm reads, by their keys.
         balance: spreads work over the processes.
         copies: the models that begin every stage as a copy of the policy.
-        engine: what samples text; it is given the policy's weights after every step.
+        sampler: samples text; the trainer publishes weights to it after every step.
         evaluator: held-out sets.
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
         log: where numbers go.
@@ -63,7 +61,7 @@ class Trainer:
         models: dict[str, Actor],
         balance: Balance,
         copies: list[Actor],
-        engine: Engine,
+        sampler: Sampler,
         evaluator: HeldOut,
         watched: str,
         log: RunLog,
@@ -77,7 +75,7 @@ class Trainer:
         self.policy = models[POLICY]
         self.balance = balance
         self.copies = copies
-        self.engine = engine
+        self.sampler = sampler
         self.evaluator = evaluator
         self.watched = watched
         self.log = log
@@ -86,12 +84,11 @@ class Trainer:
         self.profiler = profiler
         self.seed = seed
         self.step = 0  # steps done
-        self.held: Actor | None = None  # whose weights the engine has; None: it sleeps
         self.numbers: dict[str, float] = {}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
-        for stage in stages:  # while the engine holds no weights
+        for stage in stages:  # before the sampler takes memory
             self.precompute(stage, None)
         saved = self.checkpoints.read()
         if saved is None:
@@ -111,12 +108,12 @@ class Trainer:
             with self.log.stage(stage.name, self.step - done, stage.steps, done):
                 for stage_step in range(done + 1, stage.steps + 1):
                     if stage.source.samples():
-                        self.wake(stage, stage_step - 1)
+                        self.publish(stage, stage_step - 1)
                     self.step += 1
                     with self.profiler.step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
                         batch = stage.source.next(metrics)
-                        self.rest()
+                        self.sampler.release()
                         step = self.compute_columns(stage, batch, metrics)
                         self.update(stage, stage_step, batch, step)
                         stage.after_step(stage_step, self.models)
@@ -200,31 +197,17 @@ class Trainer:
         return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
 
     def refresh(self, stage: Stage, done: int, metrics: Metrics) -> None:
-        """Gives the engine the weights that the next step samples with."""
+        """Publishes the weights that the next step samples with."""
         with metrics.timer("refresh"):
-            self.wake(stage, done)
-        for name, number in self.engine.health().items():
+            self.publish(stage, done)
+        for name, number in self.sampler.health().items():
             metrics.largest(f"engine/{name}", number)
 
-    def rest(self) -> None:
-        """Lets the engine sleep while the policy trains."""
-        if self.held is not None:
-            self.engine.sleep()
-        self.held = None
-
-    def wake(self, stage: Stage, done: int) -> None:
-        """Gives the engine the weights that a stage samples with; those of the policy have the number of the step."""
-        version = self.step if stage.sampler == POLICY else self.step - stage.weights_age(stage.sampler, done)
-        self.publish(version, self.models[stage.sampler])
-
-    def publish(self, version: int, model: Actor, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """Wakes the engine with the weights of a model, or with these, if it has not got them. A collective."""
-        if self.held is not model:
-            self.rest()
-            self.engine.wake("weights")
-            self.engine.update_weights(version, model.weights() if tensors is None else tensors)
-            self.engine.wake("kv_cache")
-        self.held = model
+    def publish(self, stage: Stage, done: int) -> None:
+        """Publishes the weights that a stage samples with; the version of the policy is the number of the step."""
+        key = stage.sampler
+        version = self.step if key == POLICY else self.step - stage.weights_age(key, done)
+        self.sampler.publish(version, self.models[key].weights(), key)
 
     def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
         """Adds what is known of the batch as a whole."""
@@ -262,7 +245,7 @@ class Trainer:
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
         started = time.perf_counter()
-        self.publish(self.step, self.policy)
+        self.sampler.publish(self.step, self.policy.weights(), POLICY)
         numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bench.workload import Lengths, score
 from rft.reward import REWARDS
-from rft.rollout.engine.base import Completion, Request
+from rft.rollout.engine.base import Completion, EngineContext, Request
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 
@@ -23,16 +22,14 @@ class ForcedLengths(HFEngine):
     A step begins with sampling and ends with new weights; `cpu.json` holds the processor seconds of every step.
 
     Args:
-        model, tokenizer, max_rows: as in `HFEngine`.
+        context, max_rows: as in `HFEngine`.
         workload: its folder.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, workload: str
-    ) -> None:
-        super().__init__(model, tokenizer, max_rows)
+    def __init__(self, context: EngineContext, max_rows: int, workload: str) -> None:
+        super().__init__(context, max_rows)
         self.ends = []
-        self._lengths = Lengths(Path(workload), tokenizer)
+        self._lengths = Lengths(Path(workload), context.tokenizer)
         self._file = Path(workload) / "cpu.json"
         self._began = 0.0
         self._cpu: list[float] = []

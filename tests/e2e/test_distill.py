@@ -11,8 +11,8 @@ from rft.errors import Problems
 from rft.modes.doctor.run import run
 from rft.modes.inspect import inspect
 from rft.modes.plan.job import PlanJob
+from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
-from rft.train.trainer import Trainer
 
 
 def test_there_must_be_a_teacher(tiny):
@@ -67,8 +67,12 @@ def test_gkd_at_the_ends_of_its_share_is_one_or_the_other(share, other, tiny, tm
 
 
 def test_gkd_scores_what_it_samples_and_hands_weights_over_when_it_will(tiny, tmp_path, monkeypatch):
-    woken, wake = [], Trainer.wake
-    monkeypatch.setattr(Trainer, "wake", lambda trainer, *given: woken.append(trainer.step) or wake(trainer, *given))
+    published, publish = [], EngineSampler.publish
+    monkeypatch.setattr(
+        EngineSampler,
+        "publish",
+        lambda sampler, version, *rest: published.append(version) or publish(sampler, version, *rest),
+    )
     Job(tiny("algorithm=gkd", "steps=8", "eval.every=0")).fit("")
     rows = logged(tmp_path / "run")[1:]
     sampled = [row["step"] for row in rows if "reward/mean" in row]
@@ -76,7 +80,7 @@ def test_gkd_scores_what_it_samples_and_hands_weights_over_when_it_will(tiny, tm
         names = {"reward/std", "reward/format", "entropy", "rollout/kl", "length/truncated", "staleness/mean"}
         assert names & set(row) == (names if row["step"] in sampled else set()) and row["loss/jsd"] > 0
     assert 0 < len(sampled) < 8
-    assert set(woken) == {0, 8, *(step - 1 for step in sampled)}, "else it sleeps, but for the evaluations"
+    assert set(published) == {0, 8, *(step - 1 for step in sampled)}, "else it sleeps, but for the evaluations"
 
 
 def test_what_gkd_asks_of_data_and_method(tiny):

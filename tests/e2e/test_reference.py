@@ -71,7 +71,7 @@ def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated)
     assert versions == [[0], [0], [2], [2]]
     assert [row["staleness/mean"] for row in steps(tmp_path / "run")] == [0, 1, 0, 1]
     trainer = annotated[-1][0]
-    assert trainer.held is trainer.policy, "of which the last evaluation was"
+    assert trainer.sampler.held == ("actor", 4), "which the last evaluation measured"
 
 
 def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, annotated, monkeypatch):

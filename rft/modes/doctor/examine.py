@@ -6,20 +6,21 @@ taken again. Left out: two causes at once, which the table shows and no sentence
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.actor import Actor
+from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import TOLERANCE, Suspect
 from rft.modes.doctor.report import DoctorReport, Gap
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
@@ -28,31 +29,41 @@ ALONE = 8  # rows that are scored one by one
 SHOWN = 60  # characters of a prompt
 
 
-class RecordingEngine:
-    """The engine as the source of batches sees it.
+class OverridingSampler(Sampler):
+    """Samples as another sampler does, but for how tokens are drawn.
+
+    Args:
+        own: the sampler of the run.
 
     Attributes:
-        plain: it samples without truncation.
-        greedy: it takes the most likely tokens, which are the same again, be seeds heeded or not.
+        plain: samples without truncation.
+        greedy: takes the most likely tokens, which are the same every time, also for an engine that ignores seeds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sampler) -> None:
         self.plain = False
         self.greedy = False
-        self._engine: Engine
-
-    def of(self, engine: Engine) -> Engine:
-        """This, in front of an engine."""
-        self._engine = engine
-        return cast(Engine, self)
+        self._own = own
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """See `Engine.generate`."""
+        """See `Sampler.generate`."""
         if self.plain or self.greedy:
             sampling = sampling.untruncated(0.0 if self.greedy else sampling.temperature)
-        return self._engine.generate(requests, sampling, progress)
+        return self._own.generate(requests, sampling, progress)
+
+    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
+        """See `Sampler.publish`."""
+        self._own.publish(version, weights, model)
+
+    def release(self) -> None:
+        """See `Sampler.release`."""
+        self._own.release()
+
+    def close(self) -> None:
+        """See `Sampler.close`."""
+        self._own.close()
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Examination:
 
     Args:
         trainer, stage: of the run; it takes one update, at learning rate 0.
-        asked: what the stage's source samples with.
+        sampler: of the trainer.
         twin: a model like the policy that computes in the dtype of this name.
     """
 
@@ -83,7 +94,7 @@ class Examination:
         self,
         trainer: Trainer,
         stage: Stage,
-        asked: RecordingEngine,
+        sampler: OverridingSampler,
         facts: Facts,
         twin: Callable[[str], Actor],
         chart: DoctorReport,
@@ -91,7 +102,7 @@ class Examination:
         self.trainer = trainer
         self.world = trainer.world
         self.stage = stage
-        self.asked = asked
+        self.sampler = sampler
         self.facts = facts
         self.twin = twin
         self.chart = chart
@@ -112,7 +123,7 @@ class Examination:
             meant = self.note(name, self.draw())
             said = "rollout.top_p, top_k, min_p or first_token are meant to make the gap of the whole distribution"
             self.chart.say(None, f"truncation: {said} {meant.largest:.2g}; algorithm/correction weighs it")
-            self.asked.plain, name = True, "without truncation"
+            self.sampler.plain, name = True, "without truncation"
         batch, again = self.draw(), self.draw()
         logprobs = self.score(batch)
         gap = self.chart.note(name, batch, logprobs)
@@ -131,12 +142,12 @@ class Examination:
 
     def hand_over(self, factor: float = 1.0) -> None:
         """Gives the engine the policy's weights, as they are or scaled on their way."""
-        policy = self.trainer.policy
-        tensors = policy.weights()
-        self.trainer.rest()
-        self.trainer.step += 1  # of the versions
-        scaled = tensors if factor == 1.0 else ((name, tensor * factor) for name, tensor in tensors)
-        self.trainer.publish(self.trainer.step, policy, scaled)
+        weights = self.trainer.policy.weights()
+        self.sampler.release()
+        self.trainer.step += 1  # every hand-over is a version of its own
+        if factor != 1.0:
+            weights = ((name, tensor * factor) for name, tensor in weights)
+        self.sampler.publish(self.trainer.step, weights)
 
     def draw(self) -> TensorDict:
         """The first batch of the training source, sampled now."""
@@ -148,14 +159,14 @@ class Examination:
 
     def greedy(self) -> TensorDict:
         """The same prompts answered with the most likely tokens, of which the engine tells at temperature 1."""
-        self.asked.greedy = True
+        self.sampler.greedy = True
         batch = self.draw()
-        self.asked.greedy = False
+        self.sampler.greedy = False
         return batch
 
     def score(self, batch: TensorDict, temperature: float | None = None, dtype: str | None = None) -> Tensor:
         """Log-probabilities of the trainer, (B, T)."""
-        self.trainer.rest()
+        self.sampler.release()
         actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
         rows, heat = columns(batch), self.temperature if temperature is None else temperature
         return self.trainer.compute(actor, rows, rows, ("logprobs",), heat)["logprobs"]
@@ -193,7 +204,7 @@ class Examination:
         """Is the gap what it was after an update that changes nothing?"""
         self.hand_over()
         batch, metrics = self.draw(), Metrics()
-        self.trainer.rest()
+        self.sampler.release()
         self.trainer.begin(0, self.stage, None)
         step = self.trainer.compute_columns(self.stage, batch, metrics)
         self.trainer.update(self.stage, self.stage.steps, batch, step)  # the policy trains in the last step
@@ -220,7 +231,7 @@ class Examination:
 
     def rows(self, batch: TensorDict, logprobs: Tensor) -> Iterator[str]:
         """Does the score of a row depend on those beside it?"""
-        self.trainer.rest()
+        self.sampler.release()
         count = min(ALONE, *self.world.gather(len(batch)))
         each = [columns(batch)[row : row + 1] for row in range(count)]
         alone = [self.trainer.policy.compute(row, ("logprobs",), self.temperature)["logprobs"] for row in each]

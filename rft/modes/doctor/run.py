@@ -1,21 +1,40 @@
 """`mode=doctor`: builds the run as mode=train does, in a folder that is gone afterwards, and examines it."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from rft.actor.actor import Actor
 from rft.data.given.survey import given, sample_always
+from rft.distributed import World
 from rft.logger.log import SilentLog
-from rft.modes.doctor.examine import Examination, Facts, RecordingEngine
+from rft.modes.doctor.examine import Examination, Facts, OverridingSampler
 from rft.modes.doctor.report import DoctorReport
 from rft.registry import Target
+from rft.rollout.sampler import Sampler
 from rft.setup.assembly import Job
 from rft.setup.components import FROM_RUN
+from rft.setup.datasets import Datasets
 from rft.train.run_folder import scratch
 
 PROMPTS = 8  # of a rank, at most
+
+
+class DoctorJob(Job):
+    """A run whose sampler the doctor can have sample otherwise.
+
+    Attributes:
+        sampler: of the trainer and its sources, once they are assembled.
+    """
+
+    sampler: OverridingSampler
+
+    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+        """The run's sampler behind `sampler`."""
+        self.sampler = OverridingSampler(super().start_sampler(world, policy, loaded, folder))
+        return self.sampler
 
 
 def run(config: dict[str, Any]) -> float:
@@ -30,7 +49,7 @@ def run(config: dict[str, Any]) -> float:
     Raises:
         ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
     """
-    job, asked = Job(config), RecordingEngine()
+    job = DoctorJob(config)
     run = job.run
     sample_always(job.source)
     if given(job.source) is not None:
@@ -40,7 +59,7 @@ def run(config: dict[str, Any]) -> float:
     world, loaded = job.begin()
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:
-        trainer, stages = job.assemble(world, loaded, folder, SilentLog(), asked.of)
+        trainer, stages = job.assemble(world, loaded, folder, SilentLog())
 
         def twin(dtype: str) -> Actor:
             spread = {**config["strategy"], "dtype": dtype, "compile": False}
@@ -55,6 +74,6 @@ def run(config: dict[str, Any]) -> float:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
             facts = Facts(run.rollout.truncates(), config["strategy"]["dtype"], run.rollout.engine_args.get("dtype"))
             chart = DoctorReport(world, Console(quiet=world.rank != 0))
-            return Examination(trainer, stage, asked, facts, twin, chart).examine()
+            return Examination(trainer, stage, job.sampler, facts, twin, chart).examine()
         finally:
-            trainer.engine.close()
+            trainer.sampler.close()

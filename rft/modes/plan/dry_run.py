@@ -19,7 +19,7 @@ from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from rft.modes.plan.stubs import FirstCuts, Texts
+from rft.modes.plan.stubs import FirstCuts, StubSampler, Texts
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
@@ -50,6 +50,9 @@ class DryRun:
         self._hollow = hollow
         self._ledger = ledger
         self._longest = texts.answer_tokens
+        assert isinstance(trainer.sampler, StubSampler)
+        self._sampler = trainer.sampler
+        self._version = 0  # of the weights that are published next
         self._cuttings = []  # of the actors that have one: a reference may be the policy itself
         for actor in trainer.models.values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
@@ -101,7 +104,7 @@ class DryRun:
         """The engine reads all prompts and draws the first token of each answer."""
         requests = [Request([0] * self._texts.prompt_tokens, list(range(samples)))] * prompts
         with self._ledger.stage(name):
-            self._trainer.engine.generate(requests, replace(sampling, max_new_tokens=1), None)
+            self._sampler.own.generate(requests, replace(sampling, max_new_tokens=1))
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the fullest moment of each stage; the cache of the engine is as it is at the end."""
@@ -168,7 +171,8 @@ class DryRun:
                 yield name, tensor
 
         with ledger.stage(stage):
-            trainer.engine.update_weights(0, seen())
+            self._sampler.publish(self._version, seen())
+            self._version += 1
 
     def _with_numbers(self, compute: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
         """What an actor computes is zero, so that the rest of the step has numbers to work with."""

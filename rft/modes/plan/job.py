@@ -1,7 +1,6 @@
 """A run gone through without numbers: its real actors, sources and trainer, on the longest rows that can come."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from rft.modes.plan.stubs import Absent, Answers, Texts, Vocabulary, half_right
-from rft.rollout.engine.base import Engine
+from rft.modes.plan.stubs import Absent, StubSampler, Texts, Vocabulary, half_right
+from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
 from rft.setup.components import Components
@@ -112,11 +111,12 @@ class PlanJob(Job):
                     f"that is over the model's context of {context}; lower one of them or choose another model"
                 )
 
-    def start_engine(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Engine:
-        """The run's own, where it can be gone through."""
-        if self.engine.factory.rehearses:
-            return super().start_engine(world, policy, loaded, folder)
-        return Absent()
+    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+        """A sampler that answers at once, in front of the run's engine if that one runs on tensors without storage."""
+        assert isinstance(loaded.encoder, Texts)
+        plain = self.engine.factory.facts.plain_torch
+        own = super().start_sampler(world, policy, loaded, folder) if plain else EngineSampler(Absent())
+        return StubSampler(loaded.encoder, own)
 
     def forecast(self) -> Forecast:
         """Goes through two steps of every stage of the run.
@@ -136,7 +136,7 @@ class PlanJob(Job):
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
             with ledger.stage("begin"), hollow.creating(), init_without_loading():
                 score = half_right(self.reward.names)
-                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), partial(Answers, texts), score)
+                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), score)
                 run.batch = batch
             for helper in trainer.models.values():
                 if isinstance(helper, ServedTeacher):
@@ -145,10 +145,10 @@ class PlanJob(Job):
             walk.begin(stages[-1])
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)
-            rehearses = self.engine.factory.rehearses
-            if rehearses and not only_reads(self.source):
+            plain = self.engine.factory.facts.plain_torch
+            if plain and not only_reads(self.source):
                 walk.sample("rollout", groups, run.rollout, size)
-            if rehearses and self._held_out and self.grader is None:
+            if plain and self._held_out and self.grader is None:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
             parameters = list(trainer.policy.network.parameters())
             return Forecast(

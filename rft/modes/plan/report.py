@@ -93,7 +93,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
             updates *= run.algorithm.iteration or run.steps
         after = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
         facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else after
-    if not job.engine.factory.rehearses:
+    if not job.engine.factory.facts.plain_torch:
         facts["engine"] = "its own memory is not counted here; rollout.engine_args says what it takes"
     table = _table("what is to be done")
     table.show_header = False

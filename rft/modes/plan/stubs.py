@@ -9,10 +9,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
+from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, Engine, Request
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
 from rft.strategy.context import Context
 
 
@@ -66,9 +68,9 @@ class Absent(Engine):
     """In place of an engine that cannot be gone through: it takes the weights as they come and keeps none."""
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Nobody asks it: `Answers` stand before it."""
+        """Never called: `StubSampler` answers."""
         raise AssertionError("an engine that is not there")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -78,21 +80,21 @@ class Absent(Engine):
 
 
 @dataclass
-class Answers(Engine):
-    """An engine that answers at once.
+class StubSampler(Sampler):
+    """A sampler that answers at once.
 
     Attributes:
-        texts: say how many tokens an answer has.
-        engine: what it stands in for; it is given the weights.
+        texts: hold the number of tokens of an answer.
+        own: the sampler that it stands in for, which takes the weights.
     """
 
     texts: Texts
-    engine: Engine
+    own: Sampler
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """See `Engine.generate`."""
+        """See `Sampler.generate`."""
         most = min(self.texts.answer_tokens, sampling.max_new_tokens)
 
         def answer(sample: int, limit: int) -> Completion:
@@ -106,9 +108,13 @@ class Answers(Engine):
             for request in requests
         ]
 
-    def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.update_weights`."""
-        self.engine.update_weights(version, tensors)
+    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
+        """Hands the weights to the sampler that it stands in for."""
+        self.own.publish(version, weights, model)
+
+    def release(self) -> None:
+        """See `Sampler.release`."""
+        self.own.release()
 
 
 def half_right(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]:

@@ -1,30 +1,30 @@
 """The protocol of a rollout engine: prompts and seeds in, sampled tokens with their log-probabilities out.
 
-An engine knows nothing of rows, rewards or text templates. Whoever implements `Engine` can be named in a yaml; a
-subclass writes `generate` and `update_weights`, and whatever else it has something to do for.
+An engine knows nothing of rows, rewards or text templates.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rft.actor.lora.adapters import Lora
+from rft.distributed import World
 from rft.rollout.engine.sampling import Sampling
-
-if TYPE_CHECKING:
-    from rft.rollout.server.server_api import ServerApi
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and the samples wanted of it.
+    """One prompt and the seeds of its samples.
 
     Attributes:
         prompt: token ids, at least one.
-        seeds: one 64-bit seed a sample; a sample is a function of prompt, seed, sampling and weights alone.
-        limits: caps on new tokens, one a sample, below `Sampling.max_new_tokens`; None for no others.
+        seeds: one 64-bit seed per sample; a sample is a function of prompt, seed, sampling and weights alone.
+        limits: caps on new tokens, one per sample; None: `Sampling.max_new_tokens` alone caps them.
     """
 
     prompt: list[int]
@@ -43,8 +43,7 @@ class Completion:
     """One sampled continuation.
 
     Attributes:
-        tokens: sampled ids, with the end token or the tokens of the stop string where one was sampled; an engine adds
-            none.
+        tokens: sampled ids, including a sampled end token and the tokens of a stop string; the engine adds none.
         logprobs: log-probability of each token under the distribution that it was drawn from, after temperature and
             truncation; for greedy tokens under the plain softmax of the logits.
         finish_reason: `stop` at an end token or a stop string, `length` at the cap.
@@ -61,83 +60,121 @@ class Completion:
     given: range = range(0)
 
 
-class Engine(ABC):
-    """What the rollout source asks of an engine.
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is true of every engine of a class.
 
     Attributes:
-        rehearses: whether mode=plan can go through it without numbers, to see what it takes.
+        samples: it can sample. False is for the engine of runs that sample nothing.
+        takes_arguments: `rollout.engine_args` reach the engine. Where they do not, the run refuses them.
+        plain_torch: `generate` and `update_weights` run ordinary torch operations in this process and nothing else, so
+            they also run on tensors without storage. `mode=plan` counts the memory of such an engine.
     """
 
-    rehearses: bool = False
+    samples: bool = True
+    takes_arguments: bool = False
+    plain_torch: bool = False
 
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
-        """Refuses what it cannot do before a model is loaded.
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What a run gives to every engine.
+
+    Attributes:
+        world: the processes of the run. Every rank builds an engine of its own.
+        model: the policy's model without weights (parameters on the meta device, or empty). An engine may fill it, or
+            read config and names from it.
+        tokenizer: of the policy.
+        folder: of the run; all ranks can read and write it.
+        engine_args: `rollout.engine_args` of the config.
+        lora: `actor.lora` of the config, or None.
+    """
+
+    world: World
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    folder: Path
+    engine_args: dict[str, Any]
+    lora: Lora | None
+
+
+class Engine(ABC):
+    """Samples tokens with weights that it is given.
+
+    A class that implements this can be named in `rollout.engine._target_`. Its constructor takes the run's
+    `EngineContext` as `context`, if it needs one, and its own options, which are the other keys of `rollout.engine`.
+    A subclass must write `generate` and `update_weights`. All other methods have a default.
+
+    The calls come in this order: `wake("weights")`, `update_weights`, `wake("kv_cache")`, any number of `generate`,
+    `sleep`, and again from the start. `close` comes last. All ranks make the same calls, but for the arguments of
+    `generate`.
+
+    Attributes:
+        facts: what is true of every engine of the class.
+    """
+
+    facts: ClassVar[EngineFacts] = EngineFacts()
+
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """Checks the options before a model is loaded.
 
         Args:
-            options: of the engine in the yaml, `engine_args`, and `lora`, what `actor.lora` says.
+            options: the engine's own options, `engine_args` (`rollout.engine_args`) and `lora` (`actor.lora` or None).
+            sampling: how training samples.
 
         Raises:
-            ValueError: names the key and the cure.
+            ValueError: the engine does not support them; names the key and the cure.
         """
 
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
-        """Refuses where what it needs is not on this machine. A plan, for another machine, does not ask.
+    @classmethod
+    def check_here(cls, options: dict[str, Any]) -> None:
+        """Checks that this machine has what the engine needs. `mode=plan`, which may run elsewhere, does not call it.
 
         Args:
-            options: of the engine in the yaml.
+            options: the engine's own options.
 
         Raises:
-            ValueError: names the key and the cure.
+            ValueError: a package or a program is missing; names the key and the cure.
         """
-
-    @staticmethod
-    def server_api(engine_args: dict[str, Any]) -> "ServerApi":
-        """What mode=serve tells the servers that it starts.
-
-        Raises:
-            ValueError: there are no servers of its kind.
-        """
-        raise ValueError(
-            "mode=serve: this rollout samples in the process that trains; choose rollout=vllm_server or rollout=sglang"
-        )
 
     @abstractmethod
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request.
+        """Samples every request of this rank.
 
         Args:
-            requests: prompts; each may want another number of samples.
+            requests: prompts; the number of samples may differ between them.
             sampling: the same for all of them.
             progress: called with the number of completions finished so far, whenever it has grown.
 
         Returns:
-            Completions per request, in the order of its seeds.
+            The completions of each request, in the order of its seeds.
         """
 
     @abstractmethod
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes new weights, named as in the state dict of the HF model; every weight must come.
+        """Replaces all weights. A collective: the tensors may be gathered while they are read.
 
         Args:
-            version: what completions sampled from now on are stamped with.
-            tensors: may be a generator; a tensor may be kept without a copy and then follows its owner's changes.
+            version: the version of every token sampled from now on.
+            tensors: names and tensors as in the state dict of the transformers model. It may be a generator, and must
+                be read to its end. A tensor may be the trainer's own: an engine that keeps it without a copy sees it
+                change.
         """
 
     def sleep(self) -> None:
-        """Gives back the memory that it can do without while the trainer works. It may forget its weights."""
+        """Frees the memory that the engine does not need while the trainer works. It may drop its weights."""
 
     def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Takes memory again: for new weights first, and once they have come for keys and values."""
+        """Allocates memory again: first for new weights, and once they are in for keys and values."""
 
     def abort(self) -> None:
-        """Stops whatever is being sampled outside `generate`, as when the run ends in the middle of it."""
+        """Stops sampling that runs outside `generate`. The run calls it when it fails."""
 
     def health(self) -> dict[str, float]:
-        """Numbers about the engine since they were last asked for, by their name.
+        """Numbers about the engine since the last call, logged as `engine/<name>`.
 
         Raises:
             RuntimeError: the engine is lost; names it.
@@ -145,11 +182,11 @@ class Engine(ABC):
         return {}
 
     def close(self) -> None:
-        """Ends whatever it started."""
+        """Ends the processes that the engine has started and frees what it has allocated."""
 
 
 def row_seed(seed: int, position: int, sample: int) -> int:
-    """A seed for one row that depends on nothing but its place in the run."""
+    """The seed of one sample: a function of the run's seed, the position of its prompt and the number of the sample."""
     mixed = seed
     for number in (position, sample):
         mixed = (mixed * 6364136223846793005 + number * 2 + 1442695040888963407) % 2**63

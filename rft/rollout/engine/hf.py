@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase
 
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
 from rft.rollout.engine.texts import completions, decode, end_tokens
@@ -24,22 +24,21 @@ class HFEngine(Engine):
     """Samples from a causal language model of transformers, in this process.
 
     Args:
-        model: unsharded; its parameters are replaced by `update_weights` and never trained here.
-        tokenizer: decodes texts and names the end token, beside those of the model's generation config.
+        context: of the run. `update_weights` replaces the parameters of its model.
         max_rows: cap on rows decoded at once; more is faster and takes more memory for keys and values.
     """
 
-    rehearses = True
+    facts = EngineFacts(plain_torch=True)
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
+    def __init__(self, context: EngineContext, max_rows: int) -> None:
+        self.model = context.model.eval().requires_grad_(False)
+        self.tokenizer = context.tokenizer
         self.max_rows = max_rows
         self.version = 0
-        self.ends = end_tokens(model, tokenizer)
+        self.ends = end_tokens(self.model, self.tokenizer)
 
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         if options["max_rows"] < 1:
             raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")

@@ -1,22 +1,22 @@
-"""No engine: for runs in which nothing is sampled."""
+"""The engine of runs that sample nothing."""
 
 from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Engine, EngineFacts, Request
 from rft.rollout.engine.sampling import Sampling
 
 
 class NoEngine(Engine):
-    """Takes no weights and answers nothing. A model with a score instead of a language head has no other."""
+    """Takes no weights and samples nothing. It is the only engine for a model with a score head."""
 
-    rehearses = True
+    facts = EngineFacts(samples=False, plain_torch=True)
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Refuses.
+        """Fails.
 
         Raises:
             ValueError: always; names the key.
@@ -24,4 +24,4 @@ class NoEngine(Engine):
         raise ValueError("rollout=none: nothing can be sampled; choose another rollout, such as rollout=hf")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """None is gathered."""
+        """Ignores them, so none is gathered."""

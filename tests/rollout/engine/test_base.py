@@ -63,8 +63,3 @@ def test_arguments_for_an_engine_that_takes_none_are_refused(tiny):
     config["rollout"]["engine_args"] = {"max_model_len": 5}
     with pytest.raises(ValueError, match=r"rollout.engine_args.max_model_len: HFEngine takes no arguments"):
         Job(config)
-
-
-def test_what_cannot_be_served_says_so():
-    with pytest.raises(ValueError, match="mode=serve: this rollout samples in the process that trains"):
-        HFEngine.server_api({})

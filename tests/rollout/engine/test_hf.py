@@ -23,6 +23,7 @@ from rft.rollout.engine.hf import HFEngine, StopStrings, chunks, waves
 from rft.rollout.engine.kv_cache import can_join
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.setup.schema import Rollout
+from tests.helpers import hf_engine
 
 VOCABULARY = 40
 END = 2
@@ -91,7 +92,7 @@ def ban_the_end(model):
 def test_greedy_equals_generate(tokenizer, name, lengths):
     model = build(name)
     requests = [Request(prompt, [0, 1]) for prompt in prompts_of(*lengths)]
-    found = HFEngine(model, tokenizer, 64).generate(requests, sampling(temperature=0.0, max_new_tokens=20))
+    found = hf_engine(model, tokenizer, 64).generate(requests, sampling(temperature=0.0, max_new_tokens=20))
     for request, completions in zip(requests, found, strict=True):
         whole = model.generate(torch.tensor([request.prompt]), max_new_tokens=20, do_sample=False)
         expected = whole[0, len(request.prompt) :].tolist()
@@ -102,10 +103,10 @@ def test_prompts_of_unlike_length_are_prefilled_apart_and_decoded_together(token
     model = build()
     requests = [Request(prompt, [0, 1]) for prompt in prompts_of(2, 3, 2, 3, 2, 200)]
     assert len(chunks(sorted((request.prompt for request in requests), key=len))) == 2
-    alone = [HFEngine(model, tokenizer, 64).generate([request], sampling())[0] for request in requests]
+    alone = [hf_engine(model, tokenizer, 64).generate([request], sampling())[0] for request in requests]
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
-        together = HFEngine(model, tokenizer, 64).generate(requests, sampling())
+        together = hf_engine(model, tokenizer, 64).generate(requests, sampling())
     finally:
         torch.use_deterministic_algorithms(False)
     assert [[c.tokens for c in found] for found in together] == [[c.tokens for c in found] for found in alone]
@@ -130,7 +131,7 @@ def test_only_full_attention_takes_the_growing_cache():
 def test_logprobs_are_those_of_a_teacher_forced_forward(tokenizer, name, options):
     model = build(name)
     requests = [Request(prompt, [10 + i, 20 + i, 30 + i]) for i, prompt in enumerate(prompts_of(4, 9, 2))]
-    found = HFEngine(model, tokenizer, 64).generate(requests, sampling(**options))
+    found = hf_engine(model, tokenizer, 64).generate(requests, sampling(**options))
     for request, completions in zip(requests, found, strict=True):
         for completion in completions:
             with torch.no_grad():
@@ -151,7 +152,7 @@ def test_logprobs_are_those_of_a_teacher_forced_forward(tokenizer, name, options
 def test_greedy_logprobs_are_those_of_temperature_one(tokenizer):
     model = build()
     (prompt,) = prompts_of(4)
-    [[completion]] = HFEngine(model, tokenizer, 64).generate([Request(prompt, [0])], sampling(temperature=0.0))
+    [[completion]] = hf_engine(model, tokenizer, 64).generate([Request(prompt, [0])], sampling(temperature=0.0))
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion.tokens])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1).amax(-1)
@@ -162,23 +163,23 @@ def test_greedy_logprobs_are_those_of_temperature_one(tokenizer):
 def test_a_row_does_not_depend_on_its_company(tokenizer, name):
     model = build(name)
     requests = [Request(p, [100 * i + j for j in range(4)]) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
-    together = HFEngine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=40))
+    together = hf_engine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=40))
     lengths = {len(c.tokens) for completions in together for c in completions}
     assert len(lengths) > 4, "rows are to end at different times, so that the batch is compacted"
-    in_waves = HFEngine(model, tokenizer, 3).generate(requests, sampling(max_new_tokens=40))
-    reordered = HFEngine(model, tokenizer, 64).generate(requests[::-1], sampling(max_new_tokens=40))[::-1]
+    in_waves = hf_engine(model, tokenizer, 3).generate(requests, sampling(max_new_tokens=40))
+    reordered = hf_engine(model, tokenizer, 64).generate(requests[::-1], sampling(max_new_tokens=40))[::-1]
     for other in (in_waves, reordered):
         for theirs, ours in zip(other, together, strict=True):
             assert [c.tokens for c in theirs] == [c.tokens for c in ours]
             for a, b in zip(theirs, ours, strict=True):
                 assert a.logprobs == pytest.approx(b.logprobs, abs=1e-6)
-    alone = HFEngine(model, tokenizer, 64).generate([Request(requests[1].prompt, [102])], sampling(max_new_tokens=40))
+    alone = hf_engine(model, tokenizer, 64).generate([Request(requests[1].prompt, [102])], sampling(max_new_tokens=40))
     assert alone[0][0].tokens == together[1][2].tokens
 
 
 def test_samples_differ_by_seed_and_repeat_by_seed(tokenizer):
     (prompt,) = prompts_of(6)
-    [found] = HFEngine(build(), tokenizer, 64).generate([Request(prompt, [1, 2, 1])], sampling())
+    [found] = hf_engine(build(), tokenizer, 64).generate([Request(prompt, [1, 2, 1])], sampling())
     assert found[0] == found[2]
     assert found[0].tokens != found[1].tokens
 
@@ -186,7 +187,7 @@ def test_samples_differ_by_seed_and_repeat_by_seed(tokenizer):
 def test_first_tokens_follow_the_model(tokenizer):
     model = build()
     (prompt,) = prompts_of(5)
-    [found] = HFEngine(model, tokenizer, 8192).generate(
+    [found] = hf_engine(model, tokenizer, 8192).generate(
         [Request(prompt, list(range(8000)))], sampling(max_new_tokens=1)
     )
     counts = torch.tensor([c.tokens[0] for c in found]).bincount(minlength=VOCABULARY)
@@ -203,7 +204,7 @@ def test_the_first_token_is_drawn_hot_and_the_rest_as_usual(tokenizer, temperatu
     model = build()
     (prompt,) = prompts_of(5)
     hot = sampling(max_new_tokens=4, temperature=temperature, top_k=3, first_token=FirstToken(30.0, 16))
-    [found] = HFEngine(model, tokenizer, 4096).generate([Request(prompt, list(range(4000)))], hot)
+    [found] = hf_engine(model, tokenizer, 4096).generate([Request(prompt, list(range(4000)))], hot)
     with torch.no_grad():
         first = TopKLogitsWarper(16)(None, model(torch.tensor([prompt])).logits[:, -1] / 30)[0].log_softmax(-1)
     counts = torch.tensor([c.tokens[0] for c in found]).bincount(minlength=VOCABULARY)
@@ -226,7 +227,7 @@ def test_the_first_token_is_drawn_hot_and_the_rest_as_usual(tokenizer, temperatu
 
 
 def test_a_hot_first_token_of_the_ordinary_kind_changes_nothing(tokenizer):
-    engine, requests = HFEngine(build(), tokenizer, 64), [Request(prompt, [1, 2]) for prompt in prompts_of(3, 7)]
+    engine, requests = hf_engine(build(), tokenizer, 64), [Request(prompt, [1, 2]) for prompt in prompts_of(3, 7)]
     plain = engine.generate(requests, sampling())
     assert engine.generate(requests, sampling(first_token=FirstToken(1.0, VOCABULARY))) == plain
     assert engine.generate(requests, sampling(first_token=FirstToken(30.0, 16))) != plain
@@ -254,14 +255,14 @@ def test_no_end_token_is_forged(tokenizer):
     model = build()
     ban_the_end(model)
     requests = [Request(prompt, [0, 1], limits=[4, 99]) for prompt in prompts_of(3, 7)]
-    for completions in HFEngine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=9)):
+    for completions in hf_engine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=9)):
         assert [len(c.tokens) for c in completions] == [4, 9]
         assert {c.finish_reason for c in completions} == {"length"}
         assert all(END not in c.tokens and len(c.logprobs) == len(c.tokens) for c in completions)
 
 
 def test_a_sampled_end_token_stays_and_ends_the_row(tokenizer):
-    engine = HFEngine(build(), tokenizer, 64)
+    engine = hf_engine(build(), tokenizer, 64)
     [found] = engine.generate([Request(prompts_of(5)[0], list(range(200)))], sampling(max_new_tokens=15))
     assert {c.finish_reason for c in found} == {"stop", "length"}
     for completion in found:
@@ -274,14 +275,14 @@ def test_a_sampled_end_token_stays_and_ends_the_row(tokenizer):
 def test_end_tokens_of_the_generation_config_count_too(tokenizer):
     model = build()
     model.generation_config.eos_token_id = [7, 9]
-    [found] = HFEngine(model, tokenizer, 64).generate([Request(prompts_of(5)[0], list(range(200)))], sampling())
+    [found] = hf_engine(model, tokenizer, 64).generate([Request(prompts_of(5)[0], list(range(200)))], sampling())
     assert {c.tokens[-1] for c in found if c.finish_reason == "stop"} == {END, 7, 9}
 
 
 def test_stop_strings(tokenizer):
     model = build()
     ban_the_end(model)
-    engine = HFEngine(model, tokenizer, 64)
+    engine = hf_engine(model, tokenizer, 64)
     requests = [Request(prompt, list(range(100))) for prompt in prompts_of(5, 8)]
     free = engine.generate(requests, sampling(max_new_tokens=20))
     stop = ["w5", "w6 w1"]
@@ -327,7 +328,7 @@ def test_prefill_runs_once_a_prompt_and_decoding_follows_the_sampled_tokens(toke
     requests = [
         Request(prompt, list(range(8)), limit) for prompt, limit in zip(prompts_of(*[10] * 8), limits, strict=True)
     ]
-    found = HFEngine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=100))
+    found = hf_engine(model, tokenizer, 64).generate(requests, sampling(max_new_tokens=100))
     drawn = sum(len(c.tokens) for completions in found for c in completions)
     assert [[len(c.tokens) for c in completions] for completions in found] == limits
     assert max(map(max, limits)) * 64 > 3 * drawn, "the lengths are to be skewed"
@@ -338,12 +339,12 @@ def test_prefill_runs_once_a_prompt_and_decoding_follows_the_sampled_tokens(toke
 def test_progress_counts_finished_rows(tokenizer):
     calls = []
     requests = [Request(prompt, [1, 2, 3]) for prompt in prompts_of(4, 5)]
-    HFEngine(build(), tokenizer, 4).generate(requests, sampling(), calls.append)
+    hf_engine(build(), tokenizer, 4).generate(requests, sampling(), calls.append)
     assert calls == sorted(set(calls)) and calls[-1] == 6
 
 
 def test_requests_without_samples(tokenizer):
-    engine = HFEngine(build(), tokenizer, 4)
+    engine = hf_engine(build(), tokenizer, 4)
     assert engine.generate([], sampling()) == []
     found = engine.generate([Request([5], []), Request([6], [1])], sampling())
     assert [len(completions) for completions in found] == [0, 1]
@@ -351,7 +352,7 @@ def test_requests_without_samples(tokenizer):
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_new_weights_change_the_text_and_share_storage(tokenizer, name):
-    engine = HFEngine(build(name), tokenizer, 64)
+    engine = hf_engine(build(name), tokenizer, 64)
     requests = [Request(prompts_of(5)[0], [1, 2])]
     before = engine.generate(requests, sampling())
     assert {v for c in before[0] for v in c.versions} == {0}
@@ -365,25 +366,25 @@ def test_new_weights_change_the_text_and_share_storage(tokenizer, name):
     assert all(ours[key].data_ptr() == theirs[key].data_ptr() for key in theirs)
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())
     assert all(parameter.requires_grad for parameter in actor.parameters())
-    again = HFEngine(actor, tokenizer, 64).generate(requests, sampling())
+    again = hf_engine(actor, tokenizer, 64).generate(requests, sampling())
     assert [c.tokens for c in again[0]] == [c.tokens for c in after[0]]
 
 
 def test_one_name_of_tied_weights_is_enough(tokenizer):
-    engine = HFEngine(build(), tokenizer, 64)
+    engine = hf_engine(build(), tokenizer, 64)
     tensors = {key: value.clone() for key, value in build().state_dict().items() if key != "lm_head.weight"}
     engine.update_weights(1, tensors.items())
     assert engine.model.lm_head.weight.data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
 
 
 def test_weights_of_another_type_are_converted(tokenizer):
-    engine = HFEngine(build().float(), tokenizer, 64)
+    engine = hf_engine(build().float(), tokenizer, 64)
     engine.update_weights(1, build().state_dict().items())
     assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.float32}
 
 
 def test_weights_must_be_all_there_and_known(tokenizer):
-    engine = HFEngine(build(), tokenizer, 64)
+    engine = hf_engine(build(), tokenizer, 64)
     tensors = build().state_dict()
     with pytest.raises(AssertionError, match=r"no weight 'head\.weight'"):
         engine.update_weights(1, [*tensors.items(), ("head.weight", torch.zeros(1))])

@@ -18,6 +18,7 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.components import FROM_ENGINE
+from tests.helpers import engine_context
 from tests.rollout.server.real_servers import until
 
 VOCABULARY, END = 64, 2
@@ -46,7 +47,9 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def engine(tokenizer, tmp_path_factory):
     arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
-    built = VLLMEngine(start("cpu"), model(), tokenizer, tmp_path_factory.mktemp("run"), arguments, None, True, None)
+    built = VLLMEngine(
+        engine_context(model(), tokenizer, tmp_path_factory.mktemp("run"), start("cpu"), **arguments), None, True
+    )
     yield built
     built.close()
 
@@ -118,7 +121,7 @@ def test_limits_and_stop_strings(engine):
 def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
     small = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, hidden_size=48, num_attention_heads=2, head_dim=24))
     with pytest.raises(ValueError, match=r"actor.model_config.head_dim=24: on a CPU vLLM has attention for 32, 64"):
-        VLLMEngine(start("cpu"), small, tokenizer, tmp_path, {"gpu_memory_utilization": 0.1}, None, True, None)
+        VLLMEngine(engine_context(small, tokenizer, tmp_path, start("cpu"), gpu_memory_utilization=0.1), None, True)
 
 
 @needs_vllm
@@ -126,7 +129,7 @@ def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
 def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
     assert engine.sleep_level == 0
     with pytest.raises(ValueError, match=r"rollout.engine.sleep_level=2.*set null"):
-        VLLMEngine(start("cpu"), model(), tokenizer, tmp_path, {}, 2, True, None)
+        VLLMEngine(engine_context(model(), tokenizer, tmp_path, start("cpu")), 2, True)
 
 
 def run(folder, command, *overrides):

@@ -17,6 +17,7 @@ from rft.rollout.engine.vllm_lora import RANKS, room
 from rft.setup.components import Components
 from tests.actor.lora.adapters import make
 from tests.actor.lora.lora_on_ranks import lora_options
+from tests.helpers import engine_context
 from tests.rollout.engine.test_vllm import needs_vllm, run
 from tests.strategy.rank_jobs import MODEL, make_batch
 
@@ -29,7 +30,9 @@ REQUESTS = [Request([*range(3, 19)] * 18, [1, 2]), Request([5, 6, 7], [3])]  # 2
 def start_engine(actor, folder):
     arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
     lora = Lora(**lora_options(rank=4))
-    return VLLMEngine(start("cpu"), actor.plain_model(), actor.tokenizer, folder, arguments, None, False, lora)
+    return VLLMEngine(
+        engine_context(actor.plain_model(), actor.tokenizer, folder, start("cpu"), lora, **arguments), None, False
+    )
 
 
 def policy(seed=0, **lora):

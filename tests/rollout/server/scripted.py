@@ -12,6 +12,7 @@ from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import Servers
 from rft.rollout.server.sglang import SGLangApi
 from rft.rollout.server.vllm import VLLMApi
+from tests.helpers import engine_context
 from tests.rollout.server.fake_server import answer_of, checksum
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
@@ -56,7 +57,7 @@ def make_engine(world, server_api, folder: Path, servers=(), **changes) -> Serve
         def server_api(engine_args):
             return server_api
 
-    return Kind(world, model, tokenizer, folder, {}, Servers(**options))
+    return Kind(engine_context(model, tokenizer, folder, world), Servers(**options))
 
 
 def tied_model(vocabulary):

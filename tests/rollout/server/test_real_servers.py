@@ -20,7 +20,7 @@ from rft.rollout.engine.sampling import Sampling, truncate
 from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMServers
 from rft.rollout.server.weight_store import WeightVersion
-from tests.helpers import yaml_options
+from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.server.scripted import tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
@@ -50,7 +50,9 @@ def engine(model, tmp_path_factory):
         tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
         tokenizer.chat_template = "{{ messages[-1].content }}"
         folder, servers = tmp_path_factory.mktemp("run"), Servers(**options)
-        made = VLLMServers(start("cpu"), model, tokenizer, folder, ARGUMENTS, servers, merge_lora=True, lora=None)
+        made = VLLMServers(
+            engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS), servers, merge_lora=True
+        )
         try:
             made.update_weights(1, model.state_dict().items())
             yield made

@@ -24,7 +24,7 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weight_store import WeightVersion
-from tests.helpers import yaml_options
+from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, tied_model, weights
 from tests.rollout.server.teacher_runs import check_columns, check_runs
@@ -211,7 +211,7 @@ def engine(model, tmp_path_factory):
     options = Servers(**shared(python=python))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = SGLangServers(start("cpu"), model, tokenizer, folder, {"dtype": "float32"}, options)
+        made = SGLangServers(engine_context(model, tokenizer, folder, start("cpu"), dtype="float32"), options)
         try:
             made.update_weights(1, model.state_dict().items())
             yield made

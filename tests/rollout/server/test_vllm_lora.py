@@ -15,7 +15,7 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.setup.components import Components
 from tests.actor.lora.lora_on_ranks import lora_options
-from tests.helpers import yaml_options
+from tests.helpers import engine_context, yaml_options
 from tests.rollout.engine.test_vllm_lora import PLAIN, REQUESTS, off, policy, redraw
 from tests.rollout.server.fake_server import SERVER_INFO, FakeServer, answer_of, read_weights
 from tests.rollout.server.real_servers import QUIET, interpreter, until
@@ -34,9 +34,8 @@ def engine(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
-        made = VLLMServers(
-            start("cpu"), actor.plain_model(), actor.tokenizer, tmp_path, ARGUMENTS, servers, False, lora
-        )
+        context = engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora, **ARGUMENTS)
+        made = VLLMServers(context, servers, False)
         try:
             yield made
         finally:
@@ -118,7 +117,9 @@ def faked(tmp_path):
     """An engine and the server that it samples with."""
     server, lora = AdapterServer(), Lora(**lora_options(rank=4))
     options, actor = Servers(**OPTIONS | {"addresses": [server.address], "sync_s": 0.3, "poll_s": 0.01}), policy()
-    made = VLLMServers(start("cpu"), actor.plain_model(), actor.tokenizer, tmp_path, {}, options, False, lora)
+    made = VLLMServers(
+        engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora), options, False
+    )
     yield made, server, actor
     made.close()
     server.kill()

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from rft.batch.columns import fields
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion
-from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
+from tests.helpers import hf_engine
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
@@ -332,7 +332,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
 
     def work(world):
         mine = CurriculumSource(
-            world, HFEngine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
+            world, hf_engine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
             None, SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
         )  # fmt: skip
         first = mine.next(Metrics())

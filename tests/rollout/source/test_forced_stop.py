@@ -18,6 +18,7 @@ from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource, rollout_row
 from rft.setup.assembly import Job
 from rft.setup.constraints import check_interruption
+from tests.helpers import hf_engine
 
 SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 TIME = ForcedStop(after=[0.4, 0.6], phrase="time")
@@ -158,7 +159,7 @@ def words(texts, rows):
 def with_a_model(world, prompts=8, columns=(), max_rows=64):
     encoder = Encoder(tokenizer(), "none", None)
     return RolloutSource(
-        world, HFEngine(model(), tokenizer(), max_rows), encoder, words, ROWS, prompts, 4, NUMBERS, 5, columns, None,
+        world, hf_engine(model(), tokenizer(), max_rows), encoder, words, ROWS, prompts, 4, NUMBERS, 5, columns, None,
         ForcedStop([0.4, 0.6], "w6 w7"),
     )  # fmt: skip
 

@@ -1,0 +1,32 @@
+"""What vLLM does not support, in this process and in servers."""
+
+from typing import Any
+
+from rft.rollout.engine.sampling import Sampling
+
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
+SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises a ValueError that names rollout.<key> if vLLM does not support the sampling, or defines it differently."""
+    if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
+        raise ValueError(
+            f"rollout.temperature={sampling.temperature}: vLLM samples between {COLDEST} and {HOTTEST}, or at 0"
+        )
+    if sampling.first_token is not None:
+        raise ValueError("rollout.first_token: vLLM draws all tokens alike; set rollout/first_token=none or rollout=hf")
+    if sampling.min_p > 0 and sampling.top_p < 1:
+        raise ValueError(
+            f"rollout.min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
+            "distribution; set one of the two, or choose rollout=hf"
+        )
+
+
+def check_speculation(engine_args: dict[str, Any]) -> None:
+    """Raises a ValueError that names rollout.engine_args.<key> if it turns on speculative decoding."""
+    if asked := [name for name in SPECULATES if engine_args.get(name) is not None]:
+        raise ValueError(
+            f"rollout.engine_args.{asked[0]}: where vLLM speculates, log-probabilities are not those of what it draws; "
+            "take it out"
+        )

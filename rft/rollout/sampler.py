@@ -1,0 +1,107 @@
+"""The sampler owns the engine: requests in, completions out, new weights in.
+
+Sources of batches, evaluation and the modes that generate text call a sampler, never an engine.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from rft.algorithm.roles import POLICY
+from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.sampling import Sampling
+
+
+class Sampler(ABC):
+    """Samples with the weights that were published last."""
+
+    @abstractmethod
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Samples every request of this rank.
+
+        Args:
+            requests: prompts; the number of samples may differ between them.
+            sampling: the same for all of them.
+            progress: called with the number of completions finished so far, whenever it has grown.
+
+        Returns:
+            The completions of each request, in the order of its seeds.
+        """
+
+    @abstractmethod
+    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
+        """Hands over the weights that sample from now on. A collective.
+
+        Args:
+            version: of the weights; every token sampled from now on is stamped with it.
+            weights: names and whole tensors as in the state dict of the transformers model. They are read only if the
+                sampler does not hold them yet.
+            model: the key in the config of the model that they belong to. Versions of different models are unrelated.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the device to the trainer. Weights must be published again before the next `generate`. A collective."""
+
+    def abort(self) -> None:
+        """Stops sampling that is in flight. The run calls it when it fails."""
+
+    def health(self) -> dict[str, float]:
+        """Numbers about sampling since the last call, logged as `engine/<name>`.
+
+        Raises:
+            RuntimeError: an engine is lost; names it.
+        """
+        return {}
+
+    def close(self) -> None:
+        """Ends what the sampler has started."""
+
+
+class EngineSampler(Sampler):
+    """Samples with one engine, which takes turns with the trainer.
+
+    Args:
+        engine: without weights; `close` closes it.
+
+    Attributes:
+        held: model and version of the weights that the engine holds; None while it sleeps or has none.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.held: tuple[str, int] | None = None
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        return self.engine.generate(requests, sampling, progress)
+
+    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
+        """Does nothing if the engine holds this version of the model. Otherwise the engine sleeps first, if it is
+        awake, and wakes in two parts around the update of its weights. A collective."""
+        if self.held == (model, version):
+            return
+        self.release()
+        self.engine.wake("weights")
+        self.engine.update_weights(version, weights)
+        self.engine.wake("kv_cache")
+        self.held = (model, version)
+
+    def release(self) -> None:
+        """Puts the engine to sleep, if it is awake. Servers decide by their options what they free. A collective."""
+        if self.held is not None:
+            self.engine.sleep()
+        self.held = None
+
+    def abort(self) -> None:
+        self.engine.abort()
+
+    def health(self) -> dict[str, float]:
+        return self.engine.health()
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,20 @@
+"""Engines whose kind of model server `mode=serve` can start."""
+
+from abc import abstractmethod
+from typing import Any
+
+from rft.rollout.engine.base import Engine
+from rft.rollout.server.server_api import ServerApi
+
+
+class ServableEngine(Engine):
+    """An engine for which there are servers of the same kind."""
+
+    @staticmethod
+    @abstractmethod
+    def server_api(engine_args: dict[str, Any]) -> ServerApi:
+        """How such a server is started and called.
+
+        Args:
+            engine_args: `rollout.engine_args`, the flags of the servers that are started.
+        """
