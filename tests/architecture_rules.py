@@ -122,7 +122,7 @@ def mirror(root: Path) -> Iterator[str]:
         names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
         there = root / "rft" / folder
         if not any((there / f"{name}.py").exists() or (there / name / "__init__.py").exists() for name in names):
-            yield f"{path.relative_to(root)}: mirrors no module of rft/{folder}"
+            yield f"{path.relative_to(root)}: mirrors no module"
 
 
 def sizes(root: Path) -> Iterator[str]:

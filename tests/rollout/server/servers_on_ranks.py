@@ -1,4 +1,4 @@
-"""Two ranks share servers; run by test_servers_on_ranks.py under torchrun, with the addresses of servers that run."""
+"""Two ranks share servers; run by test_engine_on_ranks.py under torchrun, with the addresses of servers that run."""
 
 import sys
 import time
