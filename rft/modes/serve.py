@@ -38,7 +38,8 @@ def serve(config: dict[str, Any], console: Console) -> None:
     engine = parts.engine.factory
     if not issubclass(engine, ServableEngine):
         raise ValueError(
-            "mode=serve: there are no servers for this rollout; choose rollout=vllm_server or rollout=sglang"
+            f"mode=serve: rollout.engine._target_={engine.__name__} has no servers; choose a rollout that has, see "
+            "docs/engines.md"
         )
     server_api = engine.server_api(run.rollout.engine_args)
     tokenizer = parts.tokenizer.build()

@@ -80,7 +80,6 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
     ("override", "message"),
     [
         ("serve.python=/no/python", "serve.python=/no/python: there is no such program"),
-        ("rollout=hf", "mode=serve: there are no servers for this rollout; choose rollout=vllm_server"),
         ("serve.count=0", "serve.count=0: set it to 1 or more"),
         ("serve.port=80", "serve.port=80: choose one from 1024 to"),
     ],
@@ -88,3 +87,8 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
 def test_wrong_options_are_named(override, message, resolved):
     with pytest.raises(ValueError, match=message):
         serve(resolved("rollout=vllm_server", override), Console(quiet=True))
+
+
+def test_an_engine_without_servers_is_refused(resolved):
+    with pytest.raises(ValueError, match="mode=serve: rollout.engine._target_=HFEngine has no servers; choose a roll"):
+        serve(resolved("rollout=hf"), Console(quiet=True))
