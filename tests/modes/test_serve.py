@@ -90,5 +90,7 @@ def test_wrong_options_are_named(override, message, resolved):
 
 
 def test_an_engine_without_servers_is_refused(resolved):
-    with pytest.raises(ValueError, match="mode=serve: rollout.engine._target_=HFEngine has no servers; choose a roll"):
+    with pytest.raises(
+        ValueError, match=r"mode=serve: rollout\.engine\._target_=HFEngine has no servers; choose a roll"
+    ):
         serve(resolved("rollout=hf"), Console(quiet=True))
