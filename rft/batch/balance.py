@@ -1,4 +1,4 @@
-"""Balance over ranks: rows move so that every rank has the same predicted work in an optimizer step."""
+"""Balance over ranks: moves rows so that every rank has the same predicted work in an optimizer step."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -8,13 +8,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.batch.columns import lengths
+from rft.batch.columns import kind_of, lengths
+from rft.batch.media import SharedMedia, share_media, stack_media
 from rft.distributed import World
 from rft.metrics import Metrics
 
 
 class Cost(NamedTuple):
-    """What a row costs, in floating-point operations of a forward and a backward.
+    """The cost of a row, in floating-point operations of a forward and a backward.
 
     Attributes:
         linear: per token.
@@ -34,15 +35,14 @@ def work(lengths: Tensor, linear: float, quadratic: float) -> Tensor:
 
 
 def karmarkar_karp(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Deals items to bins whose sums are as equal as a greedy rule gets them.
+    """Partitions items into bins of nearly equal sums.
 
-    The largest differencing method of Karmarkar and Karp (1982) for several bins: of all partial solutions the two most
-    uneven are put together, the fullest bin of one with the emptiest of the other. The fullest bin has at most 7/6
-    (two bins) or 4/3 - 1/(3 (parts - 1)) of the least that is possible (Michiels et al., 2007), and for many items it
-    is far closer.
+    The largest differencing method of Karmarkar and Karp (1982) for several bins: it merges the two most uneven partial
+    solutions, the fullest bin of one with the emptiest of the other, until one solution is left. The fullest bin has at
+    most 7/6 (two bins) or 4/3 - 1/(3 (parts - 1)) of the optimum (Michiels et al., 2007), and far less for many items.
 
     Args:
-        costs: of each item, not negative. Their order plays no part, but for items of equal cost.
+        costs: of each item, not negative. Their order matters only among items of equal cost.
         parts: number of bins.
 
     Returns:
@@ -55,63 +55,79 @@ def karmarkar_karp(costs: Sequence[float], parts: int) -> list[list[int]]:
     while len(heap) > 1:
         _, place, one = heapq.heappop(heap)
         _, _, other = heapq.heappop(heap)
-        bins = [(a + b, mine + yours) for (a, mine), (b, yours) in zip(one, reversed(other), strict=True)]
+        bins = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(other), strict=True)]
         bins.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (bins[-1][0] - bins[0][0], place, bins))
     return [sorted(items) for _, items in heap[0][2]] if heap else [[] for _ in range(parts)]
 
 
-class Parcel(NamedTuple):
-    """Rows on their way to another rank, without padding.
+class PackedRows(NamedTuple):
+    """Rows without padding, as they travel to another rank.
 
     Attributes:
         lengths: (B,) int64.
-        rows: columns with an entry a row, (B,).
-        tokens: columns with an entry a token, (N,): those of one row behind those of the one before.
+        rows: columns per row, (B,).
+        tokens: columns per token, (N,) or (N, K): the tokens of one row behind those of the row before.
+        media: each distinct entry once; None where no row has media.
     """
 
     lengths: Tensor
     rows: dict[str | tuple[str, ...], Tensor]
     tokens: dict[str | tuple[str, ...], Tensor]
+    media: SharedMedia | None
 
 
-def drop_padding(batch: TensorDict) -> Parcel:
-    """Every column of a batch without its padding."""
+def drop_padding(batch: TensorDict) -> PackedRows:
+    """Every column of a batch but `fields`, without its padding."""
     length = lengths(batch)
     real = _real(length, batch["tokens", "attention_mask"].shape[1])  # (N,)
-    parcel = Parcel(length, {}, {})
-    for name, column in batch.items(include_nested=True, leaves_only=True):
-        if column.dim() > 1:
-            parcel.tokens[name] = column.flatten(0, 1)[real]
+    packed = PackedRows(length, {}, {}, share_media(batch))
+    for name, column in batch.exclude("fields", "media").items(include_nested=True, leaves_only=True):
+        if kind_of(name if isinstance(name, str) else name[0], column.dim()) == "token":
+            packed.tokens[name] = column.flatten(0, 1)[real]
         else:
-            parcel.rows[name] = column
-    return parcel
+            packed.rows[name] = column
+    return packed
 
 
-def restore_padding(parcels: Sequence[Parcel]) -> TensorDict:
-    """One batch of the rows of all parcels, padded with zeros to the longest of them."""
-    length = torch.cat([parcel.lengths for parcel in parcels])
+def restore_padding(packed: Sequence[PackedRows]) -> TensorDict:
+    """One batch of all rows, padded with zeros to the longest of them.
+
+    Args:
+        packed: rows with the same columns, those of each rank, at least one. Only some of them may have media.
+    """
+    length = torch.cat([part.lengths for part in packed])
     width = max(length.tolist(), default=1)
     real = _real(length, width)  # (N,)
     batch = TensorDict({}, batch_size=[len(length)])
-    for name in parcels[0].rows:
-        batch[name] = torch.cat([parcel.rows[name] for parcel in parcels])
-    for name in parcels[0].tokens:
-        values = torch.cat([parcel.tokens[name] for parcel in parcels])
+    for name in packed[0].rows:
+        batch[name] = torch.cat([part.rows[name] for part in packed])
+    for name in packed[0].tokens:
+        values = torch.cat([part.tokens[name] for part in packed])
         flat = values.new_zeros(len(length) * width, *values.shape[1:]).index_copy_(0, real, values)
         batch[name] = flat.unflatten(0, (len(length), width))
+    if any(part.media is not None for part in packed):
+        batch["media"] = stack_media([entry for part in packed for entry in _media_of_rows(part)])
     return batch
 
 
+def _media_of_rows(packed: PackedRows) -> list[dict[str, Tensor] | None]:
+    """The media of each row, None for a row without."""
+    if packed.media is None:
+        return [None] * len(packed.lengths)
+    return [None if number < 0 else packed.media.entries[number] for number in packed.media.rows]
+
+
 def _real(length: Tensor, width: int) -> Tensor:
-    """Where the tokens of rows are, the rows padded to a width and behind one another."""
+    """Places of the real tokens in the flattened (B * width) rows, (N,)."""
     return (torch.arange(width, device=length.device) < length[:, None]).flatten().nonzero()[:, 0]
 
 
 def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:
-    """Sends each row to the rank that `ranks` (B,) names and returns the rows that came here. A collective.
+    """Sends each row to the rank that `ranks` (B,) names and returns the rows that this rank receives. A collective.
 
-    They are in the order of the ranks that they came from; rows of one rank keep their order. `fields` stay behind.
+    They come in the order of the ranks that sent them; rows of one rank keep their order. `fields` are not sent. Media
+    that rows share are sent once to each rank.
     """
     batch = batch.exclude("fields")
     return restore_padding(world.exchange([drop_padding(batch[ranks == rank]) for rank in range(world.size)]))
@@ -120,13 +136,13 @@ def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:
 class Balance:
     """Gives every rank the same predicted work.
 
-    Where a deal is no better than where the rows are, as on one rank, none moves and nothing is copied.
+    If moving rows does not lower the largest work of a rank, as on one rank, no row moves and nothing is copied.
 
     Args:
         world: the ranks.
         work: predicts the work of each row of a batch, (B,) float64.
-        together: the column that names rows which stay together, `unit` or `group`.
-        moves: False leaves every row where it was sampled.
+        together: the column that identifies rows which stay together, `unit` or `group`.
+        moves: False leaves every row on its rank.
     """
 
     def __init__(
@@ -138,11 +154,11 @@ class Balance:
         self._moves = moves
 
     def rows(self, batch: TensorDict, metrics: Metrics) -> TensorDict:
-        """The rows of a mini-batch that this rank trains, by the order of their units. A collective.
+        """The rows of a mini-batch that this rank trains, ordered by their units. A collective.
 
         Args:
-            batch: this rank's rows of the mini-batch, those that stay together all on one rank. They may come back
-                without `fields`.
+            batch: this rank's rows of the mini-batch; rows that stay together are all on one rank. Rows that move lose
+                `fields`.
             metrics: receives `balance/before` and `balance/after`.
         """
         ranks, before, after = self._plan(batch)
@@ -154,18 +170,18 @@ class Balance:
         return moved[moved["unit"].argsort(stable=True)]
 
     def columns(self, batch: TensorDict, compute: Callable[[TensorDict], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `compute` says of this rank's rows, (B, T) or (B, T, K), asked where least is to do. A collective."""
+        """What `compute` returns for this rank's rows, (B, T) or (B, T, K), on balanced ranks. A collective."""
         ranks, _, _ = self._plan(batch)
         if ranks is None:
             return compute(batch)
-        asked = batch.exclude("fields")
-        asked["home"] = torch.full_like(ranks, self._world.rank)
-        asked["place"] = torch.arange(len(batch))
-        moved = send(self._world, asked, ranks)
-        answers = moved.select("tokens", "place")
+        outgoing = batch.exclude("fields")
+        outgoing["home"] = torch.full_like(ranks, self._world.rank)
+        outgoing["place"] = torch.arange(len(batch))
+        moved = send(self._world, outgoing, ranks)
+        results = moved.select("tokens", "place")
         for name, column in (found := compute(moved)).items():
-            answers[name] = column
-        back = send(self._world, answers, moved["home"])
+            results[name] = column
+        back = send(self._world, results, moved["home"])
         back = back[back["place"].argsort()]
         width = batch["keep"].shape[1]
         columns = {name: column.new_zeros(len(batch), width, *column.shape[2:]) for name, column in found.items()}
@@ -174,16 +190,16 @@ class Balance:
         return columns
 
     def _plan(self, batch: TensorDict) -> tuple[Tensor | None, list[float], list[float]]:
-        """To which rank each row goes, (B,), or None where all stay, and the work of every rank before and after."""
+        """The rank of each row, (B,), or None if no row moves, and the work of every rank before and after."""
         if self._world.size == 1:
             return None, [1.0], [1.0]
-        own = batch[self._together]
-        everyones = self._world.gather((own, self._work(batch)))
-        before = [float(theirs.sum()) for _, theirs in everyones]
+        local_ids = batch[self._together]
+        all_rows = self._world.gather((local_ids, self._work(batch)))  # (ids, works) of every rank
+        before = [float(works.sum()) for _, works in all_rows]
         if not self._moves:
             return None, before, before
-        items, places = torch.cat([theirs for theirs, _ in everyones]).unique(return_inverse=True)
-        works = torch.cat([theirs for _, theirs in everyones])
+        items, places = torch.cat([ids for ids, _ in all_rows]).unique(return_inverse=True)
+        works = torch.cat([works for _, works in all_rows])
         costs = works.new_zeros(len(items)).index_add(0, places, works)
         bins = karmarkar_karp(costs.tolist(), self._world.size)
         after = [float(costs[inside].sum()) for inside in bins]
@@ -192,7 +208,7 @@ class Balance:
         ranks = torch.empty_like(items)
         for rank, inside in enumerate(bins):
             ranks[inside] = rank
-        return ranks[torch.searchsorted(items, own)], before, after
+        return ranks[torch.searchsorted(items, local_ids)], before, after
 
 
 def _over_mean(loads: list[float]) -> float:

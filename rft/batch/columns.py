@@ -1,14 +1,17 @@
-"""The batch protocol: one TensorDict that flows through the stages of a step and only ever gains columns.
+"""The batch protocol: one TensorDict that flows through the stages of a step and only gains columns.
 
-B rows, T tokens, right-padded with zeros. Every per-token column is aligned with `input_ids`: column t speaks of the
+B rows, T tokens, right-padded with zeros. Every per-token column is aligned with `input_ids`: column t describes the
 prediction *of* token t, and column 0 is 0. There is no prompt/response split: `response_mask` says which tokens train.
 
 | column             | shape           | written by            | read by                                             |
 |--------------------|-----------------|-----------------------|-----------------------------------------------------|
 | `tokens`           | (B, T) each     | source                | actor, as keyword arguments of the model            |
 | `response_mask`    | (B, T) bool     | source                | losses: True where the token trains                 |
+| `media`            | ragged, by row  | source, if it has any | model: what the processor returned beside `tokens`  |
 | `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
 | `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
+| `trajectory`       | (B,) int64      | a source of dialogues | rows that were cut or branched from one dialogue    |
+| `turn`             | (B, T) int64    | a source of dialogues | the number of the sampled segment of each token     |
 | `chosen`           | (B,) bool       | a source of pairs     | preference losses: the better row of its unit       |
 | `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
 | `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
@@ -36,28 +39,86 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `correction_weights` | (B, T) float32 | correction           | policy loss                                         |
 | `gradient_mask`    | (B, T) bool     | gradient mask         | policy loss: tokens that pass a gradient            |
 | `loss_weights`     | (B, T) float32  | aggregation           | trainer                                             |
+| `unit_weights`     | (B,) float32    | aggregation           | trainer, for losses with one value a unit           |
 | `fields`           | one dict a row  | source                | rewards, logs: the row of the data set, the text    |
 
-`tokens` and `terms` are nested TensorDicts. Padding happens once, in `collate`; the actor's forward packs rows without
-it, or cuts away what the rows of a micro-batch do not need.
+`tokens` and `terms` are nested TensorDicts. `COLUMNS` states the kind of every column, and `collate`, `trim` and the
+balance over ranks read it there; they never guess it from a shape. A plugin may add columns of its own:
+
+- In a row that goes into `collate`, a number or 0-D tensor becomes (B,), and a 1-D tensor of as many elements as the
+  row has tokens becomes (B, T).
+- A column that is added to a batch is (B,), or (B, T) or (B, T, K) with the T of the batch.
+
+Padding happens once, in `collate`; the actor's forward packs rows without it, or cuts away what the rows of a
+micro-batch do not need. `media` is never padded and never cut; see `rft/batch/media.py`.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDict
 from torch import Tensor
 
+Kind = Literal["token", "row", "media", "fields"]
+
+COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
+    "tokens": "token",
+    "response_mask": "token",
+    "media": "media",
+    "group": "row",
+    "unit": "row",
+    "trajectory": "row",
+    "turn": "token",
+    "chosen": "row",
+    "margin": "row",
+    "label": "row",
+    "mismatched": "row",
+    "step_labels": "token",
+    "truncated": "row",
+    "keep": "token",
+    "rollout_logprobs": "token",
+    "version": "token",
+    "scores": "row",
+    "terms": "row",
+    "greedy_scores": "row",
+    "baseline_scores": "row",
+    "old_logprobs": "token",
+    "ref_logprobs": "token",
+    "prm_logprobs": "token",
+    "teacher_logprobs": "token",
+    "teacher_top_ids": "token",
+    "teacher_top_logprobs": "token",
+    "sum_p_squared": "token",
+    "values": "token",
+    "advantages": "token",
+    "returns": "token",
+    "rejected": "row",
+    "correction_weights": "token",
+    "gradient_mask": "token",
+    "loss_weights": "token",
+    "unit_weights": "row",
+    "fields": "fields",
+}
 SOURCE_COLUMNS = ("tokens", "response_mask", "group", "unit", "truncated", "fields")
 
 
+def kind_of(name: str, dims: int) -> Kind:
+    """The kind of a column: what `COLUMNS` says, or, of a plugin's column, per token where it has more than (B,).
+
+    Args:
+        name: of the column; of a nested one, without the names of its leaves.
+        dims: dimensions of the column, or of the leaf, in a batch.
+    """
+    return COLUMNS.get(name, "token" if dims > 1 else "row")
+
+
 def over(mask: Tensor, column: Tensor) -> Tensor:
-    """A mask (B, T) in the shape in which it lies over a column (B, T) or (B, T, K)."""
+    """A mask (B, T) in a shape that broadcasts to a column (B, T) or (B, T, K)."""
     return mask.view(*mask.shape, *[1] * (column.dim() - mask.dim()))
 
 
 def candidates(batch: TensorDict) -> Tensor | None:
-    """The tokens of which a forward is asked beside those of the rows themselves, (B, T, K), if there are any."""
+    """Tokens whose log-probabilities a forward computes beside those of the rows' own tokens, (B, T, K), or None."""
     return batch["teacher_top_ids"] if "teacher_top_ids" in batch.keys() else None
 
 

@@ -1,5 +1,4 @@
-"""Random numbers as a function of what they belong to: the same for a token wherever its row is computed, and in
-whichever order."""
+"""Random numbers as a function of a seed and an id: a token gets the same number on every rank and in any row order."""
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ _MIX = (-4658895280553007687, -7723592293110705685)
 
 
 def signed(number: int) -> int:
-    """The signed 64-bit number of the same lowest 64 bits."""
+    """The signed 64-bit number with the same lowest 64 bits."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -29,9 +28,9 @@ def token_draws(seed: int, units: Tensor, columns: Tensor) -> Tensor:
     """A number in [0, 1) for every token of every row, (B, T) float64.
 
     Args:
-        seed: of this drawing; another seed gives unrelated numbers.
+        seed: another seed gives unrelated numbers.
         units: (B,) int64, the id of a row.
-        columns: (T,) int64, the place of a token in its row.
+        columns: (T,) int64, the position of a token in its row.
     """
     start = torch.full((1,), signed(seed), dtype=torch.int64, device=units.device)
     streams = mix(mix(start) + units)  # (B,)

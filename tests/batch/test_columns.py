@@ -18,8 +18,8 @@ def test_collate_pads_on_the_right_with_zeros():
     logprobs = [torch.tensor([0.0, -0.5]), torch.tensor([0.0, -1.0, -2.0])]
     batch = collate(
         [
-            row(2, rollout_logprobs=logprobs[0], truncated=True, group=7, version=1),
-            row(3, rollout_logprobs=logprobs[1], truncated=False, group=8, version=2),
+            row(2, rollout_logprobs=logprobs[0], truncated=True, group=7, version=torch.tensor([0, 1])),
+            row(3, rollout_logprobs=logprobs[1], truncated=False, group=8, version=torch.tensor([0, 2, 2])),
         ]
     )
     assert batch.batch_size == torch.Size([2])

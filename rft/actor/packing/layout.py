@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import lengths
+from rft.batch.media import media_entries
 
 if TYPE_CHECKING:
     from rft.actor.packing.sequence_shard import SequenceShard
@@ -57,13 +58,14 @@ class PackedLayout:
 def shared_prefixes(batch: TensorDict) -> Tensor:
     """How many first tokens each row has in common with all other rows of its group, (B,) int64.
 
-    A row keeps at least one token of its own. A group of one shares nothing.
+    A row keeps at least one token of its own. A group of one shares nothing, and neither does a group whose rows have
+    media: equal tokens may stand for different media.
     """
     shared = torch.zeros(len(batch), dtype=torch.int64)
-    length, columns = lengths(batch), list(batch["tokens"].values())
+    length, columns, media = lengths(batch), list(batch["tokens"].values()), media_entries(batch)
     for group in batch["group"].unique():
         rows = (batch["group"] == group).nonzero()[:, 0]
-        if len(rows) > 1:
+        if len(rows) > 1 and not any(len(media[row].keys()) for row in rows.tolist() if media):
             room = int(length[rows].min()) - 1
             equal = torch.stack([(column[rows, :room] == column[rows[:1], :room]).all(0) for column in columns])
             shared[rows] = equal.all(0).long().cumprod(0).sum()

@@ -12,6 +12,7 @@ from rft.actor.packing.sequence_shard import join
 from rft.batch.balance import karmarkar_karp
 from rft.batch.collate import trim
 from rft.batch.columns import lengths
+from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
 from rft.strategy.context import Context
 
@@ -22,10 +23,11 @@ class MicroBatch:
 
     Attributes:
         rows: their numbers in what was cut; empty for the idle row of a rank that has nothing left to do.
-        batch: the rows, as wide as the longest of them.
+        batch: the rows, as wide as the longest of them, without `media`.
         layout: how they are packed, or None where they are padded.
         computed: tokens of the forward, padding included.
         last: no other one follows.
+        media: of the rows that have any, concatenated in the order in which the forward has the rows.
     """
 
     rows: Tensor
@@ -33,6 +35,7 @@ class MicroBatch:
     layout: PackedLayout | None
     computed: int
     last: bool
+    media: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,30 @@ class MicroBatcher:
             if self.packing:
                 layout = pack_layout(part, shared[chosen] if rows else torch.zeros(1, dtype=torch.int64))
             computed = part["response_mask"].numel() if layout is None else len(layout.source)
+            media = concat_media(_in_forward_order(media_entries(part), layout))
             if context is not None and layout is not None:
                 layout = join(layout, part, context)
             moved = layout and layout.to(world.device)
-            yield MicroBatch(chosen, part.to(world.device), moved, computed, number == len(cuts))
+            media = {name: tensor.to(world.device) for name, tensor in media.items()}
+            part = part.exclude("media") if "media" in part.keys() else part
+            yield MicroBatch(chosen, part.to(world.device), moved, computed, number == len(cuts), media)
+
+
+def _in_forward_order(entries: list[TensorDict], layout: PackedLayout | None) -> list[TensorDict]:
+    """The media of rows, in the order in which the forward has the rows."""
+    if not entries or layout is None:
+        return entries
+    width = layout.place.shape[1]
+    firsts = layout.source[layout.source % width == 0] // width  # the rows in order; all have their first token here
+    return [entries[row] for row in firsts.tolist()]
 
 
 def first_token(row: TensorDict) -> TensorDict:
-    """One row cut to its first token, which does not train."""
-    row = row.clone()
-    row["tokens", "attention_mask"][:, 1:] = 0
+    """One row that does not train, cut to its first token. A row with media keeps the tokens that refer to them."""
+    media = has_media(row)
+    row = row.copy() if media else row.clone()
+    if not media:
+        row["tokens", "attention_mask"][:, 1:] = 0
     row["keep"] = torch.zeros_like(row["keep"])
     return trim(row)
 
