@@ -102,7 +102,7 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch)
         ledger = MemoryTracker()
         with monkeypatch.context() as patch, ledger.watch():
             for stage, owner, algorithm in (
-                ("annotate", rft.train.trainer.Trainer, "annotate"),
+                ("annotate", rft.train.trainer.Trainer, "compute_columns"),
                 ("update", rft.train.trainer.Trainer, "update"),
                 ("sync", rft.train.trainer.Trainer, "refresh"),
                 ("rollout", rft.rollout.source.rollout.RolloutSource, "next"),
