@@ -142,7 +142,7 @@ def train_teacher(folder: str) -> str:
 
 def train(folder: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
     """A run in a folder: accuracy and mean reward as [step, value], and the names of all that it logged."""
-    from rft.report.history import History
+    from rft.logger.history import History
 
     fit(resolved(*overrides, f"output_dir={folder}"))
     history = History.of(Path(folder))

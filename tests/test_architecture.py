@@ -46,10 +46,6 @@ ALLOWED: dict[str, dict[str, str]] = {
 # KNOWN
 KNOWN: dict[str, tuple[str, ...]] = {
     "floors": (
-        "rft.logger.console: imports rft.report.history",
-        "rft.logger.log: imports rft.report.history",
-        "rft.logger.log: imports rft.report.run_page",
-        "rft.logger.log: imports rft.report.scaling",
         "rft.remote.load_balancer: imports rft.rollout.server.options",
         "rft.remote.requests: imports rft.rollout.server.server_api",
         "rft.remote.server_process: imports rft.rollout.server.server_api",
@@ -115,7 +111,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "rft.evaluation.generation",
         "rft.evaluation.preference",
         "rft.evaluation.process",
-        "rft.logger.log",
         "rft.metrics",
         "rft.modes.doctor.examine",
         "rft.modes.doctor.report",

@@ -1,1 +1,1 @@
-"""Where the numbers of a run go: console, metrics.jsonl, report.html, TensorBoard, Weights & Biases."""
+"""Logging: console, metrics.jsonl, TensorBoard, Weights & Biases, and reading a run folder back."""

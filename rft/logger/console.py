@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar per stage with an ETA and a live table, or plain lines in a pipe."""
+"""The console of a run: on a terminal a live table and a progress bar for each stage, in a pipe plain lines."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from rft.report.history import STDERR, History, MetricSummary, duration, short
+from rft.logger.history import STDERR, History, MetricSummary, duration, short
 
 SHOWN = (
     "eval/",
@@ -42,34 +42,34 @@ SHOWN = (
     "throughput/",
 )
 IN_A_LINE = ("eval/", "reward/mean", "loss/", "kl/ref", "entropy", "length/mean", "time/step_s")
-LINES_PER_STAGE = 20  # where no terminal is
-PATIENCE = 30.0  # seconds between two lines about the same long work, where no terminal is
+LINES_PER_STAGE = 20  # without a terminal
+PROGRESS_EVERY = 30.0  # seconds between two lines about the same long work, without a terminal
 TREND = 18  # characters
-HISTORY = 2000  # values that a trend looks back on
+HISTORY = 2000  # values that a trend covers
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageProgress:
     name: str
     start: int
     steps: int
     task: TaskID
     began: float
-    done: int  # steps that an earlier process took
+    done: int  # steps taken by an earlier process
 
 
 class RunConsole:
     """Shows one run.
 
     Args:
-        console: where to; stdout where none is given.
+        console: the output; by default stdout.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._values: dict[str, deque[float]] = {}
-        self._stage: _Stage | None = None
+        self._stage: _StageProgress | None = None
         self._live: Live | None = None
         self._diverted: list[tuple[logging.StreamHandler, object]] = []
         self._bars = Progress(
@@ -86,15 +86,15 @@ class RunConsole:
 
     @property
     def is_live(self) -> bool:
-        """Whether something can be drawn over: False in a pipe, a file, a CI log."""
+        """Whether the output can be redrawn: False in a pipe, a file or a CI log."""
         return self.console.is_terminal and not self.console.is_dumb_terminal
 
     @contextmanager
     def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:
-        """A bar for the `steps` steps after step `start`, `done` of which an earlier process took."""
+        """A bar for the `steps` steps after step `start`; an earlier process took `done` of them."""
         self._begin()
         task = self._bars.add_task(name, total=steps, completed=done)
-        self._stage = _Stage(name, start, steps, task, time.monotonic(), done)
+        self._stage = _StageProgress(name, start, steps, task, time.monotonic(), done)
         try:
             yield
         finally:
@@ -103,16 +103,16 @@ class RunConsole:
 
     @contextmanager
     def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for long work inside a step, gone when the work is done."""
+        """A bar for long work inside a step; it is removed when the work is done."""
         self._begin()
         task = self._bars.add_task(f"  {name}", total=total)
-        told = time.monotonic()
+        printed = time.monotonic()
 
         def show(done: int) -> None:
-            nonlocal told
+            nonlocal printed
             self._bars.update(task, completed=done)
-            if not self.is_live and time.monotonic() - told > PATIENCE:
-                told = time.monotonic()
+            if not self.is_live and time.monotonic() - printed > PROGRESS_EVERY:
+                printed = time.monotonic()
                 self.message(f"  {name} {done}/{total}")
 
         try:
@@ -121,7 +121,7 @@ class RunConsole:
             self._bars.remove_task(task)
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
-        """Moves the stage's bar to the step and renews the table, or prints a line."""
+        """Moves the bar of the stage to the step and redraws the table; without a terminal, prints a line."""
         self._remember(numbers)
         current = self._stage
         if current is not None and current.name == stage:
@@ -132,7 +132,7 @@ class RunConsole:
             self.console.print(self._line(step, stage, numbers), soft_wrap=True, highlight=False)
 
     def recall(self, history: History) -> None:
-        """Takes over what an earlier process logged, so that trends begin at the beginning."""
+        """Restores the values that an earlier process logged, so that trends cover the whole run."""
         self._values.clear()
         for name in history.names:
             self._remember_all(name, [value for _, value in history.points(name) if value is not None])
@@ -142,7 +142,7 @@ class RunConsole:
         self.console.print(Text(text), soft_wrap=True)
 
     def stop(self) -> None:
-        """Leaves the last state of the display on the screen and gives the terminal back."""
+        """Stops the live display, leaves its last state on the screen and restores the log handlers."""
         if self._live is None:
             return
         self._live.stop()
@@ -153,31 +153,41 @@ class RunConsole:
 
     def summary(
         self,
-        stories: Sequence[MetricSummary],
+        metrics: Sequence[MetricSummary],
         run: Path,
-        report: Path,
+        report: Path | None,
         seconds: float,
         failure: str = "",
-        outlook: Sequence[str] = (),
+        conclusions: Sequence[str] = (),
     ) -> None:
-        """The end: first, best and last of each metric, what they tend to, and where to look."""
+        """Prints the end of a run: first, best and last value of each metric, conclusions, and the paths.
+
+        Args:
+            metrics: a row of the table each.
+            run: the run folder.
+            report: the page of the run; None if there is none.
+            seconds: duration of the run.
+            failure: why the run stopped early; empty if it did not.
+            conclusions: lines below the table.
+        """
         title = Text(f"{run.name}, {duration(seconds)}", style="bold")
         table = Table(title=title, title_justify="left", box=box.SIMPLE)
         table.add_column("metric")
         for column in ("first", "best", "last"):
             table.add_column(column, justify="right")
-        for story in stories:
-            style = "bold" if story.name.startswith("eval/") else ""
-            table.add_row(story.name, short(story.first), short(story.best), short(story.last), style=style)
-        if stories:
+        for metric in metrics:
+            style = "bold" if metric.name.startswith("eval/") else ""
+            table.add_row(metric.name, short(metric.first), short(metric.best), short(metric.last), style=style)
+        if metrics:
             self.console.print(table)
-        for remark in outlook:
-            self.message(remark)
+        for line in conclusions:
+            self.message(line)
         if failure:
             self.console.print(Text(f"stopped by {failure}", style="bold red"), soft_wrap=True)
-        for place, path in (("run folder", run), ("report", report)):
-            line = Text.assemble((f"{place:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))
-            self.console.print(line, soft_wrap=True)
+        for label, path in (("run folder", run), ("report", report)):
+            if path is not None:
+                link = Text.assemble((f"{label:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))
+                self.console.print(link, soft_wrap=True)
 
     def _begin(self) -> None:
         if not self.is_live or self._live is not None:
@@ -185,7 +195,7 @@ class RunConsole:
         before = {sys.stdout, sys.stderr}
         self._live = Live(self._bars, console=self.console, refresh_per_second=4)
         self._live.start()
-        # log handlers hold the streams of before and would write into the display; Live's own streams write above it
+        # log handlers hold the old streams and would write into the display; Live's own streams write above it
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         for handler in (h for logger in loggers if isinstance(logger, logging.Logger) for h in logger.handlers):
             if isinstance(handler, logging.StreamHandler) and handler.stream in before:
@@ -205,7 +215,7 @@ class RunConsole:
             self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
 
     def _table(self) -> Table:
-        """The numbers that matter, as many as the height allows, in two columns where the width allows it."""
+        """The most important metrics, as many as fit the height, in two columns if the width allows."""
         sides = 2 if self.console.width >= 116 else 1
         room = max(3, self.console.height - len(self._bars.tasks) - 4)
         names = shown_metrics(self._values)[: room * sides]
@@ -251,14 +261,14 @@ class RunConsole:
 
 
 def shown_metrics(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:
-    """Those names that begin with one of the prefixes, in the order of the prefixes; standard errors are left out."""
+    """The names that begin with one of the prefixes, in the order of the prefixes, without standard errors."""
     return [n for prefix in prefixes for n in names if n.startswith(prefix) and not n.endswith(STDERR)]
 
 
 def trend(values: Sequence[float] | deque[float]) -> str:
-    """A line of blocks, low to high, oldest left; each block is the mean of its share of the values.
+    """A line of block characters, oldest value left; the height of a block is the mean of its part of the values.
 
-    NaN and infinity are left out. One value alone has no trend.
+    NaN and infinity are skipped. A single value has no trend.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:

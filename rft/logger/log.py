@@ -1,7 +1,7 @@
-"""One `log(step, stage, numbers)` for a run, and everything that listens to it.
+"""The log of a run: one `log(step, stage, numbers)` for the run folder, the console and the sinks.
 
-Steps are counted once over all stages of a run: if the warm-up takes steps 1 to 100, training begins with step 101.
-Step 0 is before anything and holds evaluations only. Only rank zero has a `RunLog`; the other ranks hold a `SilentLog`.
+Steps are counted over all stages: if the warm-up takes steps 1 to 100, training begins with step 101. Step 0 holds the
+evaluation before the first step. Rank 0 has a `RunLog`; the other ranks have a `SilentLog`.
 """
 
 import json
@@ -9,12 +9,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rft.logger.console import RunConsole, shown_metrics
-from rft.report.history import (
+from rft.logger.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
@@ -24,48 +25,66 @@ from rft.report.history import (
     trajectory_files,
     write_atomically,
 )
-from rft.report.run_page import write_report
-from rft.report.scaling import scaling_fit
 
-REPORT_EVERY = 60.0  # seconds; the report of a run that goes on is renewed after an evaluation, at most this often
-STARTED: list[Path] = []  # the folders of the runs that this process began, in order: a sweep looks here
+REPORT_EVERY = 60.0  # seconds; during a run the report is rewritten after an evaluation, at most this often
+STARTED: list[Path] = []  # the run folders that this process opened, in order; a sweep reads it
 
 
 class Sink(Protocol):
-    """A place for numbers besides the run folder, chosen with `logger=...`."""
+    """Receives numbers besides the run folder; selected with `logger=...`."""
 
     def check(self) -> None:
-        """Raises a ValueError, before anything is loaded, where a package is missing."""
+        """Raises a ValueError if a package is missing; called before a model is loaded."""
 
     def open(self, run: Path, config: dict[str, Any]) -> None:
-        """Begins, or continues what the same run folder began earlier."""
+        """Starts a new record, or continues the record of the same run folder."""
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None: ...
 
     def rewind(self, step: int) -> None:
-        """Forgets what lies after the step, as far as the place allows it."""
+        """Drops numbers after the step, if the backend can."""
 
     def close(self, failed: bool) -> None: ...
 
 
-class RunLog:
-    """Writes `metrics.jsonl`, `worst_tokens.jsonl`, `trajectories/` and `report.html`, and tells console and sinks.
+@dataclass(frozen=True)
+class Report:
+    """A page about a run, written from its folder during and after the run.
 
-    As a context manager it closes itself, and marks the run as failed where an exception passes through.
+    Attributes:
+        write: writes the page into a run folder and returns its path.
+        conclusions: lines that the console prints below the final table.
+    """
+
+    write: Callable[[Path], Path]
+    conclusions: Callable[[History], Sequence[str]]
+
+
+class RunLog:
+    """Writes `metrics.jsonl`, `worst_tokens.jsonl` and `trajectories/`; passes numbers to the console and the sinks.
+
+    As a context manager it closes itself; after an exception it marks the run as failed.
 
     Args:
-        run: the run folder; it is made where it does not exist.
+        run: the run folder; created if it does not exist.
         config: the resolved config, for the sinks.
-        sinks: further places, checked already.
-        console: the terminal; a new one on stdout where none is given.
+        sinks: further receivers; their `check` has passed.
+        console: the terminal; by default a new one on stdout.
+        report: the page that is rewritten during the run and at its end; by default none.
     """
 
     def __init__(
-        self, run: Path, config: dict[str, Any], sinks: Sequence[Sink] = (), console: RunConsole | None = None
+        self,
+        run: Path,
+        config: dict[str, Any],
+        sinks: Sequence[Sink] = (),
+        console: RunConsole | None = None,
+        report: Report | None = None,
     ) -> None:
         self.run = run
         self.console = console or RunConsole()
         self._sinks = sinks
+        self._report = report
         run.mkdir(parents=True, exist_ok=True)
         STARTED.append(run)
         self._file = (run / METRICS).open("a", encoding="utf-8")
@@ -76,7 +95,7 @@ class RunLog:
             sink.open(run, config)
 
     def rewind(self, step: int) -> None:
-        """Drops what an interrupted run wrote after the step that it is continued from (-1 drops everything)."""
+        """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
         kept = [row for row in History.of(self.run).rows if row["step"] <= step]
         self._file.close()
         write_atomically(self.run / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
@@ -94,25 +113,25 @@ class RunLog:
 
     @contextmanager
     def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:
-        """A progress bar for `steps` steps after step `start`, `done` of which an earlier process took."""
+        """A progress bar for the `steps` steps after step `start`; an earlier process took `done` of them."""
         with self.console.stage(name, start, steps, done):
             yield
 
     @contextmanager
     def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for long work inside a step; what it yields is called with the number of things done so far."""
+        """A progress bar for long work inside a step; call the yielded function with the number of items done."""
         with self.console.progress(name, total) as show:
             yield show
 
     def message(self, text: str) -> None:
-        """A line for the person at the terminal."""
+        """Prints a line on the console."""
         self.console.message(text)
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
-        """Hands the numbers of a step to all who listen; adds `time/elapsed_s`, the seconds since the run began.
+        """Logs the numbers of a step; adds `time/elapsed_s`, the seconds since the run began.
 
-        JSON has no NaN and no infinity: `metrics.jsonl` holds null in their place. Console and sinks get them as they
-        are.
+        JSON has no NaN and no infinity: `metrics.jsonl` holds null instead. Console and sinks receive the values
+        unchanged.
         """
         plain = {name: float(value) for name, value in numbers.items()}
         plain[ELAPSED] = round(time.perf_counter() - self._began, 3)
@@ -123,25 +142,26 @@ class RunLog:
         for sink in self._sinks:
             sink.log(step, stage, plain)
         if any(name.startswith("eval/") for name in plain) and time.perf_counter() - self._reported > REPORT_EVERY:
-            write_report(self.run)
+            if self._report is not None:
+                self._report.write(self.run)
             self._reported = time.perf_counter()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes sampled texts: rows of `prompt`, `response`, `score` and whatever else JSON can hold."""
+        """Writes sampled texts: rows with `prompt`, `response`, `score` and any other JSON values."""
         path = self.run / TRAJECTORIES / f"step_{step:08d}.jsonl"
         write_atomically(path, "".join(map(_line, rows)))
 
     def worst_tokens(self, step: int, tokens: Sequence[Mapping[str, Any]]) -> None:
-        """Adds a line with the tokens on which trainer and engine are farthest apart; none where no token has both."""
+        """Appends the tokens whose log-probabilities differ most between trainer and engine; no line without tokens."""
         if tokens:
             with (self.run / WORST_TOKENS).open("a", encoding="utf-8") as file:
                 file.write(_line({"step": step, "tokens": tokens}))
 
     def close(self, failure: str = "") -> None:
-        """Ends the live display, writes the report, prints the summary. A second call does nothing.
+        """Stops the live display, writes the report and prints the summary. A second call does nothing.
 
         Args:
-            failure: why the run stopped early, empty where it did not.
+            failure: why the run stopped early; empty if it did not.
         """
         if self._closed:
             return
@@ -149,11 +169,12 @@ class RunLog:
         self._file.close()
         for sink in self._sinks:
             sink.close(bool(failure))
-        report = write_report(self.run)
         history = History.of(self.run)
-        stories = [story for name in shown_metrics(history.names) if (story := history.story(name)) is not None]
+        page = None if self._report is None else self._report.write(self.run)
+        conclusions = () if self._report is None else self._report.conclusions(history)
+        summaries = [found for name in shown_metrics(history.names) if (found := history.summary(name)) is not None]
         self.console.stop()
-        self.console.summary(stories, self.run, report, history.elapsed, failure, scaling_fit(history))
+        self.console.summary(summaries, self.run, page, history.elapsed, failure, conclusions)
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +186,7 @@ class RunLog:
 
 
 class SilentLog(RunLog):
-    """The log of every rank but zero: takes everything and does nothing."""
+    """The log of every rank but 0: accepts every call and does nothing."""
 
     def __init__(self) -> None:
         pass

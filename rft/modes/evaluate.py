@@ -12,8 +12,8 @@ from rich.table import Table
 from rft.evaluation.base import Measured, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import Answered
+from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
-from rft.report.history import short, write_atomically
 from rft.reward.compose import WeightedSum
 from rft.setup.datasets import fit_held_out
 from rft.train.run_folder import ANSWERS, EVALUATION

@@ -17,8 +17,8 @@ from rich.console import Console
 from rft.data.rows.files import json_lines
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import require
+from rft.logger.history import write_atomically
 from rft.modes.model import Answering, display
-from rft.report.history import write_atomically
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler

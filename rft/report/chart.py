@@ -1,4 +1,4 @@
-"""Curves as SVG text: axes with round ticks, shaded stages, a smoothed line over noisy values. Touches no file."""
+"""Draws curves as SVG text: axes with round ticks, shaded stages, a smoothed line over noisy values. No file access."""
 
 import html
 import json
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rft.report.history import Point, Stage, short
+from rft.logger.history import Point, StageSpan, short
 
-COLORS = 8  # the page defines --c0 .. --c7
-MOST_POINTS = 500  # a curve with more is thinned to bucket means
+COLORS = 8  # the page defines the colors --c0 .. --c7
+MOST_POINTS = 500  # a longer curve is reduced to bucket means
 MOST_DOTS = 80
-SMOOTH_FROM = 40  # curves of fewer points are drawn as they are
+SMOOTH_FROM = 40  # shorter curves are not smoothed
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 22
-DIGIT = 6.5  # pixels that a character of a tick takes at most
+DIGIT = 6.5  # largest width of a character of a tick, in pixels
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Curve:
     """One line of a chart.
 
     Args:
-        dotted: marks every point and averages none: for evaluations.
-        errors: standard errors, one a point, drawn as bars.
+        dotted: marks every point and smooths nothing; for evaluations.
+        errors: standard errors, one for each point, drawn as bars.
     """
 
     label: str
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to pixels, with round ticks."""
+    """Maps values to pixels."""
 
     low: float
     high: float
@@ -45,13 +45,15 @@ class Scale:
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
 
-def draw(title: str, curves: Sequence[Curve], stages: Sequence[Stage] = (), width: int = 400, height: int = 210) -> str:
-    """A card of HTML: title, legend with last values, and the SVG with its numbers beside it for the page's script.
+def draw(
+    title: str, curves: Sequence[Curve], stages: Sequence[StageSpan] = (), width: int = 400, height: int = 210
+) -> str:
+    """An HTML card: title, legend with last values, and the SVG with its values as data for the page's script.
 
     Args:
         title: the heading; escaped, like every label.
-        curves: at least one finite point among them; the place in the list decides the colour.
-        stages: shaded in turn and named at the top.
+        curves: with at least one finite point in all; the index selects the color.
+        stages: shaded alternately and named at the top.
     """
     finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
     assert finite, f"nothing to draw in {title!r}"
@@ -91,7 +93,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def smooth(points: Sequence[Point], span: int) -> list[Point]:
-    """Mean over `span` points to either side; towards the ends half as many, less lopsided there. Gaps stay gaps."""
+    """Mean over `span` points on either side, half as many near the ends. Gaps stay gaps."""
     result: list[Point] = []
     for i, (step, value) in enumerate(points):
         reach = max(min(span, i, len(points) - 1 - i), span // 2)
@@ -110,7 +112,7 @@ def _reach(curve: Curve) -> list[float]:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """Smallest and largest value, apart even where all are the same."""
+    """Smallest and largest value, widened if they are equal."""
     low, high = min(values), max(values)
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
@@ -133,13 +135,13 @@ def _thin(curve: Curve) -> Sequence[Point]:
 
 
 def _is_noisy(points: Sequence[Point]) -> bool:
-    """Many points that go up and down far more than they get anywhere."""
+    """Whether the curve has many points and its total variation is far above its range."""
     values = [value for _, value in points if value is not None]
-    way = sum(abs(b - a) for a, b in pairwise(values))
-    return len(values) >= SMOOTH_FROM and way > 4 * (max(values) - min(values))
+    variation = sum(abs(b - a) for a, b in pairwise(values))
+    return len(values) >= SMOOTH_FROM and variation > 4 * (max(values) - min(values))
 
 
-def _bands(stages: Sequence[Stage], x: Scale, height: int) -> list[str]:
+def _bands(stages: Sequence[StageSpan], x: Scale, height: int) -> list[str]:
     parts = []
     for index, stage in enumerate(s for s in stages if s.end > s.start):
         left, right = x(stage.start), x(stage.end)
@@ -169,7 +171,7 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> 
     if curve.dotted:
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
     else:
-        # a line ends with its stage: what the next stage changed must not look gradual
+        # a line ends with its stage, so that a jump between stages is not drawn as a slope
         pieces = [[p for p in points if a < p[0] <= b] for a, b in pairwise([-math.inf, *cuts, math.inf])]
         path = "".join(_path(piece, x, y) for piece in pieces)
         noisy = _is_noisy(points)

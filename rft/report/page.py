@@ -1,4 +1,4 @@
-"""The shell of a page that stands alone: style and script inside, nothing fetched, light and dark, screen and paper."""
+"""The frame of a self-contained HTML page: inline style and script, no network, light and dark, screen and print."""
 
 import base64
 import hashlib
@@ -101,13 +101,13 @@ addEventListener('beforeprint', () => document.querySelectorAll('details').forEa
 
 
 def page(title: str, subtitle: str, body: Sequence[str]) -> str:
-    """A whole HTML document.
+    """A complete HTML document.
 
     Args:
-        title, subtitle: plain text, escaped here.
-        body: pieces of HTML, escaped where they were made.
+        title, subtitle: plain text; escaped here.
+        body: HTML fragments, already escaped.
     """
-    # only the page's own script may run: text that slipped through unescaped would still be dead
+    # only the page's own script may run: unescaped text could not execute
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
     return (

@@ -1,4 +1,4 @@
-"""`report.html`: the page that a person opens to see how a run went. It needs the run folder and no network."""
+"""`report.html`: one page that shows a run. It is written from the run folder and needs no network."""
 
 import html
 import json
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.report.chart import Curve, draw
-from rft.report.history import (
+from rft.logger.history import (
     ELAPSED,
     STDERR,
     History,
@@ -20,19 +19,21 @@ from rft.report.history import (
     trajectory_files,
     write_atomically,
 )
+from rft.logger.log import Report
+from rft.report.chart import Curve, draw
 from rft.report.page import page
 from rft.report.scaling import scaling_fit
 
 REPORT = "report.html"
 FIRST = "Evaluation and reward"
-SECTIONS = {  # title: which charts; the first that fits
+SECTIONS = {  # title: pattern of its charts; the first match counts
     "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
     "Learning": r"reward/std|loss/.*|preference/.*|kl/.*|entropy|clipped share|grad_norm|lr",
     FIRST: r"eval/.*|reward.*",
     "Time and memory": r"seconds a step|time/.*|throughput/.*|padding/.*|memory/.*",
     "More": r".*",
 }
-TOGETHER = (  # names that share a chart, and what their chart is called
+TOGETHER = (  # metrics that share a chart, and the title of the chart
     (r"(eval/.*)/[^/]*length[^/]*", r"\1, tokens"),
     (r"(eval/.*)/[^/]*", r"\1"),
     (r"reward/(?!std$).*", "reward"),
@@ -46,14 +47,17 @@ LONGEST = 1600  # characters of a text
 
 
 def write_report(run: Path) -> Path:
-    """Writes `<run>/report.html` from what the folder holds by now, also that of a killed run. Returns the path."""
+    """Writes `<run>/report.html` from the current content of the folder, also of a killed run. Returns the path."""
     history = History.of(run)
-    body = [_tiles(history), *_outlook(history), *_charts(history), _table(history), *_samples(run), _config(run)]
+    body = [_tiles(history), *_scaling(history), *_charts(history), _table(history), *_samples(run), _config(run)]
     return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
 
 
+RUN_REPORT = Report(write_report, scaling_fit)
+
+
 def chart_groups(names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Which chart shows what: {section: {chart title: metric names}}. Every name has exactly one place."""
+    """Assigns metrics to charts: {section: {chart title: metric names}}. Every name appears exactly once."""
     groups: dict[str, dict[str, list[str]]] = {title: {} for title in (FIRST, "Learning", *SECTIONS)}
     for name in names:
         if name == ELAPSED or name.endswith(STDERR):
@@ -69,12 +73,12 @@ def _subtitle(history: History) -> str:
         return "no numbers logged yet"
     parts = [f"{history.last_step} steps in {duration(history.elapsed)}"]
     parts += [f"{stage.name} to step {stage.end}" for stage in history.stages() if stage.end > stage.start]
-    rate = history.story("throughput/tokens_per_s")
+    rate = history.summary("throughput/tokens_per_s")
     return " · ".join([*parts, *([f"{short(rate.last)} tokens/s"] if rate else [])])
 
 
 def _tiles(history: History) -> str:
-    """What the run is judged by: the value at the start, after each stage, and the change over the last one."""
+    """The main metrics: value at the start, after each stage, and the change over the last stage."""
     tiles = []
     for name in headline_names(history.names):
         marks = history.milestones(name)
@@ -89,14 +93,14 @@ def _tiles(history: History) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
 
 
-def _outlook(history: History) -> Iterator[str]:
+def _scaling(history: History) -> Iterator[str]:
     for line in scaling_fit(history):
         yield f'<p class="note">{html.escape(line)}</p>'
 
 
 def _charts(history: History) -> Iterator[str]:
     stages = history.stages()
-    for section, charts in chart_groups([name for name in history.names if history.story(name)]).items():
+    for section, charts in chart_groups([name for name in history.names if history.summary(name)]).items():
         large = " large" if section == FIRST else ""
         cards = [draw(title, [_curve(history, n) for n in names], stages) for title, names in charts.items()]
         yield f'<h2>{section}</h2><div class="charts{large}">{"".join(cards)}</div>'
@@ -117,23 +121,23 @@ def _curve(history: History, name: str) -> Curve:
 
 
 def _table(history: History) -> str:
-    stories = [story for name in history.names if (story := history.story(name)) and name != ELAPSED]
-    if not stories:
+    metrics = [found for name in history.names if (found := history.summary(name)) and name != ELAPSED]
+    if not metrics:
         return ""
     rows = "".join(
         f'<tr><td>{html.escape(s.name)}</td><td class="n">{short(s.first)}</td>'
         f'<td class="n">{short(s.best)}</td><td class="n">{short(s.last)}</td></tr>'
-        for s in stories
+        for s in metrics
     )
     head = '<tr><th>metric</th><th class="n">first</th><th class="n">best</th><th class="n">last</th></tr>'
     return (
-        f'<h2>Numbers</h2><div class="card"><details><summary>All {len(stories)} metrics</summary>'
+        f'<h2>Numbers</h2><div class="card"><details><summary>All {len(metrics)} metrics</summary>'
         f'<div class="scroll"><table>{head}{rows}</table></div></details></div>'
     )
 
 
 def _samples(run: Path) -> Iterator[str]:
-    """Sampled texts of the first, the last and some steps between."""
+    """Sampled texts of the first step, the last step and some between."""
     files = _spread(trajectory_files(run), FILES_SHOWN)
     texts = [(step, read_lines(path)) for step, path in files]
     scores = [float(row["score"]) for _, rows in texts for row in rows if row.get("score") is not None]
@@ -154,7 +158,7 @@ def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
     badge = ""
     if score is not None:
         share = (float(score) - low) / (high - low)
-        # red to green in a lightness that carries white text
+        # red to green, dark enough for white text
         badge = f'<b class="score" style="background: hsl({10 + 130 * share:.0f} 62% 36%)">{short(float(score))}</b>'
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
     line = " · ".join(f"{html.escape(key)} {html.escape(_cut(_plain(value), 120))}" for key, value in facts.items())
@@ -187,7 +191,7 @@ def _config(run: Path) -> str:
 
 
 def _spread(things: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` things, evenly spread, the first and the last among them."""
+    """At most `most` items, evenly spaced, with the first and the last."""
     if len(things) <= most:
         return list(things)
     return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]

@@ -1,14 +1,14 @@
-"""How far a run would get: the sigmoid of accuracy against compute (ScaleRL, 2510.13786, equation 1)."""
+"""Extrapolates the accuracy of a run: the sigmoid of accuracy against compute (ScaleRL, 2510.13786, equation 1)."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rft.report.history import History, short
+from rft.logger.history import History, short
 
-FEWEST = 5  # evaluations that are fitted
-GRID = 15  # shapes in each direction that a round of the search looks at
-ROUNDS, ZOOM = 32, 0.7  # each round looks around the best shape so far, in a smaller window
+FEWEST = 5  # evaluations that a fit needs
+GRID = 15  # grid points in each direction of a search round
+ROUNDS, ZOOM = 32, 0.7  # each round searches a smaller window around the best shape so far
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class ScalingCurve:
 
     Attributes:
         start: R0, the accuracy before the first step.
-        asymptote: A, what more compute tends to.
-        midpoint: C_mid, the compute of half of the gain.
-        efficiency: B, how steeply accuracy rises.
+        asymptote: A, the limit for infinite compute.
+        midpoint: C_mid, the compute at half of the gain.
+        efficiency: B, the steepness of the rise.
         error: root mean square distance of the points from the curve.
     """
 
@@ -30,22 +30,22 @@ class ScalingCurve:
     error: float
 
     def __call__(self, compute: float) -> float:
-        """The accuracy after so much compute, above 0."""
+        """The accuracy after this compute, which is above 0."""
         return self.start + (self.asymptote - self.start) / (1 + (self.midpoint / compute) ** self.efficiency)
 
 
 def fit(points: Sequence[tuple[float, float]], start: float) -> ScalingCurve | None:
-    """The curve of least squares with A in 0 .. 1, B in 0.1 .. 10.
+    """Least squares with A in 0 .. 1 and B in 0.1 .. 10.
 
-    C_mid is at least a tenth of the first C and at most ten times the last. The best A for a C_mid and a B is known;
-    these two are searched for on a grid of their logarithms that closes in.
+    C_mid lies between a tenth of the first C and ten times the last. Given C_mid and B, the best A has a closed form;
+    the two are searched on a shrinking grid of their logarithms.
 
     Args:
         points: (compute above 0, accuracy).
         start: R0.
 
     Returns:
-        None where the points are too few, or none has left R0: then every curve would do.
+        None if there are too few points, or all are equal to R0, where every curve fits.
     """
     if len(points) < FEWEST or all(accuracy == start for _, accuracy in points):
         return None
@@ -68,7 +68,7 @@ def fit(points: Sequence[tuple[float, float]], start: float) -> ScalingCurve | N
 
 
 def _best(points: Sequence[tuple[float, float]], start: float, midpoint: float, efficiency: float) -> ScalingCurve:
-    """The curve of least squares of this shape."""
+    """The least-squares curve for a given midpoint and efficiency."""
     shape = [1 / (1 + (midpoint / compute) ** efficiency) for compute, _ in points]
     gains = [accuracy - start for _, accuracy in points]
     gain = sum(s * g for s, g in zip(shape, gains, strict=True)) / sum(s * s for s in shape)
@@ -78,9 +78,9 @@ def _best(points: Sequence[tuple[float, float]], start: float, midpoint: float, 
 
 
 def scaling_fit(history: History) -> list[str]:
-    """What the accuracies of the last stage tend to, a line for each held-out set of which that can be said.
+    """The asymptote of each accuracy of the last stage: one line for each held-out set with enough evaluations.
 
-    Compute is counted in steps of the stage, which cost about the same.
+    Compute is measured in steps of the stage, which cost about the same.
     """
     lines = []
     for name in history.names:

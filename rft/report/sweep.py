@@ -1,6 +1,6 @@
-"""Several runs side by side: a table, a page with their curves over each other, and the Hydra callback that makes both.
+"""Compares the runs of a sweep: a table, a page with overlaid curves, and the Hydra callback that writes both.
 
-Hydra imports this file when it composes, so nothing slow may be imported here.
+Hydra imports this file while it composes the config, so it must import nothing slow.
 """
 
 import html
@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
 from rft.logger.log import STARTED
 from rft.report.chart import COLORS, Curve, draw
-from rft.report.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
 from rft.report.page import page
 from rft.report.run_page import REPORT
 
@@ -43,10 +43,10 @@ class SweepRun:
     """One run of a comparison.
 
     Args:
-        folder: None where the run failed before it had one.
-        overrides: what it was started with.
+        folder: None if the run failed before it had one.
+        overrides: the overrides of its command.
         result: the metric that it returned.
-        failure: why it failed, empty where it did not.
+        failure: why it failed; empty if it did not.
     """
 
     folder: Path | None
@@ -60,14 +60,14 @@ class SweepRun:
 
 
 def labels(runs: Sequence[SweepRun]) -> list[str]:
-    """What tells the runs apart: their overrides without those that all of them share."""
+    """A label for each run: its overrides without those that all runs share."""
     shared = set.intersection(*(set(run.overrides) for run in runs)) if len(runs) > 1 else set()
     own = [" ".join(o for o in run.overrides if o not in shared) for run in runs]
     return [label or (run.folder.name if run.folder else "defaults") for label, run in zip(own, runs, strict=True)]
 
 
 def comparison_table(runs: Sequence[SweepRun]) -> Table:
-    """A row for each run: its result, and `first → last (best)` of what runs are judged by."""
+    """A row for each run: its result, and `first → last (best)` of the main metrics."""
     histories = [run.history for run in runs]
     names = _headlines(histories)
     table = Table(title="comparison", title_justify="left", title_style="bold", box=box.SIMPLE)
@@ -85,7 +85,7 @@ def comparison_table(runs: Sequence[SweepRun]) -> Table:
 
 
 def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
-    """Writes a page with the curves of the runs over each other, of failed ones as far as they got."""
+    """Writes a page with the overlaid curves of the runs, of failed runs up to the failure."""
     histories = [run.history for run in runs]
     body = [_html_table(runs, histories, target.parent)]
     seen = dict.fromkeys(name for history in histories for name in history.names)
@@ -96,7 +96,7 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
             Curve(label, history.points(name), name.startswith("eval/"))
             for label, history in zip(labels(runs), histories, strict=True)
         ]
-        if any(history.story(name) for history in histories):
+        if any(history.summary(name) for history in histories):
             cards.append(draw(name, curves))
     body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>' if cards else "")
     failed = sum(bool(run.failure) for run in runs)
@@ -105,10 +105,10 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
 
 
 class CompareRuns(Callback):
-    """Compares the jobs of a multirun. The page is renewed after every job, so a sweep that is stopped leaves one too.
+    """Compares the jobs of a multirun. The page is rewritten after every job, so an interrupted sweep leaves one too.
 
-    The table comes at the end; once a job has failed it comes after every job, because Hydra then ends the multirun
-    with the error of that job and tells no callback. A single run is left alone. Under torchrun rank zero speaks.
+    The table is printed at the end; after a failed job it is printed after every job, because Hydra then ends the
+    multirun with that error and calls no callback. A single run is not compared. Under torchrun only rank 0 writes.
     """
 
     def __init__(self) -> None:
@@ -158,10 +158,10 @@ def _headlines(histories: Sequence[History]) -> list[str]:
 
 
 def _in_short(history: History, name: str) -> str:
-    story = history.story(name)
-    if story is None:
+    found = history.summary(name)
+    if found is None:
         return short(None)
-    return f"{short(story.first)} → {short(story.last)} ({short(story.best)})"
+    return f"{short(found.first)} → {short(found.last)} ({short(found.best)})"
 
 
 def _html_table(runs: Sequence[SweepRun], histories: Sequence[History], beside: Path) -> str:
@@ -178,8 +178,8 @@ def _html_table(runs: Sequence[SweepRun], histories: Sequence[History], beside: 
         result = '<span class="failed">failed</span>' if run.failure else short(run.result)
         cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{result}</td>']
         for name in names:
-            story = history.story(name)
-            values = (story.first, story.best, story.last) if story else (None, None, None)
+            found = history.summary(name)
+            values = (found.first, found.best, found.last) if found else (None, None, None)
             cells += [f'<td class="n">{short(value)}</td>' for value in values]
         time = duration(history.elapsed) if ELAPSED in history.names else short(None)
         cells.append(f'<td class="n">{history.last_step}</td><td class="n">{time}</td>')
@@ -190,7 +190,7 @@ def _html_table(runs: Sequence[SweepRun], histories: Sequence[History], beside: 
 
 
 def _free(folder: Path, stem: str, ending: str) -> Path:
-    """The first of `stem`, `stem-2`, `stem-3`, ... that is not taken."""
+    """The first of `stem`, `stem-2`, `stem-3`, ... that does not exist."""
     path, number = folder / f"{stem}{ending}", 1
     while path.exists():
         number += 1

@@ -23,6 +23,7 @@ from rft.distributed import World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.modes.verify import certify
 from rft.registry import Target
+from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.rollout import Score
 from rft.setup.components import Components
@@ -66,7 +67,7 @@ class Job(Components):
         world, loaded = self.begin()
         wanted = Path(run.output_dir + suffix)
         folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
-        with RunLog(folder, self.config, self.sinks) if world.rank == 0 else SilentLog() as log:
+        with RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog() as log:
             for text in [said, *loaded.said] if said else loaded.said:
                 log.message(text)
             if run.rollout.truncates():

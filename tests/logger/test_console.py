@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rft.logger.console import BLOCKS, RunConsole, trend
-from rft.report.history import History, MetricSummary
+from rft.logger.history import History, MetricSummary
 
 
 def terminal(width: int = 120, height: int = 40) -> tuple[RunConsole, io.StringIO]:
@@ -137,8 +137,8 @@ def test_recall_brings_back_the_trend() -> None:
 
 def test_summary_names_values_and_places(tmp_path: Path) -> None:
     out = io.StringIO()
-    stories = [MetricSummary("eval/held/accuracy", 0.25, 0.975, 0.95), MetricSummary("entropy", 1.5, None, 0.5)]
-    RunConsole(Console(file=out, width=100)).summary(stories, tmp_path, tmp_path / "report.html", 83.0)
+    metrics = [MetricSummary("eval/held/accuracy", 0.25, 0.975, 0.95), MetricSummary("entropy", 1.5, None, 0.5)]
+    RunConsole(Console(file=out, width=100)).summary(metrics, tmp_path, tmp_path / "report.html", 83.0)
     text = out.getvalue()
     assert re.search(r"eval/held/accuracy +0\.25 +0\.975 +0\.95", text)
     assert re.search(r"entropy +1\.5 +\N{EN DASH} +0\.5", text)

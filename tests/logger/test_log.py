@@ -1,4 +1,4 @@
-"""RunLog: what lands in the run folder, and who else is told."""
+"""RunLog: the files of the run folder, the sinks, and the report."""
 
 import io
 import json
@@ -10,30 +10,43 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import rft.logger.log
 from rft.logger.console import RunConsole
-from rft.logger.log import STARTED, RunLog, SilentLog
+from rft.logger.history import History
+from rft.logger.log import STARTED, Report, RunLog, SilentLog
 
 
-class Listener:
-    """A sink that remembers what it was told."""
+class RecordingSink:
+    """A sink that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def check(self) -> None:
         pass
 
     def open(self, run: Path, config: dict[str, Any]) -> None:
-        self.heard.append(("open", run, config))
+        self.calls.append(("open", run, config))
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
-        self.heard.append(("log", step, stage, dict(numbers)))
+        self.calls.append(("log", step, stage, dict(numbers)))
 
     def rewind(self, step: int) -> None:
-        self.heard.append(("rewind", step))
+        self.calls.append(("rewind", step))
 
     def close(self, failed: bool) -> None:
-        self.heard.append(("close", failed))
+        self.calls.append(("close", failed))
+
+
+def page(run: Path) -> Path:
+    """Writes a page that counts its versions."""
+    path = run / "page.txt"
+    path.write_text((path.read_text() if path.exists() else "") + "x")
+    return path
+
+
+def conclusions(history: History) -> list[str]:
+    return [f"{len(history.rows)} rows"]
 
 
 def quiet() -> RunConsole:
@@ -59,15 +72,15 @@ def test_every_row_is_on_disk_at_once(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_are_null_on_disk_and_themselves_for_sinks(tmp_path: Path) -> None:
-    sink = Listener()
+    sink = RecordingSink()
     with RunLog(tmp_path, {"seed": 1}, [sink], quiet()) as log:
         log.log(1, "train", {"a": math.nan, "b": math.inf, "c": 2.0})
     row = rows(tmp_path)[0]
     assert (row["a"], row["b"], row["c"]) == (None, None, 2.0)
-    assert sink.heard[0] == ("open", tmp_path, {"seed": 1})
-    told = sink.heard[1]
+    assert sink.calls[0] == ("open", tmp_path, {"seed": 1})
+    told = sink.calls[1]
     assert told[:3] == ("log", 1, "train") and math.isnan(told[3]["a"]) and told[3]["b"] == math.inf
-    assert sink.heard[-1] == ("close", False)
+    assert sink.calls[-1] == ("close", False)
 
 
 def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
@@ -78,7 +91,7 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
             log.worst_tokens(step, [{"token": 7, "text": "ß"}] if step != 2 else [])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "stage": "tr')  # killed while it wrote
-    sink = Listener()
+    sink = RecordingSink()
     with RunLog(tmp_path, {}, [sink], quiet()) as log:
         log.rewind(3)
         log.log(4, "train", {"reward/mean": 40.0})
@@ -88,7 +101,7 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
     assert [json.loads(line) for line in worst] == [
         {"step": step, "tokens": [{"token": 7, "text": "ß"}]} for step in (0, 1, 3)
     ]
-    assert ("rewind", 3) in sink.heard
+    assert ("rewind", 3) in sink.calls
     with RunLog(tmp_path, {}, console=quiet()) as log:
         log.rewind(-1)
     assert rows(tmp_path) == []
@@ -114,25 +127,52 @@ def test_samples_are_one_object_a_line(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_leaves_a_report_and_says_why(tmp_path: Path) -> None:
-    sink, out = Listener(), io.StringIO()
+    sink, out = RecordingSink(), io.StringIO()
     with (
         pytest.raises(FloatingPointError),
-        RunLog(tmp_path, {}, [sink], RunConsole(Console(file=out))) as log,
+        RunLog(tmp_path, {}, [sink], RunConsole(Console(file=out)), Report(page, conclusions)) as log,
         log.stage("train", 0, 10),
     ):
         log.log(1, "train", {"reward/mean": 0.5})
         raise FloatingPointError("loss/policy is NaN at step 2")
-    assert (tmp_path / "report.html").exists()
-    assert sink.heard[-1] == ("close", True)
+    assert (tmp_path / "page.txt").read_text() == "x"
+    assert "1 rows" in out.getvalue() and str(tmp_path / "page.txt") in out.getvalue()
+    assert sink.calls[-1] == ("close", True)
     assert "stopped by FloatingPointError: loss/policy is NaN at step 2" in out.getvalue()
 
 
+def test_the_report_is_rewritten_after_an_evaluation_but_not_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(rft.logger.log.time, "perf_counter", lambda: clock[0])
+    with RunLog(tmp_path, {}, console=quiet(), report=Report(page, conclusions)) as log:
+        for step, seconds, numbers in (
+            (1, 61.0, {"reward/mean": 0.5}),  # no evaluation
+            (2, 62.0, {"eval/held/accuracy": 0.5}),
+            (3, 63.0, {"eval/held/accuracy": 0.5}),  # too soon
+            (4, 123.0, {"eval/held/accuracy": 0.5}),
+        ):
+            clock[0] = seconds
+            log.log(step, "train", numbers)
+        assert (tmp_path / "page.txt").read_text() == "xx"
+    assert (tmp_path / "page.txt").read_text() == "xxx"
+
+
+def test_without_a_report_the_summary_names_only_the_folder(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with RunLog(tmp_path, {}, console=RunConsole(Console(file=out, width=200))):
+        pass
+    assert out.getvalue().splitlines() == [f"run folder {tmp_path}"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_a_second_close_does_nothing(tmp_path: Path) -> None:
-    sink = Listener()
+    sink = RecordingSink()
     log = RunLog(tmp_path, {}, [sink], quiet())
     log.close()
     log.close("again")
-    assert [heard for heard in sink.heard if heard[0] == "close"] == [("close", False)]
+    assert [call for call in sink.calls if call[0] == "close"] == [("close", False)]
 
 
 def test_silent_log_takes_everything_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

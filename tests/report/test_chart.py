@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from rft.logger.history import StageSpan
 from rft.report.chart import MOST_POINTS, Curve, Scale, draw, smooth, ticks
-from rft.report.history import Stage
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_long_ticks_have_room_at_the_left() -> None:
 
 
 def test_a_line_breaks_between_stages() -> None:
-    stages = [Stage("warmup", 0, 2), Stage("train", 2, 4)]
+    stages = [StageSpan("warmup", 0, 2), StageSpan("train", 2, 4)]
     svg = draw("t", [Curve("a", [(1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)])], stages)
     assert re.search(r'<path class="line k0" d="([^"]*)"', svg)[1].count("M") == 2  # type: ignore[index]
     assert svg.count('class="band"') == 1 and ">warmup</text>" in svg and ">train</text>" in svg

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from rft.logger.history import History
 from rft.logger.log import RunLog
-from rft.report.history import History
+from rft.report.run_page import RUN_REPORT
 from rft.report.scaling import ScalingCurve, fit, scaling_fit
 
 STEPS = [10.0 * number for number in range(1, 13)]
@@ -112,7 +113,7 @@ def test_an_evaluation_without_a_start_or_a_number_is_passed_over():
 
 
 def test_console_and_report_say_it(tmp_path, capsys):
-    with RunLog(tmp_path, {}) as log:
+    with RunLog(tmp_path, {}, report=RUN_REPORT) as log:
         for row in rows(0, 8):
             log.log(row.pop("step"), row.pop("stage"), row)
     line = scaling_fit(History([json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]))[0]

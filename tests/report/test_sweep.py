@@ -16,12 +16,13 @@ from pathlib import Path
 
 import hydra
 from rft.logger.log import RunLog
+from rft.report.run_page import RUN_REPORT
 
 @hydra.main(version_base="1.3", config_path=".", config_name="main")
 def main(config):
     if config.a == 2:
         raise ValueError("a is <two>")
-    with RunLog(Path(f"out/a={config.a}"), {}) as log:
+    with RunLog(Path(f"out/a={config.a}"), {}, report=RUN_REPORT) as log:
         for step in range(3):
             log.log(step, "train", {"reward/mean": config.a * step / 10, "eval/held/accuracy": 0.1 * step})
     return 0.1 * config.a

@@ -1,4 +1,4 @@
-"""What a run folder remembers: `metrics.jsonl` and `trajectories/` read back, and the questions that pages ask."""
+"""Reads a run folder back: `metrics.jsonl`, `trajectories/`, and summaries of them for console and pages."""
 
 import json
 import os
@@ -14,12 +14,12 @@ ELAPSED = "time/elapsed_s"
 STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`
 LOWER_IS_BETTER = ("loss", "perplexity")
 
-Point = tuple[int, float | None]  # step, value; None where the run logged NaN or infinity
+Point = tuple[int, float | None]  # step, value; None if the run logged NaN or infinity
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stretch of steps under one name: the steps after `start`, up to and including `end`."""
+class StageSpan:
+    """The steps of one stage: those after `start`, up to and including `end`."""
 
     name: str
     start: int
@@ -28,7 +28,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """One metric in short: the value at the start, the best (None where no direction is better), the last."""
+    """First, best and last value of one metric; `best` is None if neither higher nor lower is better."""
 
     name: str
     first: float
@@ -49,13 +49,13 @@ class History:
 
     @classmethod
     def of(cls, run: Path) -> "History":
-        """Reads a run folder; a folder without numbers gives an empty history."""
+        """Reads a run folder; without metrics the history is empty."""
         path = run / METRICS
         return cls(read_lines(path) if path.exists() else [])
 
     @property
     def names(self) -> list[str]:
-        """Every metric, in the order in which it first appeared."""
+        """Every metric, in the order of first appearance."""
         return list(self._points)
 
     @property
@@ -64,25 +64,25 @@ class History:
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the first to the last row, as the run counted them."""
+        """Seconds from the beginning of the run to the last row, as logged."""
         return max((value for _, value in self.points(ELAPSED) if value is not None), default=0.0)
 
     def points(self, name: str) -> list[Point]:
         """(step, value) of one metric."""
         return self._points.get(name, [])
 
-    def stages(self) -> list[Stage]:
-        """The stages one after another; each begins where the one before it ended."""
-        stages: list[Stage] = []
+    def stages(self) -> list[StageSpan]:
+        """The stages in order; each begins where the one before it ended."""
+        stages: list[StageSpan] = []
         for row in self.rows:
             if stages and stages[-1].name == row["stage"]:
-                stages[-1] = Stage(row["stage"], stages[-1].start, max(row["step"], stages[-1].end))
+                stages[-1] = StageSpan(row["stage"], stages[-1].start, max(row["step"], stages[-1].end))
             else:
-                stages.append(Stage(row["stage"], stages[-1].end if stages else row["step"], row["step"]))
+                stages.append(StageSpan(row["stage"], stages[-1].end if stages else row["step"], row["step"]))
         return stages
 
-    def story(self, name: str) -> MetricSummary | None:
-        """First, best and last value, or None where no finite value was logged."""
+    def summary(self, name: str) -> MetricSummary | None:
+        """First, best and last value; None if no finite value was logged."""
         values = [value for _, value in self.points(name) if value is not None]
         if not values:
             return None
@@ -91,7 +91,7 @@ class History:
         return MetricSummary(name, values[0], best, values[-1])
 
     def milestones(self, name: str) -> list[tuple[str, float]]:
-        """The first value, then the last one of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
+        """The first value, then the last value of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
         found = [(row["stage"], row[name]) for row in self.rows if row.get(name) is not None]
         if not found:
             return []
@@ -104,10 +104,10 @@ class History:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a jsonl file; the unfinished last line of a killed run is left out.
+    """The objects of a jsonl file; the unfinished last line of a killed run is skipped.
 
     Raises:
-        ValueError: names file and line of any other line that is no JSON.
+        ValueError: another line is not JSON; names the file and the line.
     """
     rows = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -123,7 +123,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+    """Writes a temporary file and renames it, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(text, encoding="utf-8")
@@ -132,13 +132,13 @@ def write_atomically(path: Path, text: str) -> Path:
 
 
 def trajectory_files(run: Path) -> list[tuple[int, Path]]:
-    """(step, file) of every file of sampled texts, in the order of steps."""
+    """(step, file) of every file of sampled texts, in step order."""
     found = (run / TRAJECTORIES).glob("step_*.jsonl")
     return sorted((int(path.stem.removeprefix("step_")), path) for path in found)
 
 
 def direction(name: str) -> int:
-    """1 where more is better, -1 where less is, 0 where neither is."""
+    """1 if higher is better, -1 if lower is better, 0 if neither."""
     parts = name.split("/")
     if name.endswith(STDERR) or parts[-1] == "std" or any(word in parts[-1] for word in ("length", "truncated")):
         return 0
@@ -148,7 +148,7 @@ def direction(name: str) -> int:
 
 
 def headline_names(names: Iterable[str]) -> list[str]:
-    """What a run is judged by: one metric of each evaluation set (accuracy, or what came first) and the mean reward."""
+    """The main metrics of a run: one of each evaluation set (accuracy, or the first one) and the mean reward."""
     names = list(names)
     sets: dict[str, str] = {}
     for name in names:
@@ -160,7 +160,7 @@ def headline_names(names: Iterable[str]) -> list[str]:
 
 
 def short(value: float | None, digits: int = 4) -> str:
-    """A number in few characters: `0.9123`, `1.2e-05`, `31`, `48.2k`."""
+    """A short form of a number: `0.9123`, `1.2e-05`, `31`, `48.2k`."""
     if value is None:
         return "–"  # noqa: RUF001
     if abs(value) >= 1e4:

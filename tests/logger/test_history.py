@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.report.history import History, MetricSummary, Stage, direction, duration, headline_names, read_lines, short
+from rft.logger.history import History, MetricSummary, StageSpan, direction, duration, headline_names, read_lines, short
 
 ROWS = [
     {"step": 0, "stage": "warmup", "eval/held/accuracy": 0.02},
@@ -21,14 +21,14 @@ def test_points_keep_the_gap_of_a_nan() -> None:
 
 
 def test_stages_begin_where_the_one_before_ended() -> None:
-    assert History(ROWS).stages() == [Stage("warmup", 0, 2), Stage("train", 2, 5)]
+    assert History(ROWS).stages() == [StageSpan("warmup", 0, 2), StageSpan("train", 2, 5)]
 
 
-def test_story_and_milestones() -> None:
+def test_summary_and_milestones() -> None:
     history = History(ROWS)
-    assert history.story("eval/held/accuracy") == MetricSummary("eval/held/accuracy", 0.02, 0.95, 0.9)
-    assert history.story("loss/nll") == MetricSummary("loss/nll", 2.0, None, 1.0)
-    assert history.story("kl/ref") is None
+    assert history.summary("eval/held/accuracy") == MetricSummary("eval/held/accuracy", 0.02, 0.95, 0.9)
+    assert history.summary("loss/nll") == MetricSummary("loss/nll", 2.0, None, 1.0)
+    assert history.summary("kl/ref") is None
     assert history.milestones("eval/held/accuracy") == [("start", 0.02), ("warmup", 0.2), ("train", 0.9)]
 
 
