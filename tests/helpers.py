@@ -1,23 +1,94 @@
-"""Parts of a run with the options of their yaml, so that a test states only the options that it is about."""
+"""What tests share: parts of a run with the options of their yaml, small batches, an actor and its updates, runs."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import rft
 from rft.actor.actor import Actor
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm
+from rft.algorithm.options import AlgorithmOptions
+from rft.batch.collate import collate, dummy_row
 from rft.data.encode.tokenizer import characters
 from rft.distributed import World
+from rft.metrics import Metrics
 from rft.registry import take
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
 from rft.strategy.fsdp2 import FSDP2
+from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
+F64 = torch.float64
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 20,  # the vocabulary of 19 does not divide over two ranks
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+}
+OPTIMIZER = {
+    "lr": 1e-3,
+    "betas": [0.9, 0.95],
+    "eps": 1e-5,  # a rounding error of the gradient is to stay one in the weights
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.05,
+    "schedule": "constant",
+    "warmup_updates": 0,
+    "final_lr": 0.0,
+}
+CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
+TERMS = {"kl": {"name": "kl", "estimator": "k3", "coef": 0.1}, "entropy": {"name": "entropy", "coef": 0.02}}
+METHOD = {
+    "name": "test",
+    "group_size": 2,
+    "source": None,
+    "advantage": None,
+    "loss": CLIP,
+    "terms": TERMS,
+    "aggregation": {"name": "seq_mean_token_mean"},
+    "shaping": {},
+    "reward_kl": None,
+    "critic_loss": {"name": "value", "clip": None},
+    "prm_loss": None,
+    "schedules": {},
+    "critic_warmup": 0,
+    "correction": None,
+    "gradient_mask": None,
+    "old_logprobs": "actor",
+    "mask_truncated": False,
+    "mask_tied": False,
+    "pick": "all",
+    "iteration": 0,
+    "sampler": "actor",
+}
+DISTILL = METHOD | {"loss": {"name": "jsd", "beta": 0.3}}
+NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
+LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
+ALL = 10**6  # tokens of a micro-batch: every row in one forward
+# Which rows each of two ranks has.
+EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
+UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
+ALL_ON_ONE = [[0, 1, 2, 3, 4, 5, 6, 7], []]
+# Metrics that a second run cannot repeat.
+CLOCK = ("time/", "throughput/", "memory/")
+ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon=50", "algorithm/terms=[kl_adaptive]",
+            "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 
 
 def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
@@ -71,3 +142,211 @@ def engine_context(
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
     """The engine of rollout=hf."""
     return HFEngine(engine_context(model, tokenizer), max_rows)
+
+
+def batch_of(keep: Any, group: Any = None, **columns: Any) -> TensorDict:
+    """Columns as functions of the math read them.
+
+    Args:
+        keep: the tokens that train (B, T).
+        group: of each row; None: all rows are of one group.
+        columns: lists of numbers become float64; tensors stay as they are. Each row is a unit unless it is stated.
+    """
+    keep = torch.as_tensor(keep).bool()
+    group = torch.zeros(len(keep), dtype=torch.int64) if group is None else torch.as_tensor(group)
+    columns = {"unit": torch.arange(len(keep)) * 5, **columns}  # no unit is the number of its row
+    for name, column in columns.items():
+        if not isinstance(column, Tensor | TensorDict):
+            columns[name] = torch.tensor(column, dtype=F64)
+    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
+
+
+def rows_of(advantage: Any, scores: Any, group: Any, **options: Any) -> Tensor:
+    """The advantage of every row, of rows with one trained token each."""
+    scores = torch.as_tensor(scores, dtype=F64) if isinstance(scores, list) else scores
+    batch = batch_of([[0, 1]] * len(scores), group)
+    return advantage(scores, torch.zeros(len(scores), 2), batch, **options)["advantages"][:, 1]
+
+
+def token_batch(*rows: Any, **columns: Sequence[Any]) -> TensorDict:
+    """A collated batch of these token ids, a row each; `columns` holds a value for every row.
+
+    All tokens train unless `response_mask` is stated, each row is a group and a unit unless it is stated, and `tokens`
+    may hold more columns of tokens.
+    """
+    made = []
+    for number, row in enumerate(rows):
+        ids = torch.as_tensor(row)
+        tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        facts = {"response_mask": torch.ones(len(ids), dtype=torch.bool), "group": number, "unit": number}
+        facts |= {name: column[number] for name, column in columns.items()}
+        made.append(facts | {"tokens": tokens | facts.get("tokens", {})})
+    return collate(made)
+
+
+def make_batch(seed: int = 0, prompt: int = 0) -> TensorDict:
+    """Eight rows with all columns of losses; the two of a group begin with `prompt` equal tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[Tensor] = []
+    columns: dict[str, list[Any]] = {"response_mask": [], "group": [], "truncated": [False] * len(LENGTHS)}
+    for number, length in enumerate(LENGTHS):
+        ids = torch.randint(3, 19, (length,), generator=generator)
+        ids[:prompt] = 3 + number // 2
+        trains = torch.rand(length, generator=generator) < 0.7
+        trains[0], trains[-1] = False, True
+        rows.append(ids)
+        columns["response_mask"].append(trains)
+        columns["group"].append(number // 2)
+        for name in ("advantages", "values", "returns", "old_logprobs", "ref_logprobs", "rollout_logprobs"):
+            noise = torch.randn(length, generator=generator)
+            value = -3 + 0.3 * noise if name.endswith("logprobs") else noise
+            columns.setdefault(name, []).append(torch.where(trains, value, 0.0))
+    batch = token_batch(*rows, **columns)
+    batch["keep"] = batch["response_mask"].clone()
+    return batch
+
+
+def with_teacher(batch: TensorDict) -> TensorDict:
+    """The batch with a teacher's log-probabilities of four tokens in each place, out of five."""
+    generator, shape = torch.Generator().manual_seed(1), batch["keep"].shape
+    batch["teacher_top_ids"] = torch.rand(*shape, 19, generator=generator).argsort(-1)[..., :4].int()
+    batch["teacher_top_logprobs"] = torch.randn(*shape, 5, generator=generator).log_softmax(-1)[..., :4]
+    return batch
+
+
+def wider(batch: TensorDict) -> TensorDict:
+    """The batch as if it had a row longer than all of these."""
+    pad = torch.nn.functional.pad
+    columns = {name: pad(c, (0, 9)) if c.dim() > 1 else c for name, c in batch.exclude("tokens").items()}
+    tokens = TensorDict({name: pad(c, (0, 9)) for name, c in batch["tokens"].items()}, batch_size=[len(batch)])
+    return TensorDict(columns | {"tokens": tokens}, batch_size=[len(batch)])
+
+
+def small_actor(
+    world: World,
+    key: str = "actor",
+    head: str = "lm",
+    cap: int = ALL,
+    seed: int = 0,
+    trains: bool = True,
+    reshard: bool = True,
+    kind: type[FSDP2] = FSDP2,
+    rows: dict[str, Any] | None = None,
+    **model: Any,
+) -> Actor:
+    """An actor of MODEL with some options changed; `rows`: how rows lie in a forward (packing, share_prefix)."""
+    optimizer = make_optimizer(**OPTIMIZER | {"schedule": "linear"}) if trains else None
+    strategy = make_strategy(world, kind, reshard_after_forward=reshard)
+    shape = {"head": head, "micro_batch_tokens": cap, "model_config": MODEL | model} | (rows or {})
+    actor = make_actor(world, strategy, optimizer, key=key, seed=seed, **shape)
+    if optimizer is not None:
+        actor.begin_training(optimizer, updates=10)
+    return actor
+
+
+def make_algorithm(
+    loss: dict[str, Any] = CLIP, terms: dict[str, Any] | None = None, aggregation: str = "seq_mean_token_mean"
+) -> Algorithm:
+    """METHOD with another loss, other terms (none) and a clipped value loss."""
+    changes = {"loss": loss, "terms": terms or {}, "aggregation": {"name": aggregation}}
+    critic = {"critic_loss": {"name": "value", "clip": 0.2}}
+    return build_algorithm(AlgorithmOptions(**METHOD | changes | critic), "algorithm")
+
+
+def update(
+    actor: Actor,
+    batch: TensorDict,
+    algorithm: Algorithm | None = None,
+    temperature: float = 0.8,
+    dummy: TensorDict | None = None,
+    watch: Any = (),
+    compare: bool = False,
+) -> dict[str, float]:
+    """One update, with METHOD unless another algorithm is given; the numbers that it logged."""
+    algorithm = algorithm or build_algorithm(AlgorithmOptions(**METHOD), "algorithm")
+    metrics, rows = Metrics(), batch.clone()
+    algorithm.compute_loss_weights(rows, actor.world.all_sum)
+    objective = algorithm.policy if actor.key == "actor" else algorithm.learners["critic"]
+    dummy = dummy_row(batch if dummy is None else dummy, rows)
+    actor.update(rows, dummy, objective, temperature, metrics, watch, compare)
+    return metrics.reduce(actor.world.gather)
+
+
+def weights(actor: Actor) -> dict[str, Tensor]:
+    tensors = actor.network.state_dict().items()
+    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(tensors)}
+
+
+def job(shares: list[list[int]] = EVEN, **changes: Any) -> dict[str, Any]:
+    """A job of updates_on_ranks.py; `strategy` and `actor` hold the options that differ from their yaml."""
+    plain = {
+        "algorithm": METHOD,
+        "model": MODEL,
+        "optimizer": OPTIMIZER,
+        "head": "lm",
+        "strategy": {},
+        "actor": {},
+        "cap": 20,
+        "updates": 1,
+        "batch": make_batch(),
+        "shares": {1: [list(range(8))], 2: shares},
+        "state": None,
+    }
+    return plain | changes
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    """Relative to the largest number of a tensor: what a sum of float32 can keep."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].shape == tensor.shape
+        gap = (found[name] - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12)
+        assert gap <= tolerance, f"{name}: {gap}"
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Equal to the last bit, tensors included."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(identical(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return one == other
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl without what depends on the clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    return [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in rows]
+
+
+def state(run: Path) -> dict[str, Any]:
+    """The state of the latest checkpoint of a run."""
+    return torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=False)
+
+
+def worst(run: Path) -> list[dict[str, Any]]:
+    """The lines of the worst tokens; none where nothing was sampled."""
+    path = run / "worst_tokens.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(monkeypatch: Any, step: int, part: str = "update") -> None:
+    """Lets the run fail in the middle of a step."""
+    whole = getattr(Trainer, part)
+
+    def failing(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.step == step:
+            raise Interrupted
+        return whole(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, part, failing)

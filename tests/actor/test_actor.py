@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft.actor.actor import NonFiniteError
-from tests.actor.samples import ALL, LENGTHS, TERMS, make, make_batch, make_method, same, update, weights, wider
+from tests.helpers import ALL, LENGTHS, TERMS, make_algorithm, make_batch, same, small_actor, update, weights, wider
 
 
 def plain_copy(actor):
@@ -27,7 +27,11 @@ def plain_adamw(model):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_updates_are_those_of_a_plain_loop(world, tied):
-    actor, algorithm, batch = make(world, cap=30, tie_word_embeddings=tied), make_method(terms=TERMS), make_batch()
+    actor, algorithm, batch = (
+        small_actor(world, cap=30, tie_word_embeddings=tied),
+        make_algorithm(terms=TERMS),
+        make_batch(),
+    )
     model = plain_copy(actor)
     adamw = plain_adamw(model)
     for number in range(3):
@@ -65,8 +69,8 @@ def test_updates_are_those_of_a_plain_loop(world, tied):
 
 def test_the_critic_learns_its_returns(world):
     critic, algorithm, batch = (
-        make(world, key="critic", head="value"),
-        make_method(aggregation="token_mean"),
+        small_actor(world, key="critic", head="value"),
+        make_algorithm(aggregation="token_mean"),
         make_batch(),
     )
     before = weights(critic)
@@ -93,8 +97,11 @@ CASES = {
 def test_an_update_does_not_depend_on(world, case, change):
     head, options = CASES[case]
     key = {"lm": "actor", "value": "critic"}[head]
-    batch, algorithm = make_batch(), make_method(**options)
-    one, other = make(world, key, head), make(world, key, head, cap=12 if change == "small micro-batches" else ALL)
+    batch, algorithm = make_batch(), make_algorithm(**options)
+    one, other = (
+        small_actor(world, key, head),
+        small_actor(world, key, head, cap=12 if change == "small micro-batches" else ALL),
+    )
     moved = batch
     if change == "row order":
         moved = batch[torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])]
@@ -111,8 +118,8 @@ def test_an_update_does_not_depend_on(world, case, change):
 @pytest.mark.parametrize("packing", [False, True])
 def test_an_idle_row_contributes_nothing(world, packing):
     """A rank with nothing left to do runs the first token of a row, whatever it holds."""
-    batch, algorithm = make_batch(), make_method(terms=TERMS)
-    one, other = (make(world, cap=40, rows={"packing": packing}) for _ in range(2))
+    batch, algorithm = make_batch(), make_algorithm(terms=TERMS)
+    one, other = (small_actor(world, cap=40, rows={"packing": packing}) for _ in range(2))
     other.world = copy.copy(world)
     other.world.gather = lambda thing: [thing, thing + 8] if isinstance(thing, int) else [thing]  # others have more
     first, second = update(one, batch, algorithm), update(other, batch, algorithm, dummy=batch[3:4])
@@ -122,8 +129,8 @@ def test_an_idle_row_contributes_nothing(world, packing):
 
 
 def test_a_rank_without_rows_takes_part(world):
-    batch, algorithm = make_batch(), make_method(terms=TERMS)
-    actor = make(world)
+    batch, algorithm = make_batch(), make_algorithm(terms=TERMS)
+    actor = small_actor(world)
     actor.world = copy.copy(world)
     actor.world.gather = lambda thing: [thing, 2] if isinstance(thing, int) else [thing]
     before = weights(actor)
@@ -139,7 +146,7 @@ def test_a_rank_without_rows_takes_part(world):
 @pytest.mark.parametrize("packing", [False, True])
 def test_compute_gives_every_row_its_column(world, output, cap, packing):
     head = "value" if output == "values" else "lm"
-    actor, plain = (make(world, head=head, cap=cap, trains=False, rows={"packing": p}) for p in (packing, False))
+    actor, plain = (small_actor(world, head=head, cap=cap, trains=False, rows={"packing": p}) for p in (packing, False))
     with torch.no_grad():
         for parameter in (*actor.network.parameters(), *plain.network.parameters()):
             parameter += 0.1
@@ -153,8 +160,8 @@ def test_compute_gives_every_row_its_column(world, output, cap, packing):
 
 def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
     """Then every ratio is 1: nothing is clipped and the gradient is the same as with the column written first."""
-    batch, algorithm = make_batch(), make_method()
-    one, other = make(world, cap=30), make(world, cap=30)
+    batch, algorithm = make_batch(), make_algorithm()
+    one, other = small_actor(world, cap=30), small_actor(world, cap=30)
     batch["old_logprobs"] = one.compute(batch, ("logprobs",), 0.8)["logprobs"]
     without = batch.exclude("old_logprobs")
     first, second = update(one, batch, algorithm), update(other, without, algorithm)
@@ -165,7 +172,7 @@ def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
 
 
 def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
-    batch, algorithm, actor = make_batch(), make_method(), make(world, cap=30)
+    batch, algorithm, actor = make_batch(), make_algorithm(), small_actor(world, cap=30)
     now = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
     gap = (now - batch["rollout_logprobs"])[batch["keep"]]
     numbers = update(actor, batch, algorithm, compare=True)
@@ -174,7 +181,7 @@ def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
 
 
 def test_statistics_are_means_over_trained_tokens(world):
-    batch, algorithm, actor = make_batch(), make_method(terms=TERMS), make(world, cap=12)
+    batch, algorithm, actor = make_batch(), make_algorithm(terms=TERMS), small_actor(world, cap=12)
     keep = batch["keep"]
     now, entropy = (actor.compute(batch, (output,), 0.8)[output][keep] for output in ("logprobs", "entropy"))
     numbers = update(actor, batch, algorithm, watch=("entropy",))
@@ -192,8 +199,8 @@ def test_statistics_are_means_over_trained_tokens(world):
     [("advantages", "actor", "lm"), ("old_logprobs", "actor", "lm"), ("returns", "critic", "value")],
 )
 def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
-    batch, algorithm = make_batch(), make_method()
-    actor = make(world, key, head, cap=12)
+    batch, algorithm = make_batch(), make_algorithm()
+    actor = small_actor(world, key, head, cap=12)
     update(actor, batch, algorithm)
     before, moments = weights(actor), copy.deepcopy(actor.optimizer.state_dict()["state"])
     bad = batch.clone()
@@ -206,21 +213,21 @@ def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
     assert caught.value.batch[column].isnan().sum() == 2
     same(weights(actor), before, 0.0)
     same(actor.optimizer.state_dict()["state"], moments, 0.0)
-    fresh = make(world, key, head, cap=12)
+    fresh = small_actor(world, key, head, cap=12)
     update(fresh, batch, algorithm)
     assert update(actor, batch, algorithm) == update(fresh, batch, algorithm), "it can go on as if nothing had been"
 
 
 def test_a_model_that_is_not_finite_is_found_out(world):
-    actor, batch = make(world, trains=True), make_batch()
+    actor, batch = small_actor(world, trains=True), make_batch()
     with torch.no_grad():
         next(iter(actor.weights()))[1][int(batch["tokens", "input_ids"][1, 0])] = math.inf  # one token's embedding
     with pytest.raises(NonFiniteError) as caught:
-        update(actor, batch, make_method(), watch=("entropy",))
+        update(actor, batch, make_algorithm(), watch=("entropy",))
     assert set(caught.value.suspects) == {"logprobs", "entropy"}
     assert 1 in caught.value.suspects["logprobs"]
 
 
 def test_a_unit_over_the_cap_is_refused(world):
     with pytest.raises(ValueError, match=r"^actor\.micro_batch_tokens=8: .* to at least 12$"):
-        make(world, cap=8).compute(make_batch(), ("logprobs",), 1.0)["logprobs"]
+        small_actor(world, cap=8).compute(make_batch(), ("logprobs",), 1.0)["logprobs"]

@@ -8,8 +8,17 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
-from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
-from tests.helpers import make_actor, make_strategy
+from tests.helpers import (
+    make_actor,
+    make_algorithm,
+    make_batch,
+    make_strategy,
+    same,
+    small_actor,
+    update,
+    weights,
+    wider,
+)
 
 BRADLEY_TERRY = {"name": "bradley_terry", "margin": False}
 CENTERING = {"centering": {"name": "score_centering", "coef": 0.1}}
@@ -21,7 +30,7 @@ LAYOUTS = {
 
 
 def algorithm():
-    options = replace(make_method().options, loss=BRADLEY_TERRY, terms=CENTERING, aggregation=None, critic_loss=None)
+    options = replace(make_algorithm().options, loss=BRADLEY_TERRY, terms=CENTERING, aggregation=None, critic_loss=None)
     return build_algorithm(options, "algorithm")
 
 
@@ -40,10 +49,10 @@ def scores(actor, batch):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_scores_do_not_depend_on_how_rows_lie(world, name):
-    actor, batch = make(world, head="score", rows=LAYOUTS["padded"]), pairs()
+    actor, batch = small_actor(world, head="score", rows=LAYOUTS["padded"]), pairs()
     expected = scores(actor, batch)
     assert expected.std() > 0.01
-    other = make(world, head="score", rows=LAYOUTS[name], cap=26)
+    other = small_actor(world, head="score", rows=LAYOUTS[name], cap=26)
     same(scores(other, batch), expected)
     same(scores(other, wider(batch)), expected)
     order = torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])
@@ -52,11 +61,11 @@ def test_scores_do_not_depend_on_how_rows_lie(world, name):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_update_does_not_depend_on_micro_batches_order_or_padding(world, name):
-    whole = make(world, head="score", rows=LAYOUTS["padded"])
+    whole = small_actor(world, head="score", rows=LAYOUTS["padded"])
     expected, batch = update(whole, pairs(), algorithm()), pairs()
     assert expected["loss/bradley_terry"] > 0 and expected["loss/centering"] > 0 and expected["grad_norm"] > 0
     for rows in (batch, batch[torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])], wider(batch)):
-        actor = make(world, head="score", rows=LAYOUTS[name], cap=26)
+        actor = small_actor(world, head="score", rows=LAYOUTS[name], cap=26)
         found = update(actor, rows, algorithm())
         told = [key for key in expected if not key.startswith(("padding", "prefix"))]
         same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
@@ -64,7 +73,7 @@ def test_an_update_does_not_depend_on_micro_batches_order_or_padding(world, name
 
 
 def test_training_prefers_the_chosen(world):
-    actor, batch = make(world, head="score"), pairs()
+    actor, batch = small_actor(world, head="score"), pairs()
     for _ in range(8):
         found = update(actor, batch, algorithm())
     assert found["preference/accuracy"] == 1.0
@@ -79,7 +88,7 @@ def exported(actor, folder):
 
 
 def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):
-    actor, batch = make(world, head="score"), pairs()
+    actor, batch = small_actor(world, head="score"), pairs()
     update(actor, batch, algorithm())
     model, tokenizer = exported(actor, tmp_path)
     assert type(model).__name__ == "Qwen3ForSequenceClassification"
@@ -97,7 +106,7 @@ def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):
 
 
 def test_an_actor_goes_on_from_an_export_with_its_head(world, tmp_path):
-    actor, batch = make(world, head="score"), pairs()
+    actor, batch = small_actor(world, head="score"), pairs()
     update(actor, batch, algorithm())
     actor.save_model(tmp_path)
     options = {"head": "score", "path": str(tmp_path), "model_config": None, "seed": 7}

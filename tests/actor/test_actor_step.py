@@ -8,8 +8,17 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
-from tests.actor.samples import make, make_batch, make_method, same, update, weights, wider
-from tests.helpers import make_actor, make_strategy
+from tests.helpers import (
+    make_actor,
+    make_algorithm,
+    make_batch,
+    make_strategy,
+    same,
+    small_actor,
+    update,
+    weights,
+    wider,
+)
 
 LAYOUTS = {
     "shared": {"packing": True, "share_prefix": True},
@@ -18,7 +27,7 @@ LAYOUTS = {
 
 
 def algorithm():
-    options = make_method(aggregation="token_mean").options
+    options = make_algorithm(aggregation="token_mean").options
     return build_algorithm(replace(options, loss={"name": "step_cross_entropy"}, critic_loss=None), "algorithm")
 
 
@@ -37,11 +46,11 @@ def scores(actor, batch):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_scores_and_an_update_do_not_depend_on_micro_batches_order_or_padding(world, name):
     order = torch.tensor([6, 1, 7, 0, 3, 2, 5, 4])
-    whole, batch = make(world, head="step", rows=LAYOUTS["padded"]), stepped()
+    whole, batch = small_actor(world, head="step", rows=LAYOUTS["padded"]), stepped()
     before, expected = scores(whole, batch), update(whole, batch, algorithm())
     assert expected["loss/step_cross_entropy"] > 0 and expected["grad_norm"] > 0 and before.std() > 0.01
     told = [key for key in expected if not key.startswith(("padding", "prefix"))]
-    actor, rows = make(world, head="step", rows=LAYOUTS[name], cap=26), wider(batch[order])
+    actor, rows = small_actor(world, head="step", rows=LAYOUTS[name], cap=26), wider(batch[order])
     same(scores(actor, rows)[:, : before.shape[1]], before[order])
     found = update(actor, rows, algorithm())
     same({key: found[key] for key in told}, {key: expected[key] for key in told}, 1e-5)
@@ -49,7 +58,7 @@ def test_scores_and_an_update_do_not_depend_on_micro_batches_order_or_padding(wo
 
 
 def test_the_export_is_a_classifier_of_tokens_with_the_same_scores(world, tmp_path):
-    actor, batch = make(world, head="step"), stepped()
+    actor, batch = small_actor(world, head="step"), stepped()
     update(actor, batch, algorithm())
     actor.save_model(tmp_path)
     model, tokenizer = (

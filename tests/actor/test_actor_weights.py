@@ -5,8 +5,17 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.actor.samples import OPTIMIZER, make, make_batch, make_method, same, update, weights
-from tests.helpers import make_actor, make_optimizer
+from tests.helpers import (
+    OPTIMIZER,
+    make_actor,
+    make_algorithm,
+    make_batch,
+    make_optimizer,
+    same,
+    small_actor,
+    update,
+    weights,
+)
 
 
 @pytest.mark.parametrize("reshard", [False, True])
@@ -15,9 +24,9 @@ from tests.helpers import make_actor, make_optimizer
 def test_start_like_takes_over_the_weights(world, head, tied, reshard):
     """Also where blocks stay gathered after a forward that no backward followed."""
     batch = make_batch()
-    policy = make(world, seed=1, reshard=reshard, tie_word_embeddings=tied)
+    policy = small_actor(world, seed=1, reshard=reshard, tie_word_embeddings=tied)
     key, output = {"lm": ("actor", "logprobs"), "value": ("critic", "values")}[head]
-    other = make(world, key, head, seed=2, reshard=reshard, tie_word_embeddings=tied)
+    other = small_actor(world, key, head, seed=2, reshard=reshard, tie_word_embeddings=tied)
     for actor, name in ((policy, "logprobs"), (other, output)):
         actor.compute(batch, (name,), 1.0)[name]
     other.copy_weights_from(policy)
@@ -30,20 +39,20 @@ def test_start_like_takes_over_the_weights(world, head, tied, reshard):
         )
     before = weights(policy)
     other.begin_training(make_optimizer(**OPTIMIZER), 10)
-    update(other, batch, make_method())
+    update(other, batch, make_algorithm())
     same(weights(policy), before, 0.0)
 
 
 def test_start_like_refuses_another_shape(world):
-    policy, critic = make(world), make(world, "critic", "value", hidden_size=32)
+    policy, critic = small_actor(world), small_actor(world, "critic", "value", hidden_size=32)
     with pytest.raises(ValueError, match=r"^critic\.path: the weights .* differ in shape from those of actor\.path"):
         critic.copy_weights_from(policy)
 
 
 def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_blocks(world):
     """An optimizer that is made in between holds the sharded weights all the same."""
-    batch, algorithm = make_batch(), make_method()
-    one, other = make(world), make(world, reshard=False)
+    batch, algorithm = make_batch(), make_algorithm()
+    one, other = small_actor(world), small_actor(world, reshard=False)
     for actor in (one, other):
         actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
         actor.begin_training(make_optimizer(**OPTIMIZER), 10)
@@ -51,13 +60,13 @@ def test_training_goes_on_after_a_forward_without_a_backward_that_keeps_its_bloc
             update(actor, batch, algorithm)
             actor.compute(batch, ("logprobs",), 1.0)["logprobs"]
     same(weights(other), weights(one))
-    assert not torch.equal(weights(other)["model.lm_head.weight"], weights(make(world))["model.lm_head.weight"])
+    assert not torch.equal(weights(other)["model.lm_head.weight"], weights(small_actor(world))["model.lm_head.weight"])
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, tied):
-    actor, batch = make(world, tie_word_embeddings=tied), make_batch()
-    update(actor, batch, make_method())
+    actor, batch = small_actor(world, tie_word_embeddings=tied), make_batch()
+    update(actor, batch, make_algorithm())
     of_ranks = [(name, tensor.clone()) for name, tensor in actor.weights()]  # gathered: ties are copies
     monkeypatch.setattr(actor, "weights", lambda: iter(of_ranks))
     actor.save_model(tmp_path)
@@ -77,16 +86,16 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, t
 
 
 def test_a_saved_critic_is_its_backbone(world, tmp_path):
-    critic, batch = make(world, "critic", "value"), make_batch()
-    update(critic, batch, make_method())
+    critic, batch = small_actor(world, "critic", "value"), make_batch()
+    update(critic, batch, make_algorithm())
     critic.save_model(tmp_path)
-    loaded = make(world, "critic", "value", seed=3)
+    loaded = small_actor(world, "critic", "value", seed=3)
     loaded.copy_weights_from(make_actor(world, critic.strategy, path=str(tmp_path)))
     same(dict(loaded.weights()), dict(critic.weights()), 0.0)
 
 
 def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
-    actor = make(world, tie_word_embeddings=True)
+    actor = small_actor(world, tie_word_embeddings=True)
     model = actor.plain_model()
     assert {parameter.untyped_storage().nbytes() for parameter in model.parameters()} == {4}
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -100,21 +109,21 @@ def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
 @pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_restored_actor_goes_on_exactly(world, tmp_path, key, head, tied):
-    batch, algorithm = make_batch(), make_method()
-    actor = make(world, key, head, tie_word_embeddings=tied)
+    batch, algorithm = make_batch(), make_algorithm()
+    actor = small_actor(world, key, head, tie_word_embeddings=tied)
     for _ in range(2):
         update(actor, batch, algorithm)
     torch.save(actor.state_dict(), tmp_path / "state.pt")
     numbers = [update(actor, batch, algorithm) for _ in range(2)]
-    other = make(world, key, head, seed=9, tie_word_embeddings=tied)
+    other = small_actor(world, key, head, seed=9, tie_word_embeddings=tied)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False), with_optimizer=True)
     assert [update(other, batch, algorithm) for _ in range(2)] == numbers
     same(weights(other), weights(actor), 0.0)
 
 
 def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
-    batch, algorithm = make_batch(), make_method()
-    actor, other = make(world), make(world, seed=9)
+    batch, algorithm = make_batch(), make_algorithm()
+    actor, other = small_actor(world), small_actor(world, seed=9)
     for _ in range(2):
         update(actor, batch, algorithm)
     other.load_state_dict(actor.state_dict(), with_optimizer=False)
@@ -125,6 +134,6 @@ def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
 
 
 def test_a_reference_holds_no_optimizer_and_no_gradients(world):
-    reference = make(world, "reference", trains=False)
+    reference = small_actor(world, "reference", trains=False)
     assert not any(parameter.requires_grad for parameter in reference.network.parameters())
     assert set(reference.state_dict()) == {"network", "as_loaded"}

@@ -9,8 +9,8 @@ from rft.actor.frozen import check_frozen, freeze
 from rft.actor.init import load_model, read_config
 from rft.distributed import start
 from rft.setup.assembly import Job
+from tests.helpers import MODEL, OPTIMIZER, close, job
 from tests.strategy import updates_on_ranks
-from tests.strategy.rank_jobs import MODEL, OPTIMIZER, close, job
 
 
 def shape(**changes):

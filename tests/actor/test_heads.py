@@ -42,7 +42,7 @@ def build(**changes):
     return model
 
 
-def batch_of(width=14):
+def tokens_and_selection(width=14):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, 23, (len(LENGTHS), max(LENGTHS)), generator=generator)
     select = torch.rand(ids.shape, generator=generator) < 0.6
@@ -70,7 +70,7 @@ def by_row(model, tokens, select, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_columns_are_those_of_the_logits_row_by_row(name, temperature):
     model = build(**MODELS[name])
-    tokens, select = batch_of()
+    tokens, select = tokens_and_selection()
     assert by_row(model, tokens, select, 1.0)["logprobs"].std() > 0.5, "the model is to have opinions"
     columns = LanguageNetwork(model)(tokens, select, ("entropy", "logprobs"), temperature)
     torch.testing.assert_close(columns, by_row(model, tokens, select, temperature), rtol=1e-9, atol=1e-9)
@@ -80,7 +80,7 @@ def test_columns_are_those_of_the_logits_row_by_row(name, temperature):
 
 def test_gradients_of_a_tied_model_are_those_of_the_logits():
     model = build(**MODELS["qwen3 tied"])
-    tokens, select = batch_of()
+    tokens, select = tokens_and_selection()
     mine, gradients = LanguageNetwork(model)(tokens, select, ("logprobs", "entropy"), 0.7), []
     for columns in (mine, by_row(model, tokens, select, 0.7)):
         total = (columns["logprobs"] * torch.linspace(-1, 1, 14)).sum() + columns["entropy"].sum()
@@ -93,14 +93,17 @@ def test_the_width_of_the_padding_does_not_matter(head):
     model = build(**MODELS["llama"])
     network = LanguageNetwork(model) if head == "lm" else value_network(model)
     outputs = ("logprobs", "entropy") if head == "lm" else ("values",)
-    narrow, wide = network(*batch_of(), outputs, 0.7), network(*batch_of(width=31), outputs, 0.7)
+    narrow, wide = (
+        network(*tokens_and_selection(), outputs, 0.7),
+        network(*tokens_and_selection(width=31), outputs, 0.7),
+    )
     for name in outputs:
         torch.testing.assert_close(wide[name][:, :14], narrow[name], rtol=1e-10, atol=1e-10)
         assert not wide[name][:, 14:].any()
 
 
 def test_only_the_outputs_asked_for_come_back():
-    network, (tokens, select) = LanguageNetwork(build(**MODELS["qwen3"])), batch_of()
+    network, (tokens, select) = LanguageNetwork(build(**MODELS["qwen3"])), tokens_and_selection()
     assert list(network(tokens, select, ("logprobs",), 1.0)) == ["logprobs"]
 
 
@@ -108,7 +111,7 @@ def test_only_the_outputs_asked_for_come_back():
 def test_a_batch_without_selected_tokens_has_zero_gradients_everywhere(head):
     model = build(**MODELS["qwen3"])
     network = LanguageNetwork(model) if head == "lm" else value_network(model)
-    tokens, select = batch_of()
+    tokens, select = tokens_and_selection()
     column = network(tokens, torch.zeros_like(select), ("logprobs",), 1.0)["logprobs" if head == "lm" else "values"]
     assert column.shape == select.shape
     column.sum().backward()
@@ -125,7 +128,7 @@ def value_network(model):
 
 def test_the_value_at_t_is_that_of_the_state_before_token_t():
     model = build(**MODELS["qwen3"])
-    network, (tokens, select) = value_network(model), batch_of()
+    network, (tokens, select) = value_network(model), tokens_and_selection()
     expected = torch.zeros(select.shape, dtype=F64)
     for row, length in enumerate(LENGTHS):
         states = model.base_model(input_ids=tokens["input_ids"][row, None, :length]).last_hidden_state[0]
@@ -136,7 +139,7 @@ def test_the_value_at_t_is_that_of_the_state_before_token_t():
 
 
 def test_a_new_value_head_says_zero():
-    network, (tokens, select) = ValueNetwork(build(**MODELS["qwen3"]).base_model), batch_of()
+    network, (tokens, select) = ValueNetwork(build(**MODELS["qwen3"]).base_model), tokens_and_selection()
     assert not network(tokens, select, ("values",), 1.0)["values"].any()
 
 

@@ -11,8 +11,8 @@ from rft.actor.init import load_model, read_config
 from rft.actor.moe import RouterRecorder
 from rft.distributed import start
 from rft.setup.assembly import Job
+from tests.helpers import METHOD, MODEL, close, job, make_batch
 from tests.strategy import updates_on_ranks
-from tests.strategy.rank_jobs import METHOD, MODEL, close, job, make_batch
 
 EXPERTS = MODEL | {
     "model_type": "qwen3_moe",

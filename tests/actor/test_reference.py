@@ -5,7 +5,7 @@ import torch
 
 from rft.actor.reference import AdapterReference
 from tests.actor.lora.adapters import held, logprobs, make, same, update, weights
-from tests.strategy.rank_jobs import make_batch
+from tests.helpers import make_batch
 
 
 def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):

@@ -5,8 +5,17 @@ import torch
 
 from rft.actor.teacher import Teacher
 from rft.data.encode.tokenizer import characters
-from tests.actor.samples import MODEL, make, make_batch, make_method, same, update, weights
-from tests.helpers import make_strategy, yaml_options
+from tests.helpers import (
+    MODEL,
+    make_algorithm,
+    make_batch,
+    make_strategy,
+    same,
+    small_actor,
+    update,
+    weights,
+    yaml_options,
+)
 
 PADDED, PACKED = {"packing": False}, {"packing": True}
 VOCABULARY = 19
@@ -55,11 +64,11 @@ def test_the_likeliest_tokens_are_those_of_the_logits(world, top_k, kept):
 
 @pytest.mark.parametrize("top_k", [4, VOCABULARY])
 def test_updates_are_the_same_however_rows_lie(world, top_k):
-    algorithm = make_method({"name": "reverse_kl"}, {"nll": {"name": "nll", "coef": 0.1}})
+    algorithm = make_algorithm({"name": "reverse_kl"}, {"nll": {"name": "nll", "coef": 0.1}})
     after, numbers = [], []
     for rows, cap in ((PADDED, 10**6), (PACKED, 10**6), (PACKED, 13)):
         batch = taught(make_teacher(world, top_k, rows, cap), make_batch())
-        policy = make(world, cap=cap, rows=rows)
+        policy = small_actor(world, cap=cap, rows=rows)
         numbers.append([update(policy, batch, algorithm, watch=("entropy",)) for _ in range(2)])
         after.append(weights(policy))
     for number in range(2):
@@ -72,8 +81,8 @@ def test_updates_are_the_same_however_rows_lie(world, top_k):
 
 
 def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(world):
-    teacher, policy = make_teacher(world, VOCABULARY), make(world)
-    batch, algorithm = make_batch(), make_method({"name": "forward_kl"}, aggregation="token_mean")
+    teacher, policy = make_teacher(world, VOCABULARY), small_actor(world)
+    batch, algorithm = make_batch(), make_algorithm({"name": "forward_kl"}, aggregation="token_mean")
     keep, wanted, own = batch["keep"], by_row(teacher, batch), by_row(policy, batch)
     expected = (wanted.exp() * (wanted - own)).sum(-1)[keep].mean()
     assert update(policy, taught(teacher, batch), algorithm)["loss/forward_kl"] == pytest.approx(

@@ -14,6 +14,7 @@ from rft.algorithm.groups import best_over_second, group_statistics
 from rft.algorithm.select import crossing, exact_mean, share_of, up_to_mean
 from rft.algorithm.whiten import moments
 from rft.metrics import Metrics
+from tests.helpers import batch_of
 
 F64 = torch.float64
 CLIP = {"clip_low": 0.2, "clip_high": 0.4}
@@ -143,16 +144,12 @@ def test_crossing_sums_over_the_ranks_once_a_byte():
     assert calls == [(256,)] * 8
 
 
-def columns_of(keep, group, **columns):
-    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
-
-
 def test_groups_of_two():
     keep, scores = torch.ones(2, 1, dtype=torch.bool), torch.tensor([1.0, 0.0], dtype=F64)
     rewards, group = torch.zeros(2, 1, dtype=F64), torch.zeros(2, dtype=torch.int64)
-    close(rloo(scores, rewards, columns_of(keep, group))["advantages"], [[1], [-1]])
+    close(rloo(scores, rewards, batch_of(keep, group))["advantages"], [[1], [-1]])
     process = torch.tensor([[0.5], [0.25]], dtype=F64)
-    batch = columns_of(keep, group, prm_logprobs=process - 1, ref_logprobs=torch.full_like(process, -1.0))
+    batch = batch_of(keep, group, prm_logprobs=process - 1, ref_logprobs=torch.full_like(process, -1.0))
     found = prime(scores, rewards, batch, beta=2.0, gamma=1.0)["advantages"]
     close(found, [[1 + 1 - 0.5], [-1 + 0.5 - 1]])  # the other's score, and the other's process reward
 
@@ -184,7 +181,7 @@ def test_a_group_of_one_token_is_a_group():
 def test_a_row_without_trained_tokens_is_outside_of_no_bound():
     rule = Rule("k1", "sequence", "sum", "drop", 0.5, None, "any")  # what sums to 0 would be outside
     keep, rollout = torch.tensor([[True], [False]]), torch.zeros(2, 1, dtype=F64)
-    batch = columns_of(keep, torch.zeros(2, dtype=torch.int64), rollout_logprobs=rollout)
+    batch = batch_of(keep, torch.zeros(2, dtype=torch.int64), rollout_logprobs=rollout)
     correction = Correction(CorrectionOptions("old", False, {"rule": rule}), "algorithm.correction")
     correction.unsigned(rollout - 1, batch, alone, Metrics())
     assert batch["keep"].equal(keep)

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 from rft.algorithm.correction import Correction, CorrectionOptions, Rule, measure
 from rft.metrics import Metrics
+from tests.helpers import batch_of
 
 F64 = torch.float64
 # log rho of three rows, two groups; the first token of each is the prompt's, the gap in row 1 is a tool's.
@@ -29,9 +30,8 @@ def p(x):
     return abs(e(-3.5 + x) - e(-3.5))
 
 
-def batch_of(log_rho=LOG_RHO, keep=KEEP, group=GROUP, **columns):
-    names = {"keep": keep, "group": group, "rollout_logprobs": ROLLOUT[: len(keep)], **columns}
-    batch = TensorDict(names, batch_size=[len(keep)])
+def with_ratio(log_rho=LOG_RHO, keep=KEEP, group=GROUP, **columns):
+    batch = batch_of(keep, group, rollout_logprobs=ROLLOUT[: len(keep)], **columns)
     return batch, batch["rollout_logprobs"] + torch.where(keep, log_rho, NAN)
 
 
@@ -41,7 +41,7 @@ def alone(tensor):
 
 def applied(*rules, normalize=False, all_sum=alone, given=None, **columns):
     """The batch after both halves of a correction, and the numbers."""
-    batch, logprobs = batch_of(**columns) if given is None else given
+    batch, logprobs = with_ratio(**columns) if given is None else given
     named = {f"rule{i}": rule for i, rule in enumerate(rules)}
     correction, metrics = Correction(CorrectionOptions("old", normalize, named), "algorithm.correction"), Metrics()
     correction.unsigned(logprobs, batch, all_sum, metrics)
@@ -72,7 +72,7 @@ AGGREGATES = {
 
 @pytest.mark.parametrize("metric", TOKENS)
 def test_metric_of_a_token_by_hand(metric):
-    _, logprobs = batch_of()
+    _, logprobs = with_ratio()
     found = measure(replace(RULE, metric=metric), logprobs, ROLLOUT, KEEP, GROUP)
     same(found[KEEP], [value for row in TOKENS[metric] for value in row])
 
@@ -86,7 +86,7 @@ def test_metric_of_a_token_by_hand(metric):
     ],
 )
 def test_metric_of_a_row_and_of_a_group_by_hand(metric, aggregate):
-    rows, of, (_, logprobs) = TOKENS[metric], AGGREGATES[aggregate], batch_of()
+    rows, of, (_, logprobs) = TOKENS[metric], AGGREGATES[aggregate], with_ratio()
     rule = replace(RULE, metric=metric, level="sequence", aggregate=aggregate)
     same(measure(rule, logprobs, ROLLOUT, KEEP, GROUP), [[of(row)] for row in rows])
     both = of(rows[0] + rows[1])
@@ -228,7 +228,7 @@ def test_normalised_weights_do_not_depend_on_ranks(over_ranks):
     rules = (COMBINED[0], replace(COMBINED[1], high=2.5))
     expected, _ = applied(*rules, normalize=True)
     parts = [torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([], dtype=torch.int64)]
-    batch, logprobs = batch_of()
+    batch, logprobs = with_ratio()
     results = over_ranks(
         lambda rows, all_sum: applied(*rules, normalize=True, all_sum=all_sum, given=(batch[rows], logprobs[rows])),
         parts,
@@ -242,7 +242,7 @@ def test_normalised_weights_do_not_depend_on_ranks(over_ranks):
 @pytest.mark.parametrize("rule", COMBINED)
 def test_row_order_and_padding_do_not_matter(rule):
     rows = torch.tensor([2, 0, 1])
-    batch, logprobs = batch_of()
+    batch, logprobs = with_ratio()
     wide = TensorDict({n: torch.nn.functional.pad(c, (0, 2)) if c.dim() > 1 else c for n, c in batch.items()}, [3])
     expected, _ = applied(rule)
     moved, _ = applied(rule, given=(wide[rows], torch.nn.functional.pad(logprobs, (0, 2))[rows]))
@@ -276,7 +276,7 @@ def test_rows_without_trained_tokens_and_batches_without_rows(rule):
     batch, numbers = applied(rule, keep=keep, log_rho=torch.zeros_like(LOG_RHO))
     assert batch["keep"].equal(keep)
     assert numbers["correction/rows_rejected"] == 0.0
-    whole, logprobs = batch_of()
+    whole, logprobs = with_ratio()
     batch, numbers = applied(rule, given=(whole[:0], logprobs[:0]))
     assert batch["keep"].shape == batch["correction_weights"].shape == (0, 4)
     assert batch["rejected"].shape == (0,)
@@ -307,7 +307,7 @@ def test_a_nan_is_not_rejected_in_silence():
 
 
 def test_float32_stays_float32():
-    batch, logprobs = batch_of()
+    batch, logprobs = with_ratio()
     batch["rollout_logprobs"] = batch["rollout_logprobs"].float()
     found, _ = applied(RULE, normalize=True, given=(batch, logprobs.float()))
     assert found["correction_weights"].dtype == torch.float32

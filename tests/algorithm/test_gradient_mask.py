@@ -2,18 +2,13 @@
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm.gradient_mask import high_entropy
+from tests.helpers import batch_of
 
 
 def alone(tensor):
     return tensor
-
-
-def batch_of(keep):
-    keep = torch.as_tensor(keep)
-    return TensorDict({"keep": keep, "unit": torch.arange(len(keep)) + 100}, batch_size=[len(keep)])
 
 
 def test_high_entropy_by_hand():

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm.mismatch import log_policy_mismatch, worst_tokens
 from rft.metrics import Metrics
+from tests.helpers import batch_of
 
 F64 = torch.float64
 e = math.exp
@@ -16,9 +17,11 @@ e = math.exp
 def batch(rollout, keep):
     """Rows whose token ids count on from row to row."""
     ids = torch.arange(keep.numel()).reshape(keep.shape)
-    rows = torch.arange(len(keep))
-    columns = {"tokens": {"input_ids": ids}, "response_mask": keep, "group": rows // 2, "unit": rows}
-    return TensorDict({**columns, "rollout_logprobs": rollout, "keep": keep}, batch_size=[len(keep)])
+    tokens = TensorDict({"input_ids": ids}, batch_size=[len(keep)])
+    group = torch.arange(len(keep)) // 2
+    return batch_of(
+        keep, group, unit=torch.arange(len(keep)), tokens=tokens, response_mask=keep, rollout_logprobs=rollout
+    )
 
 
 def numbers(old, rollout, keep, splits=None):

@@ -63,7 +63,7 @@ def test_work_is_linear_and_quadratic_in_length():
     assert work(torch.tensor([0, 1, 10, 100_000]), 3.0, 0.5).tolist() == [0.0, 3.5, 80.0, 3e5 + 0.5e10]
 
 
-def make_batch(row_lengths, units, seed=0):
+def rows_of_all_columns(row_lengths, units, seed=0):
     """Rows of all kinds of columns, with `fields` that stay where they are."""
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -102,7 +102,7 @@ UNITS = [40, 11, 40, 7, 7, 30, 11, 2]
 
 
 def test_rows_are_packed_without_padding():
-    batch = make_batch(LENGTHS, UNITS).exclude("fields")
+    batch = rows_of_all_columns(LENGTHS, UNITS).exclude("fields")
     parcel = drop_padding(batch)
     assert {len(column) for column in parcel.tokens.values()} == {sum(LENGTHS)}
     assert {len(column) for column in parcel.rows.values()} == {len(LENGTHS)}
@@ -114,7 +114,7 @@ def test_rows_are_packed_without_padding():
 
 
 def test_no_row_has_every_column():
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     empty = restore_padding([drop_padding(batch[:0].exclude("fields"))] * 2)
     assert len(empty) == 0 and empty["tokens", "input_ids"].shape == (0, 1)
     same_rows(empty, batch[:0])
@@ -129,7 +129,7 @@ SHARES = {
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 def test_rows_arrive_as_they_were_sent(ranks, shares):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     target = torch.tensor([2, 0, 2, 2, 0, 0, 2, 2])  # no row for rank one
 
     def work_of(world):
@@ -168,7 +168,7 @@ def load(rows):
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 def test_every_rank_gets_its_part_of_the_work_and_whole_units(ranks, shares):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     found, numbers = moved_rows(ranks, batch, shares)
     after = [load(rows) for rows in found]
     before = [load(batch[torch.tensor(share, dtype=torch.int64)]) for share in shares]
@@ -183,7 +183,7 @@ def test_every_rank_gets_its_part_of_the_work_and_whole_units(ranks, shares):
 
 
 def test_groups_stay_whole_where_they_share_a_prefix(ranks):
-    batch = make_batch([9, 2, 7, 1, 4, 12, 3, 5], [10, 11, 12, 13, 20, 21, 30, 40])
+    batch = rows_of_all_columns([9, 2, 7, 1, 4, 12, 3, 5], [10, 11, 12, 13, 20, 21, 30, 40])
     shares = ([0, 1, 2, 3, 4, 5], [6, 7])
     found, numbers = moved_rows(ranks, batch, shares, together="group")
     assert [sorted(rows["unit"].tolist()) for rows in found] == [[10, 11, 12, 13, 40], [20, 21, 30]]
@@ -191,14 +191,14 @@ def test_groups_stay_whole_where_they_share_a_prefix(ranks):
 
 
 def test_a_rank_that_gets_no_row_has_every_column(ranks):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     found, _ = moved_rows(ranks, batch, ([1, 4], [], []))
     same_rows(found[2], batch[:0])
     assert [len(rows) for rows in found] == [1, 1, 0]
 
 
 def test_the_deal_does_not_depend_on_where_the_rows_are(ranks):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     once, _ = moved_rows(ranks, batch, SHARES["whole units"])
     again, _ = moved_rows(ranks, batch, SHARES["a rank without a row"])
     for one, other in zip(once, again, strict=True):
@@ -206,7 +206,7 @@ def test_the_deal_does_not_depend_on_where_the_rows_are(ranks):
 
 
 def test_rows_that_were_drawn_twice_stay_together(ranks):
-    batch = make_batch(LENGTHS, range(8))
+    batch = rows_of_all_columns(LENGTHS, range(8))
     shares = ([5, 5, 5, 0], [1, 3])
     found, numbers = moved_rows(ranks, batch, shares)
     assert sorted(unit for rows in found for unit in rows["unit"].tolist()) == [0, 1, 3, 5, 5, 5]
@@ -215,26 +215,26 @@ def test_rows_that_were_drawn_twice_stay_together(ranks):
 
 
 def test_where_nothing_is_gained_the_rows_stay(ranks):
-    equal = make_batch([6] * 8, range(8))
+    equal = rows_of_all_columns([6] * 8, range(8))
     halves = ([0, 1, 2, 3], [4, 5, 6, 7])
     found, numbers = moved_rows(ranks, equal, halves)
     assert [rows["fields"].tolist() for rows in found] == [[{"length": 6}] * 4] * 2, "not even copied"
     assert numbers == {"balance/before": 1.0, "balance/after": 1.0}
-    skewed = make_batch(LENGTHS, UNITS)
+    skewed = rows_of_all_columns(LENGTHS, UNITS)
     found, numbers = moved_rows(ranks, skewed, SHARES["all on one"], moves=False)
     assert [len(rows) for rows in found] == [8, 0, 0] and numbers == {"balance/before": 3.0, "balance/after": 3.0}
 
 
 @pytest.mark.parametrize("shares", [([],), ([], [])])
 def test_a_mini_batch_without_rows(ranks, shares):
-    found, numbers = moved_rows(ranks, make_batch(LENGTHS, UNITS), shares)
+    found, numbers = moved_rows(ranks, rows_of_all_columns(LENGTHS, UNITS), shares)
     assert [len(rows) for rows in found] == [0] * len(shares)
     assert numbers == {"balance/before": 1.0, "balance/after": 1.0}
 
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 def test_columns_come_home_from_where_they_were_computed(ranks, shares):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
 
     def say(rows):
         real = rows["tokens", "attention_mask"].bool()
@@ -259,6 +259,6 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
 
 
 def test_one_rank_computes_its_own(ranks):
-    batch = make_batch(LENGTHS, UNITS)
+    batch = rows_of_all_columns(LENGTHS, UNITS)
     [asked] = ranks(1, lambda world: balance(world).columns(batch, lambda rows: {"same": rows}))
     assert asked["same"] is batch

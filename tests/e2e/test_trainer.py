@@ -10,7 +10,7 @@ from rft.algorithm import ADVANTAGES
 from rft.batch.columns import fields
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.e2e.trainer_runs import ADAPTIVE, numbers, same, state, worst
+from tests.helpers import ADAPTIVE, identical, numbers, state, worst
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,11 +48,11 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     monkeypatch.setattr(Trainer, "begin", begins)
     Job(tiny("algorithm/terms=[kl]")).fit("")
     assert [name for name, *_ in seen] == ["warmup", "train"]
-    assert not same(seen[0][1], seen[1][1]), "the warm-up did something"
-    assert same(seen[1][1], seen[1][2])
+    assert not identical(seen[0][1], seen[1][1]), "the warm-up did something"
+    assert identical(seen[1][1], seen[1][2])
     trainer = seen[1][3]
-    assert same(weights(trainer.helpers["reference"]), seen[1][2]), "and stays what it is"
-    assert not same(weights(trainer.policy), seen[1][2])
+    assert identical(weights(trainer.helpers["reference"]), seen[1][2]), "and stays what it is"
+    assert not identical(weights(trainer.policy), seen[1][2])
 
 
 def test_a_reference_of_another_path_stays_what_it_was(tiny, tmp_path):
@@ -162,8 +162,8 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "refresh", refreshing)
     Job(tiny("algorithm=ppo", "algorithm.critic_warmup=2", "warmup=none")).fit("")
     assert len(calls) == 3
-    assert same(before[1][0], before[2][0]) and not same(before[1][1], before[2][1])
-    assert not same(before[2][0], before[3][0])
+    assert identical(before[1][0], before[2][0]) and not identical(before[1][1], before[2][1])
+    assert not identical(before[2][0], before[3][0])
     rows = numbers(tmp_path / "run")[1:]
     assert ["loss/ppo_clip" in row for row in rows] == [False, False, True]
     assert all("loss/value" in row for row in rows)
@@ -209,8 +209,8 @@ def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monke
     Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")
     trainer = begun[0][0]
     assert set(trainer.helpers) == {"reference", "prm"}
-    assert not same(weights(trainer.helpers["prm"]), weights(trainer.helpers["reference"]))
-    assert not same(weights(trainer.helpers["prm"]), weights(trainer.policy))
+    assert not identical(weights(trainer.helpers["prm"]), weights(trainer.helpers["reference"]))
+    assert not identical(weights(trainer.helpers["prm"]), weights(trainer.policy))
     first = next(row for row in numbers(tmp_path / "run") if "loss/implicit_reward" in row)
     assert first["loss/implicit_reward"] == pytest.approx(math.log(2)), "it begins as the reference"
     assert {"prm/accuracy", "prm/grad_norm", "prm/lr"} <= set(first)

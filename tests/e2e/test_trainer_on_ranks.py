@@ -10,7 +10,7 @@ import pytest
 
 import rft
 from rft.setup.assembly import Job
-from tests.e2e.trainer_runs import Interrupted, interrupt, numbers, state
+from tests.helpers import Interrupted, interrupt, numbers, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,7 @@ import pytest
 
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.e2e.trainer_runs import ADAPTIVE, CLOCK, Interrupted, interrupt, numbers, same, state, worst
+from tests.helpers import ADAPTIVE, CLOCK, Interrupted, identical, interrupt, numbers, state, worst
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +57,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tm
     one, other = state(tmp_path / "parts"), state(tmp_path / "whole")
     for saved in (one, other):
         saved["numbers"] = {k: v for k, v in saved["numbers"].items() if not k.startswith(CLOCK)}
-    assert same(one, other)
+    assert identical(one, other)
     moved = [row["grad_norm"] for row in numbers(tmp_path / "whole") if "grad_norm" in row]
     assert all(norm > 0 for norm in moved), "the run did train"
     texts = [sorted(path.name for path in (tmp_path / run / "trajectories").iterdir()) for run in ("whole", "parts")]

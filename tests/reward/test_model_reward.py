@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rft.data.encode.tokenizer import characters
 from rft.reward.compose import WeightedSum
-from tests.actor.samples import MODEL
+from tests.helpers import MODEL
 
 SIZES = MODEL | {"initializer_range": 0.3}
 ROWS = [{"prompt": prompt, "answer": "12"} for prompt in ("1+1", "2", "1+2+3+4", "9+9")]

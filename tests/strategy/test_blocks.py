@@ -10,8 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rft.distributed import start
-from tests.helpers import make_actor, make_optimizer, make_strategy
-from tests.strategy.rank_jobs import LENGTHS, MODEL, OPTIMIZER, close, make_batch, update
+from tests.helpers import (
+    LENGTHS,
+    MODEL,
+    OPTIMIZER,
+    close,
+    make_actor,
+    make_batch,
+    make_optimizer,
+    make_strategy,
+    update,
+)
 
 KINDS = ("none", "selective", "full")
 WIDE = MODEL | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 16}

@@ -4,8 +4,19 @@ import pytest
 
 from rft.distributed import start
 from rft.strategy.context import Context
-from tests.helpers import make_actor, make_strategy
-from tests.strategy.rank_jobs import ALL_ON_ONE, DISTILL, EVEN, MODEL, UNEVEN, close, job, make_batch, make_taught
+from tests.helpers import (
+    ALL_ON_ONE,
+    DISTILL,
+    EVEN,
+    MODEL,
+    UNEVEN,
+    close,
+    job,
+    make_actor,
+    make_batch,
+    make_strategy,
+    with_teacher,
+)
 
 TOGETHER = {"context_parallel": 2}
 WINDOWED = {
@@ -24,7 +35,7 @@ JOBS = {
     "critic": job(UNEVEN, strategy=TOGETHER, head="value", updates=2),
     "one head for both ranks": job(UNEVEN, strategy=TOGETHER, model=MODEL | {"num_key_value_heads": 1}),
     "sliding window": job(UNEVEN, strategy=TOGETHER, model=WINDOWED),
-    "teacher": job(UNEVEN, strategy=TOGETHER, algorithm=DISTILL, batch=make_taught()),
+    "teacher": job(UNEVEN, strategy=TOGETHER, algorithm=DISTILL, batch=with_teacher(make_batch())),
     "recomputed": job(UNEVEN, strategy=TOGETHER | {"activation_checkpointing": "full"}),
 }
 

@@ -6,8 +6,19 @@ import pytest
 import torch
 
 from rft.distributed import start
-from tests.helpers import make_strategy
-from tests.strategy.rank_jobs import ALL_ON_ONE, LENGTHS, METHOD, MODEL, NLL, OPTIMIZER, UNEVEN, close, job, make_batch
+from tests.helpers import (
+    ALL_ON_ONE,
+    LENGTHS,
+    METHOD,
+    MODEL,
+    NLL,
+    OPTIMIZER,
+    UNEVEN,
+    close,
+    job,
+    make_batch,
+    make_strategy,
+)
 
 
 def spoilt():

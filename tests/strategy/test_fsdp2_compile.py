@@ -5,8 +5,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from rft.distributed import start
-from tests.helpers import make_actor, make_optimizer, make_strategy
-from tests.strategy.rank_jobs import MODEL, OPTIMIZER, close, make_batch, update
+from tests.helpers import MODEL, OPTIMIZER, close, make_actor, make_batch, make_optimizer, make_strategy, update
 
 DEEP = MODEL | {"num_hidden_layers": 6}
 ROWS = ([1, 3, 5], [0, 2], [7, 6, 5, 4, 3, 2, 1, 0], [4])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.strategy.rank_jobs import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_taught
+from tests.helpers import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_batch, with_teacher
 
 pytestmark = pytest.mark.slow
 ODD = MODEL | {"intermediate_size": 25, "num_hidden_layers": 3}  # neither rows nor layers divide over two ranks
@@ -36,7 +36,7 @@ SPREAD = {
     "frozen, tied": trained("adamw", model=MODEL | {"tie_word_embeddings": True}, actor={"frozen": ["lm_head.*"]}),
     "frozen, critic": trained("adamw", head="value", actor={"frozen": ["model.*"]}),
     "router balance": trained("adamw", model=EXPERTS, algorithm=METHOD | {"terms": BALANCE}),
-    "teacher": trained("adamw", algorithm=DISTILL, batch=make_taught()),
+    "teacher": trained("adamw", algorithm=DISTILL, batch=with_teacher(make_batch())),
     "average": trained("adamw", actor={"ema": 0.6}),
     "average of what trains": trained("muon", actor={"ema": 0.6} | FROZEN),
 }

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rft.distributed import start
-from tests.helpers import make_strategy
-from tests.strategy.rank_jobs import UNEVEN, close, job
+from tests.helpers import UNEVEN, close, job, make_strategy
 
 GROUPS, MICRO_BATCHES = 3, 3  # two blocks and the root; of rank one, which has more rows
 WHOLE = 22704  # bytes of all weights

@@ -9,8 +9,18 @@ import torch
 from rft.actor.actor import NonFiniteError
 from rft.distributed import start
 from rft.strategy.loss_scale import LossScale
-from tests.helpers import make_actor, make_optimizer, make_strategy
-from tests.strategy.rank_jobs import LENGTHS, MODEL, OPTIMIZER, close, job, make_batch, update
+from tests.helpers import (
+    LENGTHS,
+    MODEL,
+    OPTIMIZER,
+    close,
+    job,
+    make_actor,
+    make_batch,
+    make_optimizer,
+    make_strategy,
+    update,
+)
 
 
 @pytest.fixture

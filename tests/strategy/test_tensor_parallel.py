@@ -6,8 +6,7 @@ import pytest
 
 from rft.distributed import start
 from rft.strategy.tensor import TensorParallel
-from tests.helpers import make_actor, make_strategy
-from tests.strategy.rank_jobs import ALL_ON_ONE, MODEL, OPTIMIZER, UNEVEN, close, job, make_batch
+from tests.helpers import ALL_ON_ONE, MODEL, OPTIMIZER, UNEVEN, close, job, make_actor, make_batch, make_strategy
 
 pytestmark = pytest.mark.slow
 SPLIT = {"tensor_parallel": 2}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.strategy.rank_jobs import METHOD, MODEL, close, job
+from tests.helpers import METHOD, MODEL, close, job
 
 SHARES = [[3], [7, 6], [5, 4, 2, 1, 0], []]
 MIXED = MODEL | {

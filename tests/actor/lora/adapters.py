@@ -7,8 +7,7 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
 from tests.actor.lora.lora_on_ranks import lora_options
-from tests.helpers import make_actor, make_optimizer, make_strategy
-from tests.strategy.rank_jobs import METHOD, MODEL, OPTIMIZER
+from tests.helpers import METHOD, MODEL, OPTIMIZER, make_actor, make_optimizer, make_strategy
 
 
 def make(world, lora=None, key="actor", head="lm", trains=True, seed=0, **changes):

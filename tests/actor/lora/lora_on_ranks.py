@@ -16,8 +16,17 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
-from tests.helpers import make_actor, make_optimizer, make_strategy, yaml_options
-from tests.strategy.rank_jobs import METHOD, MODEL, OPTIMIZER, UNEVEN, make_batch
+from tests.helpers import (
+    METHOD,
+    MODEL,
+    OPTIMIZER,
+    UNEVEN,
+    make_actor,
+    make_batch,
+    make_optimizer,
+    make_strategy,
+    yaml_options,
+)
 
 SHARES = {1: [list(range(8))], 2: UNEVEN}
 JOBS: dict[str, dict[str, Any]] = {

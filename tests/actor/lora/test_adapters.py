@@ -17,8 +17,7 @@ from rft.train.trainer import Trainer
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
 from tests.actor.lora.lora_on_ranks import JOBS, SHARES
-from tests.helpers import hf_engine
-from tests.strategy.rank_jobs import MODEL, close, make_batch
+from tests.helpers import MODEL, close, hf_engine, make_batch
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

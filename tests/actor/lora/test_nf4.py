@@ -6,8 +6,7 @@ from safetensors.torch import load_file
 
 from rft.actor.lora.nf4 import PackedLinear
 from tests.actor.lora.adapters import held, logprobs, make, same, update, weights
-from tests.helpers import make_strategy
-from tests.strategy.rank_jobs import MODEL, make_batch
+from tests.helpers import MODEL, make_batch, make_strategy
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM
 from rft.actor.optim.ema import WeightAverage
 from rft.distributed import start
 from rft.setup.assembly import Job
-from tests.helpers import make_strategy
+from tests.helpers import close, job, make_strategy
 from tests.strategy import updates_on_ranks
-from tests.strategy.rank_jobs import close, job
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rft.actor.packing.attention import NAME, causal_window_mask, packed_attention, use_packed_attention
 from rft.actor.packing.layout import pack_layout, shared_prefixes
-from rft.batch.collate import collate
+from tests.helpers import token_batch
 
 SIZES = {
     "vocab_size": 23,
@@ -54,7 +54,7 @@ def build(options, perturbed=True):
     return model
 
 
-def make_batch():
+def prompts_batch():
     generator = torch.Generator().manual_seed(1)
     rows = []
     for group, length in ROWS:
@@ -62,9 +62,8 @@ def make_batch():
         prompt = PROMPTS.get(group, 0)
         ids[:prompt] = torch.arange(group, group + prompt)
         ids[prompt : prompt + 1] = 3 + len(rows)  # where they part
-        tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        rows.append({"tokens": tokens, "group": group, "response_mask": torch.ones(length, dtype=torch.bool)})
-    return collate(rows)
+        rows.append(ids)
+    return token_batch(*rows, group=[group for group, _ in ROWS])
 
 
 def states_and_gradients(model, states):
@@ -100,7 +99,7 @@ def close(found, expected, tolerance):
 def test_packed_rows_have_the_states_and_gradients_of_each_alone(name, shares):
     """Up to the rounding of what the models themselves compute in float32; GPT-2 computes nothing in it."""
     dtype = torch.float32 if "moe" in name else torch.float64
-    plain, batch = build(MODELS[name]), make_batch()
+    plain, batch = build(MODELS[name]), prompts_batch()
     model = copy.deepcopy(plain)
     use_packed_attention(model, "actor")
     shared = shared_prefixes(batch) if shares else torch.zeros(len(ROWS), dtype=torch.int64)
@@ -115,7 +114,7 @@ def test_packed_rows_have_the_states_and_gradients_of_each_alone(name, shares):
 
 
 def test_the_windows_are_shorter_than_the_rows():
-    batch = make_batch()
+    batch = prompts_batch()
     wide, narrow = build(MODELS["mistral"] | {"sliding_window": None}), build(MODELS["mistral"])
     first = alone(wide, batch)[:9] - alone(narrow, batch)[:9]
     assert not first[:4].any() and first[4:].abs().max() > 0.1

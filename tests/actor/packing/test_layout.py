@@ -4,19 +4,7 @@ import pytest
 import torch
 
 from rft.actor.packing.layout import PackedSegment, pack_layout, shared_prefixes
-from rft.batch.collate import collate
-
-
-def batch_of(*rows, group=None, kinds=None):
-    """Rows of these tokens; `kinds` is a second column of tokens."""
-    made = []
-    for number, ids in enumerate(rows):
-        tokens = {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.int64)}
-        if kinds is not None:
-            tokens["kind"] = torch.tensor(kinds[number])
-        mask = torch.ones(len(ids), dtype=torch.bool)
-        made.append({"tokens": tokens, "response_mask": mask, "group": number if group is None else group[number]})
-    return collate(made)
+from tests.helpers import token_batch
 
 
 def of_layout(batch, shared):
@@ -32,7 +20,7 @@ def tokens(batch, layout):
 
 
 def test_rows_lie_behind_one_another_those_of_one_length_together():
-    batch = batch_of([7, 8, 9], [5, 6], [1, 2, 3, 4], [3, 4])
+    batch = token_batch([7, 8, 9], [5, 6], [1, 2, 3, 4], [3, 4])
     found, segments = of_layout(batch, [0, 0, 0, 0])
     assert segments == (PackedSegment(2, 2), PackedSegment(1, 3), PackedSegment(1, 4))
     assert found["source"] == [4, 5, 12, 13, 0, 1, 2, 8, 9, 10, 11]  # rows of four places
@@ -41,7 +29,7 @@ def test_rows_lie_behind_one_another_those_of_one_length_together():
 
 
 def test_what_rows_of_a_group_share_lies_there_once():
-    batch = batch_of([5, 6, 1], [9], [5, 6, 2, 3], [5, 6, 4], [7, 7, 8], [7, 7, 9], group=[4, 2, 4, 4, 3, 3])
+    batch = token_batch([5, 6, 1], [9], [5, 6, 2, 3], [5, 6, 4], [7, 7, 8], [7, 7, 9], group=[4, 2, 4, 4, 3, 3])
     found, segments = of_layout(batch, [2, 0, 2, 2, 1, 1])
     assert segments == (
         PackedSegment(1, 1),  # the row alone
@@ -64,9 +52,9 @@ def test_what_rows_of_a_group_share_lies_there_once():
 
 
 def test_a_row_that_has_nobody_of_its_group_here_lies_whole():
-    _, segments = of_layout(batch_of([5, 6, 1], [5, 6, 2], [8, 9, 9], group=[0, 0, 1]), [2, 2, 2])
+    _, segments = of_layout(token_batch([5, 6, 1], [5, 6, 2], [8, 9, 9], group=[0, 0, 1]), [2, 2, 2])
     assert segments == (PackedSegment(1, 3), PackedSegment(1, 2), PackedSegment(2, 1, 1))
-    _, segments = of_layout(batch_of([5, 6, 1], [8, 9, 9], group=[0, 1]), [2, 2])
+    _, segments = of_layout(token_batch([5, 6, 1], [8, 9, 9], group=[0, 1]), [2, 2])
     assert segments == (PackedSegment(2, 3),)
 
 
@@ -76,7 +64,7 @@ def test_every_token_of_every_row_is_at_its_place(shares):
     for _ in range(30):
         lengths = torch.randint(1, 9, (7,), generator=generator).tolist()
         rows = [torch.randint(1, 3, (length,), generator=generator).tolist() for length in lengths]
-        batch = batch_of(*rows, group=torch.randint(0, 3, (7,), generator=generator).tolist())
+        batch = token_batch(*rows, group=torch.randint(0, 3, (7,), generator=generator).tolist())
         shared = shared_prefixes(batch) if shares else torch.zeros(7, dtype=torch.int64)
         layout = pack_layout(batch, shared)
         assert tokens(batch, layout) == rows
@@ -101,14 +89,25 @@ def test_every_token_of_every_row_is_at_its_place(shares):
     ],
 )
 def test_what_groups_begin_with(rows, group, expected):
-    assert shared_prefixes(batch_of(*rows, group=group)).tolist() == expected
+    assert shared_prefixes(token_batch(*rows, group=group)).tolist() == expected
+
+
+def kinds(rows):
+    """A second column of tokens."""
+    return [{"kind": torch.tensor(row)} for row in rows]
 
 
 def test_tokens_are_shared_where_all_their_columns_are_equal():
     rows, group = [[1, 2, 3, 4], [1, 2, 3, 5]], [0, 0]
-    assert shared_prefixes(batch_of(*rows, group=group, kinds=[[0, 0, 0, 1], [0, 0, 0, 1]])).tolist() == [3, 3]
-    assert shared_prefixes(batch_of(*rows, group=group, kinds=[[0, 0, 1, 1], [0, 0, 0, 1]])).tolist() == [2, 2]
+    assert shared_prefixes(token_batch(*rows, group=group, tokens=kinds([[0, 0, 0, 1], [0, 0, 0, 1]]))).tolist() == [
+        3,
+        3,
+    ]
+    assert shared_prefixes(token_batch(*rows, group=group, tokens=kinds([[0, 0, 1, 1], [0, 0, 0, 1]]))).tolist() == [
+        2,
+        2,
+    ]
 
 
 def test_a_batch_without_rows_shares_nothing():
-    assert shared_prefixes(batch_of([1, 2])[:0]).tolist() == []
+    assert shared_prefixes(token_batch([1, 2])[:0]).tolist() == []

@@ -5,8 +5,7 @@ import torch
 
 from rft.actor.packing.layout import shared_prefixes
 from rft.setup.assembly import Job
-from tests.actor.samples import ALL, LENGTHS, TERMS, make, make_batch, make_method, same, update, weights
-from tests.strategy.rank_jobs import close
+from tests.helpers import ALL, LENGTHS, TERMS, close, make_algorithm, make_batch, same, small_actor, update, weights
 from tests.strategy.updates_on_ranks import Recording
 
 WAYS = {
@@ -45,8 +44,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_updates_are_the_same_however_rows_lie(world, case, cap):
     key, head, options, model = CASES[case]
-    algorithm, batch = make_method(**options), make_groups()
-    actors = {way: make(world, key, head, cap, kind=Recording, rows=rows, **model) for way, rows in WAYS.items()}
+    algorithm, batch = make_algorithm(**options), make_groups()
+    actors = {way: small_actor(world, key, head, cap, kind=Recording, rows=rows, **model) for way, rows in WAYS.items()}
     watch = ("entropy", "sum_p_squared") if head == "lm" else ()
     for number in range(2):
         numbers, gradients = {}, {}
@@ -67,7 +66,7 @@ def test_columns_are_the_same_however_rows_lie(world, output, cap):
     head = "value" if output == "values" else "lm"
     batch, columns = make_groups(), {}
     for way, rows in WAYS.items():
-        actor = make(world, head=head, cap=cap, trains=False, rows=rows)
+        actor = small_actor(world, head=head, cap=cap, trains=False, rows=rows)
         with torch.no_grad():
             for parameter in actor.network.parameters():
                 parameter += 0.1
@@ -96,27 +95,27 @@ def counted(actor):
     ],
 )
 def test_what_is_computed(world, way, cap, computed, waste):
-    actor = make(world, cap=cap, rows=WAYS[way])
+    actor = small_actor(world, cap=cap, rows=WAYS[way])
     seen = counted(actor)
-    numbers = update(actor, make_groups(), make_method())
+    numbers = update(actor, make_groups(), make_algorithm())
     assert seen == computed
     assert numbers["padding/waste"] == (pytest.approx(waste) if waste else 0.0)
 
 
 def test_the_share_of_tokens_that_others_of_the_group_have_computed(world):
-    batch, algorithm = make_groups(), make_method()
-    numbers = update(make(world, rows=WAYS["shared"]), batch, algorithm)
+    batch, algorithm = make_groups(), make_algorithm()
+    numbers = update(small_actor(world, rows=WAYS["shared"]), batch, algorithm)
     assert numbers["prefix/shared"] == pytest.approx(SAVED / sum(LENGTHS))
-    assert "prefix/shared" not in update(make(world, rows=WAYS["packed"]), batch, algorithm)
+    assert "prefix/shared" not in update(small_actor(world, rows=WAYS["packed"]), batch, algorithm)
     batch["group"] = torch.arange(8)
-    assert update(make(world, rows=WAYS["shared"]), batch, algorithm)["prefix/shared"] == 0.0
+    assert update(small_actor(world, rows=WAYS["shared"]), batch, algorithm)["prefix/shared"] == 0.0
 
 
 def test_groups_that_the_cap_cuts_share_in_every_part(world):
     """Rows of 12, 7 and 4 with a prompt of 3: under a cap of 13 the last two go together, and so on."""
-    actor = make(world, cap=13, rows=WAYS["shared"])
+    actor = small_actor(world, cap=13, rows=WAYS["shared"])
     seen = counted(actor)
-    numbers = update(actor, make_groups(), make_method())
+    numbers = update(actor, make_groups(), make_algorithm())
     assert max(seen) <= 13 and sum(seen) == 10 + 3 + 12 + 8 + 11
     assert numbers["prefix/shared"] == pytest.approx((sum(LENGTHS) - sum(seen)) / sum(LENGTHS))
 

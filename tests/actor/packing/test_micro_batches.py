@@ -8,25 +8,23 @@ import torch
 
 from rft.actor.packing.layout import pack_layout, shared_prefixes
 from rft.actor.packing.micro_batches import MicroBatcher, cut_packed, cut_padded, largest_unit
-from rft.batch.collate import collate, trim
+from rft.batch.collate import trim
 from rft.batch.columns import lengths
 from rft.distributed import start
+from tests.helpers import token_batch
 
 LENGTHS = [7, 1, 12, 3, 3, 9, 2, 12, 5, 1, 4]
 
 
-def batch_of(row_lengths, unit=None, group=None, prompt=0):
+def lengths_batch(row_lengths, unit=None, group=None, prompt=0):
     """Rows of these lengths; those of a group begin with the same `prompt` tokens and are then like no other."""
     unit = range(len(row_lengths)) if unit is None else unit
     group = range(len(row_lengths)) if group is None else group
-    rows = []
-    for number, (length, u, g) in enumerate(zip(row_lengths, unit, group, strict=True)):
-        ids = 1000 * (number + 1) + torch.arange(length)
+    rows = [1000 * (number + 1) + torch.arange(length) for number, length in enumerate(row_lengths)]
+    for ids, g in zip(rows, group, strict=True):
         ids[:prompt] = 10 + g
-        tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        trains = torch.arange(length) > 0
-        rows.append({"tokens": tokens, "response_mask": trains, "keep": trains, "unit": u, "group": g})
-    return collate(rows)
+    trains = [torch.arange(length) > 0 for length in row_lengths]
+    return token_batch(*rows, response_mask=trains, keep=trains, unit=unit, group=group)
 
 
 def nothing_shared(batch):
@@ -48,7 +46,7 @@ def computed(batch, shared, cuts):
 def test_padded_rows_of_like_lengths_go_together_under_the_cap(cap, shuffle):
     order = torch.randperm(len(LENGTHS), generator=torch.Generator().manual_seed(shuffle))
     row_lengths = [LENGTHS[i] for i in order]
-    cuts = cut_padded(batch_of(row_lengths), cap)
+    cuts = cut_padded(lengths_batch(row_lengths), cap)
     assert sorted(chain(*cuts)) == list(range(len(LENGTHS)))
     sizes = [[row_lengths[row] for row in rows] for rows in cuts]
     assert all(len(found) * max(found) <= cap for found in sizes)
@@ -61,9 +59,9 @@ def test_padded_rows_of_like_lengths_go_together_under_the_cap(cap, shuffle):
 def test_padded_units_stay_together():
     unit = [5, 3, 5, 3, 9, 9, 9, 5]
     row_lengths = [2, 8, 3, 1, 4, 4, 2, 1]
-    cuts = cut_padded(batch_of(row_lengths, unit), 16)
+    cuts = cut_padded(lengths_batch(row_lengths, unit), 16)
     assert [sorted(rows) for rows in cuts] == [[1, 3], [4, 5, 6], [0, 2, 7]]
-    cuts = cut_padded(batch_of(row_lengths, unit), 24)
+    cuts = cut_padded(lengths_batch(row_lengths, unit), 24)
     assert [sorted(rows) for rows in cuts] == [[1, 3], [0, 2, 4, 5, 6, 7]]
 
 
@@ -90,7 +88,7 @@ def random_rows(seed):
     row_lengths = (1 + 60 * torch.rand(count, generator=generator).pow(3)).long().tolist()
     group = draw(0, max(count // 5, 1), (count,)).tolist()
     unit = [(list(range(count)), group, draw(0, count, (count,)).tolist())[seed % 3][row] for row in range(count)]
-    batch = batch_of(row_lengths, unit, group, prompt=int(draw(0, 12)))
+    batch = lengths_batch(row_lengths, unit, group, prompt=int(draw(0, 12)))
     shared = shared_prefixes(batch) if seed % 2 else nothing_shared(batch)
     largest = largest_unit(batch, shared, packing=True)
     return batch, shared, largest + int(draw(0, largest + 1)), int(draw(0, 3))
@@ -111,7 +109,7 @@ def test_packed_rows_are_dealt_once_and_under_the_cap(seed):
 
 def test_micro_batches_are_even():
     row_lengths = (2 + 500 * torch.rand(200, generator=torch.Generator().manual_seed(1)).pow(4)).long().tolist()
-    cuts = packed(batch_of(row_lengths), 2048)
+    cuts = packed(lengths_batch(row_lengths), 2048)
     sums = [sum(row_lengths[row] for row in rows) for rows in cuts]
     assert len(sums) == -(-sum(row_lengths) // 2048) > 5, "no more than the cap asks for"
     assert sums == sorted(sums, reverse=True)
@@ -119,7 +117,7 @@ def test_micro_batches_are_even():
 
 
 def test_where_others_have_more_the_rows_are_spread_over_as_many():
-    batch = batch_of([5, 5, 4, 4, 3, 3])
+    batch = lengths_batch([5, 5, 4, 4, 3, 3])
     assert packed(batch, 100) == [[0, 1, 2, 3, 4, 5]]
     assert [int(lengths(batch)[rows].sum()) for rows in packed(batch, 100, more=2)] == [8, 8, 8]
     assert sorted(map(len, packed(batch, 100, more=7))) == [0, 0, 1, 1, 1, 1, 1, 1]
@@ -128,13 +126,13 @@ def test_where_others_have_more_the_rows_are_spread_over_as_many():
 
 def test_where_an_even_deal_passes_the_cap_the_first_fit_stays():
     """8 7 6 5 4: differences of the largest end at 16 and 14, although 15 and 15 is possible."""
-    batch = batch_of([8, 7, 6, 5, 4])
+    batch = lengths_batch([8, 7, 6, 5, 4])
     assert packed(batch, 15) == [[0, 1], [2, 3, 4]]
     assert [int(lengths(batch)[rows].sum()) for rows in packed(batch, 16)] == [16, 14]
 
 
 def test_a_group_takes_its_beginning_along_once():
-    batch = batch_of([12] * 4, group=[0] * 4, prompt=10)
+    batch = lengths_batch([12] * 4, group=[0] * 4, prompt=10)
     shared = shared_prefixes(batch)
     assert shared.tolist() == [10] * 4
     assert packed(batch, 18, shared) == [[0, 1, 2, 3]]
@@ -144,7 +142,7 @@ def test_a_group_takes_its_beginning_along_once():
 
 
 def test_rows_of_a_group_go_together_where_that_saves_tokens():
-    batch = batch_of([12, 30, 12, 20, 12, 12], group=[0, 1, 0, 2, 3, 0], prompt=10)
+    batch = lengths_batch([12, 30, 12, 20, 12, 12], group=[0, 1, 0, 2, 3, 0], prompt=10)
     shared = shared_prefixes(batch)
     cuts = packed(batch, 46, shared)
     assert [0, 2, 5] in [[row for row in rows if row in (0, 2, 5)] for rows in cuts]
@@ -153,7 +151,7 @@ def test_rows_of_a_group_go_together_where_that_saves_tokens():
 
 @pytest.mark.parametrize("group", [[0, 0, 0], [0, 0, 1], [0, 1, 2]])
 def test_the_largest_unit_is_what_a_forward_of_it_computes(group):
-    batch = batch_of([5, 9, 7, 3], [4, 4, 4, 8], [*group, 9], prompt=4)
+    batch = lengths_batch([5, 9, 7, 3], [4, 4, 4, 8], [*group, 9], prompt=4)
     shared = shared_prefixes(batch)
     assert largest_unit(batch, shared, packing=True) == computed(batch, shared, [[0, 1, 2]])[0]
     assert largest_unit(batch, nothing_shared(batch), packing=True) == 21
@@ -170,7 +168,7 @@ def micro_batches(batch, options, counts=(), dummy=None):
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_micro_batch_is_as_wide_as_its_longest_row(packing):
-    batch = batch_of(LENGTHS)
+    batch = lengths_batch(LENGTHS)
     found = micro_batches(batch, (13, packing, False))
     assert sorted(torch.cat([micro.rows for micro in found]).tolist()) == list(range(len(LENGTHS)))
     for micro in found:
@@ -185,7 +183,7 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(packing):
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_rank_with_nothing_left_computes_one_token_that_does_not_train(packing):
-    batch = batch_of([6, 8])
+    batch = lengths_batch([6, 8])
     batch["keep"][:] = True
     before = batch.clone()
     found = micro_batches(batch[:0], (20, packing, False), counts=(2,), dummy=batch[1:])
@@ -207,7 +205,7 @@ def test_a_rank_with_nothing_left_computes_one_token_that_does_not_train(packing
     ],
 )
 def test_a_unit_over_the_cap_says_what_would_do(packing, row_lengths, unit, needed):
-    batch = batch_of(row_lengths, unit)
+    batch = lengths_batch(row_lengths, unit)
     for cap in (16, needed - 1):
         with pytest.raises(ValueError, match=rf"^actor\.micro_batch_tokens={cap}: .* {needed} tokens; .* {needed}$"):
             micro_batches(batch, (cap, packing, False))
@@ -218,7 +216,7 @@ def test_a_unit_over_the_cap_of_another_rank_is_an_error_here_too(ranks):
     """Otherwise this one would wait for it for ever."""
 
     def work(world):
-        row = batch_of([30 if world.rank == 1 else 3])
+        row = lengths_batch([30 if world.rank == 1 else 3])
         with pytest.raises(ValueError, match=r"^actor\.micro_batch_tokens=20: .* to at least 30$"):
             next(MicroBatcher(20, True, False).micro_batches(row, row, world, None))
         return True
@@ -228,7 +226,7 @@ def test_a_unit_over_the_cap_of_another_rank_is_an_error_here_too(ranks):
 
 def test_every_rank_makes_as_many_as_the_one_that_needs_most(ranks):
     def work(world):
-        batch = batch_of([9] * (1 + 4 * world.rank))
+        batch = lengths_batch([9] * (1 + 4 * world.rank))
         return cut_packed(batch, nothing_shared(batch), 20, lambda count: max(world.gather(count)))
 
     few, many = ranks(2, work)

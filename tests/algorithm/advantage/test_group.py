@@ -4,30 +4,17 @@ import logging
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
 from rft.algorithm.whiten import whitened
+from tests.helpers import batch_of, rows_of
 
 F64 = torch.float64
 
 
 def alone(tensor):
     return tensor
-
-
-def batch_of(keep, group=None, **columns):
-    keep = torch.tensor(keep, dtype=torch.bool)
-    group = torch.zeros(len(keep), dtype=torch.int64) if group is None else torch.tensor(group)
-    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
-
-
-def rows_of(advantage, scores, group, **options):
-    """The advantage of every row, of rows with one trained token each."""
-    scores = torch.as_tensor(scores, dtype=F64) if isinstance(scores, list) else scores
-    batch = batch_of([[0, 1]] * len(scores), group)
-    return advantage(scores, torch.zeros(len(scores), 2), batch, **options)["advantages"][:, 1]
 
 
 SCORES, GROUP = [1.0, 2.0, 0.0, 4.0, 0.0, 0.0], [7, 3, 7, 3, 7, 7]

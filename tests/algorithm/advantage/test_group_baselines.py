@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from rft.algorithm.advantage.group import dr_grpo, gdpo, group_norm, opo, reinforce_pp_baseline, rloo
 from rft.algorithm.advantage.solved import cpgd, gpg, maxrl, pass_at_k
 from rft.algorithm.whiten import whitened
+from tests.helpers import batch_of, rows_of
 
 F64 = torch.float64
 RAGGED = [[0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 0, 1]]  # 3, 1, 1 and 2 trained tokens
@@ -14,19 +15,6 @@ RAGGED = [[0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 0, 1]]  # 3, 1, 1 and
 
 def alone(tensor):
     return tensor
-
-
-def batch_of(keep, group=None, **columns):
-    keep = torch.tensor(keep, dtype=torch.bool)
-    group = torch.zeros(len(keep), dtype=torch.int64) if group is None else torch.tensor(group)
-    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
-
-
-def rows_of(advantage, scores, group, **options):
-    """The advantage of every row, of rows with one trained token each."""
-    scores = torch.as_tensor(scores, dtype=F64) if isinstance(scores, list) else scores
-    batch = batch_of([[0, 1]] * len(scores), group)
-    return advantage(scores, torch.zeros(len(scores), 2), batch, **options)["advantages"][:, 1]
 
 
 def of_terms(terms, group, keep=None, **weights):

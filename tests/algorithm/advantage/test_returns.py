@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm.advantage.group import dr_grpo
 from rft.algorithm.advantage.returns import (
@@ -15,6 +14,7 @@ from rft.algorithm.advantage.returns import (
 )
 from rft.algorithm.rewards import token_rewards
 from rft.algorithm.whiten import whitened
+from tests.helpers import batch_of
 
 F64 = torch.float64
 KEEP = [[0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
@@ -24,12 +24,6 @@ NAN = torch.nan
 
 def alone(tensor):
     return tensor
-
-
-def batch_of(keep, group=None, **columns):
-    keep = torch.as_tensor(keep).bool()
-    group = torch.zeros(len(keep), dtype=torch.int64) if group is None else torch.tensor(group)
-    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
 
 
 def random_batch():

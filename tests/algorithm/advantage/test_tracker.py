@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm import ADVANTAGES
+from tests.helpers import batch_of
 
 
 def batch(keep, baseline):
     keep = torch.as_tensor(keep).bool()
-    columns = {"keep": keep, "baseline_scores": torch.tensor(baseline), "group": torch.arange(len(keep))}
-    return TensorDict(columns, batch_size=[len(keep)])
+    return batch_of(keep, torch.arange(len(keep)), baseline_scores=torch.tensor(baseline))
 
 
 def spo(scores, batch, all_sum=lambda tensor: tensor):

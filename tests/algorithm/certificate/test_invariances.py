@@ -106,7 +106,7 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
     return columns
 
 
-def batch_of(names, seed=0) -> TensorDict:
+def random_batch(names, seed=0) -> TensorDict:
     unit = PAIR if "chosen" in names else torch.arange(len(KEEP)) * 3
     rows = {"keep": KEEP, "response_mask": KEEP, "group": GROUP, "unit": unit}
     return TensorDict(rows | random_columns(names, seed), batch_size=[len(KEEP)])
@@ -131,7 +131,7 @@ class LossCase:
 
     def __init__(self, node):
         self.plugin = LOSSES.build(node, "loss")
-        self.batch = batch_of(self.plugin.facts.reads)
+        self.batch = random_batch(self.plugin.facts.reads)
         self.outputs = random_columns(self.plugin.facts.outputs, seed=1)
         unit = self.plugin.facts.unit
         rows = unit_weights(KEEP, all_sum=alone)
@@ -228,7 +228,7 @@ class MaskCase:
 
     def __init__(self, node):
         self.plugin = GRADIENT_MASKS.build(node, "gradient_mask")
-        self.batch = batch_of(self.plugin.facts.reads)
+        self.batch = random_batch(self.plugin.facts.reads)
         self.outputs = random_columns(self.plugin.facts.outputs, seed=1)
 
     def __call__(self, rows=slice(None), change=alone, all_sum=alone):
@@ -256,7 +256,7 @@ class AdvantageCase:
 
     def __init__(self, node):
         self.plugin = ADVANTAGES.build(node, "advantage")
-        self.batch = batch_of(self.plugin.facts.reads)
+        self.batch = random_batch(self.plugin.facts.reads)
         self.scores = torch.tensor([1.0, 0.0, 0.5, 0.3, -2.0, 4.0, 0.3], dtype=F64)
         self.rewards = random_columns(["rewards"], seed=2)["rewards"]
 

@@ -4,20 +4,15 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
 from rft.algorithm.loss.clip import ppo_clip
 from rft.algorithm.loss.nll import nll
 from rft.algorithm.loss.terms import drift, entropy, kl
 from rft.algorithm.loss.value import value
+from tests.helpers import batch_of
 
 F64 = torch.float64
-
-
-def batch_of(keep, **columns):
-    columns = {name: torch.as_tensor(column, dtype=F64) for name, column in columns.items()}
-    return TensorDict({"keep": torch.tensor(keep, dtype=torch.bool), **columns}, batch_size=[len(keep)])
 
 
 def value_and_gradient(loss, output, batch, **options):

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm.advantage.teacher import teacher
 from rft.algorithm.loss.distill import forward_kl, jsd, reverse_kl
+from tests.helpers import batch_of
 
 F64 = torch.float64
 KEEP = torch.tensor([[0, 1, 1, 0]], dtype=torch.bool)
@@ -23,8 +24,8 @@ def column(*tokens):
     return torch.stack([nonsense, *known, nonsense])[None]
 
 
-def batch_of(*teacher_says):
-    return TensorDict({"keep": KEEP, "teacher_top_logprobs": column(*teacher_says)}, batch_size=[1])
+def of_teacher(*logprobs):
+    return batch_of(KEEP, teacher_top_logprobs=column(*logprobs))
 
 
 def kl(one, other):
@@ -39,31 +40,33 @@ def by_hand(name, q, p):
 @pytest.mark.parametrize("name", LOSSES)
 def test_by_hand(name):
     """With others as one outcome more, and, in the second token, as likely as with all of the vocabulary."""
-    found, statistics = LOSSES[name](column(P, (0.1, 0.9)), batch_of(Q, (0.6, 0.4)))
+    found, statistics = LOSSES[name](column(P, (0.1, 0.9)), of_teacher(Q, (0.6, 0.4)))
     expected = [0.0, by_hand(name, (*Q, 0.2), (*P, 0.5)), by_hand(name, (0.6, 0.4), (0.1, 0.9)), 0.0]
     assert found[0].tolist() == pytest.approx(expected, abs=1e-14) and statistics == {}
 
 
 def test_two_values_in_numbers():
     # 0.5 ln 2 + 0.3 ln 1.2 + 0.2 ln 0.4 and 0.25 ln 0.5 + 0.25 ln (5 / 6) + 0.5 ln 2.5
-    assert forward_kl(column(P, P), batch_of(Q, Q))[0][0, 1].item() == pytest.approx(0.2180119, abs=1e-7)
-    assert reverse_kl(column(P, P), batch_of(Q, Q))[0][0, 1].item() == pytest.approx(0.2392782, abs=1e-7)
+    assert forward_kl(column(P, P), of_teacher(Q, Q))[0][0, 1].item() == pytest.approx(0.2180119, abs=1e-7)
+    assert reverse_kl(column(P, P), of_teacher(Q, Q))[0][0, 1].item() == pytest.approx(0.2392782, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_agreement_is_the_one_minimum(name):
     logits = torch.randn(1, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     policy = logits.log_softmax(-1)[..., :2]
-    found = LOSSES[name](policy, TensorDict({"keep": KEEP, "teacher_top_logprobs": policy.detach()}, [1]))[0]
+    found = LOSSES[name](policy, batch_of(KEEP, teacher_top_logprobs=policy.detach()))[0]
     (gradient,) = torch.autograd.grad(found.sum(), logits)
     assert found.abs().max() < 1e-15 and gradient.abs().max() < 1e-15
-    others = [LOSSES[name](column((a, b), (b, a)), batch_of(Q, Q))[0] for a, b in ((0.1, 0.2), (0.5, 0.4), (0.2, 0.79))]
+    others = [
+        LOSSES[name](column((a, b), (b, a)), of_teacher(Q, Q))[0] for a, b in ((0.1, 0.2), (0.5, 0.4), (0.2, 0.79))
+    ]
     assert all((found[KEEP] > 1e-3).all() for found in others)
 
 
 def test_the_jsd_is_symmetric_in_the_middle_and_a_kl_at_its_ends():
-    policy, batch = column(P, (0.1, 0.9)), batch_of(Q, (0.6, 0.4))
-    swapped = TensorDict({"keep": KEEP, "teacher_top_logprobs": policy}, [1])
+    policy, batch = column(P, (0.1, 0.9)), of_teacher(Q, (0.6, 0.4))
+    swapped = batch_of(KEEP, teacher_top_logprobs=policy)
     there, back = jsd(policy, batch, beta=0.5)[0], jsd(batch["teacher_top_logprobs"], swapped, beta=0.5)[0]
     torch.testing.assert_close(there, back, rtol=1e-14, atol=0)
     for beta, limit in ((1e-6, forward_kl), (1 - 1e-6, reverse_kl)):
@@ -75,7 +78,7 @@ def test_the_jsd_is_symmetric_in_the_middle_and_a_kl_at_its_ends():
 def test_what_is_left_over_by_rounding_is_no_outcome(name):
     """float32, and tokens that have all of the probability but for a rounding error: nothing is lost or infinite."""
     said = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(1)).mul(20).log_softmax(-1).requires_grad_()
-    batch = TensorDict({"keep": KEEP, "teacher_top_logprobs": said.detach().flip(-1)}, [1])
+    batch = batch_of(KEEP, teacher_top_logprobs=said.detach().flip(-1))
     found = LOSSES[name](said, batch)[0]
     (gradient,) = torch.autograd.grad(found.sum(), said)
     batch["teacher_top_logprobs"] = batch["teacher_top_logprobs"].double()

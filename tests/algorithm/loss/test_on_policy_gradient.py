@@ -3,10 +3,10 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 
 import rft
 from rft.algorithm import LOSSES
+from tests.helpers import batch_of
 
 F64 = torch.float64
 KEEP = torch.tensor([[0, 1, 1, 1, 0, 1], [0, 1, 0, 0, 1, 0], [0] * 6, [0, 0, 1, 0, 0, 0]], dtype=torch.bool)
@@ -28,10 +28,9 @@ def plugin(name):
     return LOSSES.build(OmegaConf.to_container(OmegaConf.load(f"{folder}/{name}.yaml")), "loss")
 
 
-def batch_of(logprobs, advantages, dtype=F64):
+def on_policy(logprobs, advantages, dtype=F64):
     columns = {"old_logprobs": logprobs, "rollout_logprobs": logprobs, "advantages": advantages}
-    columns = {name: column.detach().to(dtype) for name, column in columns.items()}
-    return TensorDict({"keep": KEEP, "group": GROUP, **columns}, batch_size=[len(KEEP)])
+    return batch_of(KEEP, GROUP, **{name: column.detach().to(dtype) for name, column in columns.items()})
 
 
 def noise(seed):
@@ -42,7 +41,7 @@ def noise(seed):
 def test_gradient_is_that_of_reinforce(name):
     advantages = ADVANTAGES[:, None].expand(KEEP.shape) if name in OF_ROWS else noise(1)
     logprobs = (-noise(0).abs()).requires_grad_()
-    loss, statistics = plugin(name)(logprobs, batch_of(logprobs, advantages))
+    loss, statistics = plugin(name)(logprobs, on_policy(logprobs, advantages))
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     expected = torch.where(KEEP, -advantages * FACTORS[name], 0.0)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
@@ -52,7 +51,7 @@ def test_gradient_is_that_of_reinforce(name):
 @pytest.mark.parametrize("name", sorted(FACTORS))
 def test_bfloat16_is_computed_in_float32(name):
     logprobs = (-noise(0).abs()).to(torch.bfloat16)
-    loss, statistics = plugin(name)(logprobs, batch_of(logprobs, noise(1), torch.bfloat16))
+    loss, statistics = plugin(name)(logprobs, on_policy(logprobs, noise(1), torch.bfloat16))
     assert {number.dtype for number in (loss, *statistics.values())} == {torch.float32}
 
 
@@ -61,7 +60,7 @@ def test_bfloat16_is_computed_in_float32(name):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_in_float32_extreme_log_ratios_stay_finite(name, log_ratio, sign):
     logprobs = torch.full(KEEP.shape, min(log_ratio, 0.0)).requires_grad_()
-    batch = batch_of(logprobs - log_ratio, torch.full(KEEP.shape, sign), torch.float32)
+    batch = on_policy(logprobs - log_ratio, torch.full(KEEP.shape, sign), torch.float32)
     loss, statistics = plugin(name)(logprobs, batch)
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     assert all(number.isfinite().all() for number in (loss, gradient, *statistics.values()))

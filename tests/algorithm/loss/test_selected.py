@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
 from rft.algorithm.loss.clip import ppo_clip
 from rft.algorithm.loss.selected import covariances
+from tests.helpers import batch_of
 
 F64 = torch.float64
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
@@ -21,12 +21,6 @@ OPTIONS = {
 
 def alone(tensor):
     return tensor
-
-
-def batch_of(keep, **columns):
-    columns = {name: torch.as_tensor(column, dtype=F64) for name, column in columns.items()}
-    unit = torch.arange(len(keep)) * 5
-    return TensorDict({"keep": torch.as_tensor(keep), "unit": unit, **columns}, batch_size=[len(keep)])
 
 
 def evaluated(name, logprobs, batch, options, seed=0):

@@ -11,7 +11,7 @@ from rft.distributed import start
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.rollout.engine.kv_cache import GrowingLayer, capacity
-from tests.actor.samples import TERMS, make, make_batch, make_method, update
+from tests.helpers import TERMS, make_algorithm, make_batch, small_actor, update
 
 KIB = 1024
 
@@ -129,10 +129,10 @@ def test_an_actor_without_numbers_takes_to_the_byte_what_a_real_one_takes(rows):
         ledger = MemoryTracker()
         with mode, ledger.watch():
             with ledger.stage("load"), mode.creating() if isinstance(mode, SkipCompute) else nullcontext():
-                actor = make(world, cap=30, rows=rows)
+                actor = small_actor(world, cap=30, rows=rows)
             for number in range(2):
                 with ledger.stage(f"update {number}"):
-                    update(actor, make_batch(), make_method(terms=TERMS))
+                    update(actor, make_batch(), make_algorithm(terms=TERMS))
             ledger.call("weights", actor.network.state_dict().values())
             found.append(ledger.peaks())
     assert found[0] == found[1]

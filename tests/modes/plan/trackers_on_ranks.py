@@ -13,17 +13,17 @@ import torch
 from rft.distributed import World, pretend, start, stop
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from tests.actor.samples import TERMS, make, make_batch, make_method, update
+from tests.helpers import TERMS, make_algorithm, make_batch, small_actor, update
 
 
 def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]:
     ledger = MemoryTracker()
     with mode or nullcontext(), ledger.watch():
         with mode.creating() if mode else nullcontext():
-            actor = make(world, cap=30)
+            actor = small_actor(world, cap=30)
         for number in range(2):
             with ledger.stage(f"update {number}"):
-                update(actor, make_batch(), make_method(terms=TERMS))
+                update(actor, make_batch(), make_algorithm(terms=TERMS))
         with ledger.stage("weights"):
             tensors = [tensor for _, tensor in actor.weights()]
         assert tensors

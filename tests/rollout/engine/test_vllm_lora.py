@@ -17,9 +17,8 @@ from rft.rollout.engine.vllm_lora import RANKS, room
 from rft.setup.components import Components
 from tests.actor.lora.adapters import make
 from tests.actor.lora.lora_on_ranks import lora_options
-from tests.helpers import engine_context
+from tests.helpers import MODEL, engine_context, make_batch
 from tests.rollout.engine.test_vllm import needs_vllm, run
-from tests.strategy.rank_jobs import MODEL, make_batch
 
 PLAIN = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
 SHAPE = MODEL | {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "max_position_embeddings": 512}

@@ -6,14 +6,13 @@ import time
 import pytest
 import torch
 
-from rft.batch.collate import collate
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start, stop
 from rft.errors import Problems
 from rft.modes.plan.job import PlanJob
 from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
-from tests.helpers import yaml_options
+from tests.helpers import token_batch, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher, distributions
 
 WORDS = characters(alphabet="0123456789 =adeorstubl")
@@ -50,14 +49,15 @@ def teacher(servers, **changes):
 
 def batch(rows=range(6)):
     """Rows of several lengths, of which some tokens train: of the fourth none; the last is as the first."""
-    made = []
+    made: list[torch.Tensor] = []
+    keeps = []
     for row in rows:
         ids = torch.randint(0, KNOWN, (6 + row % 5,), generator=torch.Generator().manual_seed(row % 5))
         keep = torch.arange(len(ids)) % 3 != row % 5 % 3
         keep[: 1 + row % 5] = False
-        tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        made.append({"tokens": tokens, "keep": keep & (row != 3), "group": row // 2})
-    return collate(made)
+        made.append(ids)
+        keeps.append(keep & (row != 3))
+    return token_batch(*made, keep=keeps, group=[row // 2 for row in rows])
 
 
 def right(asked, seed=0):
