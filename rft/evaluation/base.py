@@ -1,4 +1,4 @@
-"""What evaluations have in common: sets of rows, what was measured of each, and numbers of the whole and its parts."""
+"""The abstract classes of held-out evaluation: what an evaluator is, and what it finds on one set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -6,67 +6,98 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
+from rft.distributed import World
 from rft.evaluation.estimators import with_error
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-SOURCE = "data_source"  # the field of a row that says which of the collected data sets it is of
+SOURCE = "data_source"  # the field of a row that names the data set it was collected from
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """What a run gives to every evaluator.
+
+    Attributes:
+        world: the processes of the run; each evaluates its share of the rows.
+        encoder: makes token ids of rows.
+        sets: the held-out rows, by the name of their set.
+    """
+
+    world: World
+    encoder: Encoder
+    sets: dict[str, Rows]
+
+    def share(self, rows: Rows) -> list[int]:
+        """The indices of the rows that this rank evaluates."""
+        return list(range(self.world.rank, len(rows), self.world.size))
+
+    def collect(self, found: dict[int, Any], count: int) -> list[Any]:
+        """The results of all rows in order, on every rank.
+
+        Args:
+            found: the results of this rank, by the index of their row.
+            count: rows of the set.
+        """
+        everything = {index: result for results in self.world.gather(found) for index, result in results.items()}
+        return [everything[index] for index in range(count)]
 
 
 @dataclass
-class Measured(ABC):
-    """A held-out set with what was found out about its rows.
+class SetResult(ABC):
+    """What an evaluator has found on one set.
 
     Attributes:
-        rows: of the data set.
+        rows: of the set.
     """
 
     rows: Rows
 
     @abstractmethod
-    def numbers(self, chosen: Sequence[int]) -> dict[str, list[float]]:
-        """{number: its values} of the rows of these places; a number that they do not have is left out."""
+    def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
+        """The values of every metric on the rows with these indices; a metric without a value there is left out."""
 
     @abstractmethod
     def texts(self) -> list[dict[str, Any]]:
-        """What was looked at, for people to read: `{prompt, response, score}` and more."""
+        """What was evaluated, for people to read: `{prompt, response, score}` and more."""
 
-    def parts(self) -> dict[str, dict[str, list[float]]]:
-        """The values of the whole set, under the name "", and of each data source where there are several."""
+    def by_source(self) -> dict[str, dict[str, list[float]]]:
+        """The values on the whole set under the name "", and on each of its data sources if it has several."""
         sources = [str(row.get(SOURCE, "other")) for row in self.rows]
-        parts = {"": self.numbers(range(len(sources)))}
+        found = {"": self.values(range(len(sources)))}
         for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
-            parts[source] = self.numbers([place for place, theirs in enumerate(sources) if theirs == source])
-        return parts
+            found[source] = self.values([index for index, other in enumerate(sources) if other == source])
+        return found
 
 
-class HeldOut(ABC):
-    """Measures held-out sets."""
+class Evaluator(ABC):
+    """Evaluates a model on held-out sets."""
 
     @abstractmethod
-    def measure(self, progress: Progress) -> Mapping[str, Measured]:
-        """Every set by its name; the same on every rank.
+    def evaluate(self, progress: Progress) -> Mapping[str, SetResult]:
+        """The result of every set by its name, the same on every rank. A collective.
 
         Args:
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
         """
 
     def run(self, progress: Progress) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-        """The numbers of `summary`, and the texts of every set. See `measure`."""
-        sets = self.measure(progress)
-        return summary(sets), {name: found.texts() for name, found in sets.items()}
+        """Evaluates every set; returns the metrics of `summary` and the texts of every set. A collective."""
+        results = self.evaluate(progress)
+        return summary(results), {name: result.texts() for name, result in results.items()}
 
 
-def summary(sets: Mapping[str, Measured]) -> dict[str, float]:
-    """`eval/<set>/<number>` and, where a set has rows of several sources, `eval/<set>/<source>/<number>`.
+def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
+    """`eval/<set>/<metric>` and, if a set has rows of several sources, `eval/<set>/<source>/<metric>`.
 
-    The numbers are means; each but the length has a `_stderr`.
+    A metric is the mean of its values; each but the length has a `_stderr`.
     """
-    numbers: dict[str, float] = {}
-    for name, found in sets.items():
-        for source, values in found.parts().items():
+    metrics: dict[str, float] = {}
+    for name, result in results.items():
+        for source, by_metric in result.by_source().items():
             prefix = f"eval/{name}/{source}/" if source else f"eval/{name}/"
-            for number, theirs in values.items():
-                both = with_error(f"{prefix}{number}", theirs)
-                numbers |= both if number != "length" else {f"{prefix}length": both[f"{prefix}length"]}
-    return numbers
+            for metric, values in by_metric.items():
+                both = with_error(f"{prefix}{metric}", values)
+                metrics |= both if metric != "length" else {f"{prefix}length": both[f"{prefix}length"]}
+    return metrics

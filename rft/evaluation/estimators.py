@@ -1,4 +1,4 @@
-"""What answers to held-out prompts say of a model: means, pass@k and maj@k from n samples, and how sure they are."""
+"""Estimators of a model's accuracy from answers to held-out prompts: means, pass@k, maj@k, and their errors."""
 
 import math
 from collections import Counter
@@ -17,8 +17,8 @@ def with_error(name: str, values: Sequence[float]) -> dict[str, float]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % confidence interval of the mean over prompts.
 
-    Of values that are all 0 or 1 it is Wilson's (1927), which is right for few prompts and at the ends too. Of others
-    it is the normal one, which does not leave [0, 1] where no value does.
+    For values that are all 0 or 1 it is Wilson's interval (1927), which holds for few prompts and near 0 and 1. For
+    others it is the normal interval, clipped to [0, 1] if all values lie in it.
     """
     n, found = len(values), with_error("mean", values)
     mean, error = found["mean"], found["mean_stderr"]
@@ -34,23 +34,23 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right (Chen et al., 2107.03374).
+    """Unbiased estimate of the probability that one of k samples is right (Chen et al., 2107.03374).
 
     Args:
         n: samples drawn, at least k.
-        correct: how many of them are right.
+        correct: the number of right ones.
     """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def maj_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) -> float:
-    """Unbiased estimate of the chance that the answer which most of k samples give is right (2203.11171).
+    """Unbiased estimate of the probability that the answer which most of k samples give is right (2203.11171).
 
-    It is the mean over all subsets of k of the n samples. Where t answers have the most votes, each wins in one of t
-    cases. A sample without an answer has no vote; where none has one, the vote is wrong.
+    It is the mean over all subsets of k of the n samples. If t answers have the most votes, each wins in one of t
+    cases. A sample without an answer has no vote; a subset without votes counts as wrong.
 
     Args:
-        answers: of the n samples, equal where they are the same; None where there is none.
+        answers: of the n samples, None if a sample gives none.
         right: whether each sample is right; the same for equal answers.
         k: at most n.
     """
@@ -62,11 +62,11 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) -> fl
 
 
 def _wins(own: int, others: list[int], silent: int, k: int) -> float:
-    """In how many subsets of k an answer wins that `own` samples give; a tie of t counts 1 / t."""
+    """The number of subsets of k in which an answer with `own` votes wins; a tie of t counts 1 / t."""
     won = 0.0
     for most in range(1, min(own, k) + 1):
         left = k - most
-        ways = {(0, 0): 1}  # (votes of the others, how many of them are tied with it): subsets of theirs
+        ways = {(0, 0): 1}  # {(votes of the others, how many of them are tied with it): subsets of the others}
         for count in others:
             grown: Counter[tuple[int, int]] = Counter()
             for (used, tied), number in ways.items():

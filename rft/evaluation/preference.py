@@ -1,69 +1,68 @@
-"""Held-out pairs of responses: how often a model that gives scores prefers the chosen one. Nothing is sampled."""
+"""Held-out pairs of responses: how often a model with a score head prefers the chosen one. Nothing is sampled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.collate import collate
-from rft.data.encode.encoder import Encoder
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
-from rft.distributed import World
-from rft.evaluation.base import HeldOut, Measured, Progress
+from rft.evaluation.base import EvaluationContext, Evaluator, Progress, SetResult
 
 
-class Grader(HeldOut):
-    """Measures a model that gives scores.
+class ScoreEvaluator(Evaluator):
+    """Evaluates a model with a score head.
 
     Args:
-        world, encoder: as in training.
-        scores: from rows to the column `score` (B, T); a collective.
-        sets: rows with `fields`, by the name of the set.
+        context: see `EvaluationContext`. Its rows have the class's `fields`.
+        scores: computes the column `score` (B, T) of rows; a collective.
 
     Attributes:
-        fields: what a row has.
-        always: the numbers that every set has.
-        options: of the source of batches, which it takes, too.
+        fields: the fields of a row that it reads.
+        metrics: those that every set has.
+        source_options: options of the source of batches that the constructor takes too.
     """
 
-    fields: tuple[str, ...]
-    always: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    fields: ClassVar[tuple[str, ...]]
+    metrics: ClassVar[tuple[str, ...]]
+    source_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self, world: World, encoder: Encoder, scores: Callable[[TensorDict], Tensor], sets: dict[str, Rows]
-    ) -> None:
-        self._world = world
-        self._encoder = encoder
+    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
+        self._context = context
         self._scores = scores
-        self._sets = sets
 
-    def _shared(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
-        """What `work` finds of all rows in order, on every rank; each does its share, or the first row again."""
-        mine = list(range(self._world.rank, len(rows), self._world.size)) or [0]
-        found = dict(zip(mine, work(mine), strict=True))
-        everything = {number: theirs for part in self._world.gather(found) for number, theirs in part.items()}
-        return [everything[number] for number in range(len(rows))]
+    def _on_all_ranks(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
+        """What `work` returns for all rows in order, on every rank.
 
-    def _column(self, examples: Sequence[dict[str, Any]]) -> Tensor:
+        Each rank works on its share. One without any works on the first row, for the forward is a collective.
+        """
+        indices = self._context.share(rows) or [0]
+        return self._context.collect(dict(zip(indices, work(indices), strict=True)), len(rows))
+
+    def _score(self, examples: Sequence[dict[str, Any]]) -> Tensor:
+        """The column `score` (B, T) of some rows of a batch."""
         batch = collate(examples)
         batch["keep"] = batch["response_mask"]
         return self._scores(batch)
 
 
 @dataclass
-class PairScores(Measured):
-    """Held-out pairs with the scores of the chosen and of the rejected response."""
+class PairResult(SetResult):
+    """The scores of held-out pairs.
+
+    Attributes:
+        scores: of the chosen and of the rejected response.
+    """
 
     scores: list[tuple[float, float]]
 
-    def numbers(self, chosen: Sequence[int]) -> dict[str, list[float]]:
-        """`accuracy`, 1 where the chosen response has the higher score, and `margin`, the difference."""
-        gaps = [self.scores[place][0] - self.scores[place][1] for place in chosen]
+    def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
+        """`accuracy`, 1 if the chosen response has the higher score, and `margin`, the difference."""
+        gaps = [self.scores[index][0] - self.scores[index][1] for index in indices]
         return {"accuracy": [float(gap > 0) for gap in gaps], "margin": gaps}
 
     def texts(self) -> list[dict[str, Any]]:
@@ -75,25 +74,24 @@ class PairScores(Measured):
         ]
 
 
-class PairEvaluator(Grader):
-    """Scores held-out pairs. See `Grader`."""
+class PairEvaluator(ScoreEvaluator):
+    """Scores held-out pairs."""
 
     fields = ("prompt", "chosen", "rejected")
-    always = ("accuracy", "margin")
+    metrics = ("accuracy", "margin")
 
-    def measure(self, progress: Progress) -> dict[str, PairScores]:
-        """See `HeldOut.measure`."""
-        sets = {}
-        for name, rows in self._sets.items():
+    def evaluate(self, progress: Progress) -> dict[str, PairResult]:
+        results = {}
+        for name, rows in self._context.sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
-                sets[name] = PairScores(rows, self._shared(rows, partial(self._pairs, rows)))
+                results[name] = PairResult(rows, self._on_all_ranks(rows, partial(self._pairs, rows)))
                 show(len(rows))
-        return sets
+        return results
 
-    def _pairs(self, rows: Rows, mine: Sequence[int]) -> list[tuple[float, float]]:
+    def _pairs(self, rows: Rows, indices: Sequence[int]) -> list[tuple[float, float]]:
         examples = [
-            supervised_row(self._encoder, number, row, row[field])
-            for number, row in ((number, rows[number]) for number in mine)
+            supervised_row(self._context.encoder, index, row, row[field])
+            for index, row in ((index, rows[index]) for index in indices)
             for field in ("chosen", "rejected")
         ]
-        return [(chosen, rejected) for chosen, rejected in self._column(examples).sum(1).view(-1, 2).tolist()]
+        return [(chosen, rejected) for chosen, rejected in self._score(examples).sum(1).view(-1, 2).tolist()]

@@ -1,4 +1,4 @@
-"""Held-out answers with labelled steps: how often a model that scores them tells right from wrong."""
+"""Held-out answers with labelled steps: how often a model that scores steps tells right from wrong."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,21 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.data.encode.encoder import Encoder
 from rft.data.given.steps import step_labels
 from rft.data.given.supervised import example_row
 from rft.data.rows.lazy import Rows
-from rft.distributed import World
-from rft.evaluation.base import Measured, Progress
-from rft.evaluation.preference import Grader
+from rft.evaluation.base import EvaluationContext, Progress, SetResult
+from rft.evaluation.preference import ScoreEvaluator
 
-RIGHT = 0.5  # above which a step is held to be right, by its label or by its probability
+RIGHT = 0.5  # a step with a label or a probability above it counts as right
 
 
 @dataclass
-class StepScores(Measured):
-    """Held-out answers with the probability that each of their steps is right.
+class StepResult(SetResult):
+    """The probability of each step of held-out answers to be right.
 
     Attributes:
-        separator: what stands behind a step.
+        separator: stands behind every step.
         labels: of the steps, from 0 to 1.
         probabilities: of the steps.
     """
@@ -33,19 +31,19 @@ class StepScores(Measured):
     labels: list[list[float]]
     probabilities: list[list[float]]
 
-    def numbers(self, chosen: Sequence[int]) -> dict[str, list[float]]:
-        """Of steps `accuracy`, 1 where label and probability are on one side of a half, and the probability of good and
-        of bad ones; of answers `first_error`, 1 where the first step held to be wrong is the first wrong one, or both
+    def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
+        """Of steps `accuracy`, 1 if label and probability are on one side of a half, and the probability of good and of
+        bad ones; of answers `first_error`, 1 if the first step predicted to be wrong is the first wrong one, or both
         are missing (ProcessBench, 2412.06559)."""
-        answers = [(self.labels[place], self.probabilities[place]) for place in chosen]
+        answers = [(self.labels[index], self.probabilities[index]) for index in indices]
         steps = [step for labels, found in answers for step in zip(labels, found, strict=True)]
-        numbers = {
+        values = {
             "accuracy": [float((label > RIGHT) == (found > RIGHT)) for label, found in steps],
             "first_error": [float(first_wrong(labels) == first_wrong(found)) for labels, found in answers],
             "probability_good": [found for label, found in steps if label > RIGHT],
             "probability_bad": [found for label, found in steps if label <= RIGHT],
         }
-        return {name: values for name, values in numbers.items() if values}
+        return {name: numbers for name, numbers in values.items() if numbers}
 
     def texts(self) -> list[dict[str, Any]]:
         """The answers, scored by their weakest step."""
@@ -57,47 +55,44 @@ class StepScores(Measured):
 
 
 def first_wrong(steps: Sequence[float]) -> int | None:
-    """The place of the first step that is not right; None where all are."""
+    """The index of the first step that is not right; None if all are."""
     return next((place for place, value in enumerate(steps) if value <= RIGHT), None)
 
 
-class StepEvaluator(Grader):
-    """Scores the steps of held-out answers. See `Grader`.
+class StepEvaluator(ScoreEvaluator):
+    """Scores the steps of held-out answers.
 
     Args:
-        separator: what stands behind a step, as in training.
+        context, scores: see `ScoreEvaluator`.
+        separator: stands behind every step, as in training.
     """
 
     fields = ("prompt", "completions", "labels")
-    always = ("accuracy", "first_error")
-    options = ("separator",)
+    metrics = ("accuracy", "first_error")
+    source_options = ("separator",)
 
-    def __init__(
-        self,
-        world: World,
-        encoder: Encoder,
-        scores: Callable[[TensorDict], Tensor],
-        sets: dict[str, Rows],
-        separator: str,
-    ) -> None:
-        super().__init__(world, encoder, scores, sets)
+    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], separator: str) -> None:
+        super().__init__(context, scores)
         self._separator = separator
 
-    def measure(self, progress: Progress) -> dict[str, StepScores]:
-        """See `HeldOut.measure`."""
-        sets = {}
-        for name, rows in self._sets.items():
+    def evaluate(self, progress: Progress) -> dict[str, StepResult]:
+        results = {}
+        for name, rows in self._context.sets.items():
             where = f"data.eval.{name}: the field labels"
             labels = [step_labels(row["labels"], len(row["completions"]), where) for row in rows]
             with progress(f"evaluate {name}", len(rows)) as show:
-                found = self._shared(rows, partial(self._steps, rows))
+                found = self._on_all_ranks(rows, partial(self._steps, rows))
                 show(len(rows))
-            sets[name] = StepScores(rows, self._separator, labels, found)
-        return sets
+            results[name] = StepResult(rows, self._separator, labels, found)
+        return results
 
-    def _steps(self, rows: Rows, mine: Sequence[int]) -> list[list[float]]:
-        found, examples = [self._encoder.steps(rows[n], rows[n]["completions"], self._separator) for n in mine], []
-        for number, (ids, ends) in zip(mine, found, strict=True):
-            examples.append(example_row(number, rows[number], ids, [place in ends for place in range(len(ids))]))
-        column = self._column(examples).sigmoid()  # (B, T)
-        return [column[row, ends].tolist() for row, (_, ends) in enumerate(found)]
+    def _steps(self, rows: Rows, indices: Sequence[int]) -> list[list[float]]:
+        """The probabilities of the steps of some rows."""
+        encoder = self._context.encoder
+        encoded = [encoder.steps(rows[index], rows[index]["completions"], self._separator) for index in indices]
+        examples = [
+            example_row(index, rows[index], ids, [place in ends for place in range(len(ids))])
+            for index, (ids, ends) in zip(indices, encoded, strict=True)
+        ]
+        probabilities = self._score(examples).sigmoid()  # (B, T)
+        return [probabilities[row, ends].tolist() for row, (_, ends) in enumerate(encoded)]

@@ -14,7 +14,7 @@ from rft.actor.init import check_classifier, load_model, read_config
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
 from rft.distributed import World, start
-from rft.evaluation.base import HeldOut
+from rft.evaluation.base import Evaluator
 from rft.logger.console import RunConsole
 from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
@@ -77,7 +77,7 @@ class Answering(Components):
         self._words = words
 
     @contextmanager
-    def measuring(self, sets: dict[str, Rows]) -> Iterator[HeldOut]:
+    def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
         """What measures held-out sets with the weights of the model. A collective."""
         if self.grader is None:
             with self.started() as sampler:

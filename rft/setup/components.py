@@ -17,9 +17,9 @@ from rft.data.rows.lazy import Rows, load
 from rft.data.rows.stream import check_stream
 from rft.distributed import World
 from rft.errors import Checks, Partial
-from rft.evaluation.base import HeldOut
-from rft.evaluation.generation import Evaluator, measured
-from rft.evaluation.preference import Grader, PairEvaluator
+from rft.evaluation.base import EvaluationContext, Evaluator
+from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
+from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
 from rft.evaluation.process import StepEvaluator
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
@@ -44,7 +44,7 @@ from rft.setup.constraints import (
 from rft.setup.schema import Run
 from rft.train.schedules import SCHEDULES
 
-GRADERS: dict[str, type[Grader]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
+GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
 FROM_ENGINE = ("context",)
 FROM_ROLLOUT = (
@@ -137,8 +137,8 @@ class Components:
             check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), self.models(), run.warmup)
         with check():
             wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
-            answers = measured(self.reward.names, self.reward.accuracy, *wanted)
-            check_metric(run, answers if self.grader is None else list(self.grader.always))
+            answers = metric_names(self.reward.names, self.reward.accuracy, *wanted)
+            check_metric(run, answers if self.grader is None else list(self.grader.metrics))
         with check():
             if run.eval.maj_k and not self.reward.extracts:
                 raise ValueError(
@@ -191,7 +191,7 @@ class Components:
             before.check(f"after.{name}")
 
     @property
-    def grader(self) -> type[Grader] | None:
+    def grader(self) -> type[ScoreEvaluator] | None:
         """What measures a policy that gives scores and writes no text; None for one that writes."""
         return GRADERS.get(self.actor.options["head"])
 
@@ -227,28 +227,21 @@ class Components:
 
     def evaluator(
         self, world: World, policy: Actor | None, sampler: Sampler | None, encoder: Encoder, sets: dict[str, Rows]
-    ) -> HeldOut:
-        """What measures held-out sets: of a policy that gives scores its own, or else how well the sampler answers."""
-        run = self.run
+    ) -> Evaluator:
+        """The evaluator of held-out sets: that of the policy's score head, or else `GenerationEvaluator`.
+
+        Args:
+            policy: None if the policy generates text.
+            sampler: None if the policy has a score head.
+        """
+        run, context = self.run, EvaluationContext(world, encoder, sets)
         if self.grader is not None:
             assert policy is not None
-            return self.grader(
-                world,
-                encoder,
-                lambda batch: policy.compute(batch, ("score",), 1.0)["score"],
-                sets,
-                **{name: self.source.options[name] for name in self.grader.options},
-            )
+            options = {name: self.source.options[name] for name in self.grader.source_options}
+            return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
         assert sampler is not None
         self.reward.place(world.device)
-        return Evaluator(
-            world=world,
-            sampler=sampler,
-            encoder=encoder,
-            score=self.reward.score,
-            extract=self.reward.extract,
-            sets=sets,
-            accuracy=self.reward.accuracy,
+        drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),
             sampling=run.rollout.untruncated(run.eval.temperature),
             samples=run.eval.samples,
@@ -256,6 +249,7 @@ class Components:
             maj_k=run.eval.maj_k,
             seed=run.seed,
         )
+        return GenerationEvaluator(context, sampler, self.reward, drawn)
 
 
 def actor_of(node: Any, key: str) -> Target:

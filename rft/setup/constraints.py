@@ -87,13 +87,13 @@ def check_profile(run: Run) -> None:
         )
 
 
-def check_metric(run: Run, measured: list[str]) -> None:
+def check_metric(run: Run, metrics: list[str]) -> None:
     """The metric that the run returns is one that it will have.
 
     Args:
-        measured: the numbers of each held-out set.
+        metrics: of each held-out set.
     """
-    known = [f"eval/{name}/{number}" for name in run.data.eval for number in measured]
+    known = [f"eval/{name}/{number}" for name in run.data.eval for number in metrics]
     if run.metric not in known:
         raise ValueError(
             f"metric={run.metric}: the run has no such number{did_you_mean(run.metric, known)} (there are: "

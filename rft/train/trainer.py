@@ -17,7 +17,7 @@ from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
 from rft.distributed import World
-from rft.evaluation.base import SOURCE, HeldOut
+from rft.evaluation.base import SOURCE, Evaluator
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.rollout.engine.texts import describe_tokens
@@ -62,7 +62,7 @@ class Trainer:
         balance: Balance,
         copies: list[Actor],
         sampler: Sampler,
-        evaluator: HeldOut,
+        evaluator: Evaluator,
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,

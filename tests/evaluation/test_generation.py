@@ -3,12 +3,13 @@
 import itertools
 import math
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rft.evaluation.base import summary
-from rft.evaluation.generation import Evaluator, measured
+from rft.evaluation.base import EvaluationContext, summary
+from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.rollout import row_seed
@@ -24,7 +25,7 @@ class Encoder:
         return [[int(row["answer"])] for row in rows]
 
 
-class Engine:
+class Sampler:
     """Greedy: right on even prompts, with as many tokens as the prompt says. Sampled: right where the seed is even."""
 
     def generate(self, requests, sampling, progress):
@@ -66,8 +67,9 @@ def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None):
 
 
 def make_evaluator(world, sets, samples, pass_k, maj_k):
-    drawn = (GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
-    return Evaluator(world, Engine(), Encoder(), score, extract, sets, "right", *drawn)
+    options = GenerationOptions(GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
+    reward = SimpleNamespace(score=score, extract=extract, accuracy="right")
+    return GenerationEvaluator(EvaluationContext(world, Encoder(), sets), Sampler(), reward, options)
 
 
 def test_greedy_numbers_by_hand(ranks):
@@ -143,20 +145,20 @@ def test_what_is_measured_is_what_is_summed_up(ranks):
 
     def work(world):
         evaluator = make_evaluator(world, {"held": ROWS}, 4, (2,), (2,))
-        return evaluator.measure(silent), evaluator.run(silent)
+        return evaluator.evaluate(silent), evaluator.run(silent)
 
     [(sets, (numbers, _))] = ranks(1, work)
     assert summary(sets) == numbers
     held = sets["held"]
-    assert held.values["accuracy"] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert held.metrics["accuracy"] == [1.0, 0.0, 1.0, 0.0, 1.0]
     assert [answers.extracted for answers in held.greedy] == [["0"], [None], ["2"], [None], ["4"]]
-    assert [len(answers.texts) for answers in held.drawn] == [4] * 5
+    assert [len(answers.texts) for answers in held.samples] == [4] * 5
 
 
 @pytest.mark.parametrize(("samples", "pass_k", "maj_k"), [(0, (1, 4), ()), (6, (1, 2), (3,))])
 def test_what_is_measured_is_known_before(samples, pass_k, maj_k, ranks):
     [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, samples, pass_k, maj_k))
-    known = measured(("right", "form"), "right", samples, list(pass_k), list(maj_k))
+    known = metric_names(("right", "form"), "right", samples, list(pass_k), list(maj_k))
     names = [f"eval/held/{name}" for name in known]
     assert sorted(names) == sorted(name for name in numbers if not name.endswith("_stderr"))
 

@@ -8,6 +8,7 @@ import torch
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.evaluation.base import EvaluationContext
 from rft.evaluation.preference import PairEvaluator
 
 ROWS = [  # scores are sums of digits: 3 over 1, 2 over 5, a tie
@@ -31,7 +32,7 @@ def evaluator(world, rows=ROWS):
         assert batch["keep"].any(1).all() and (batch["keep"] <= batch["tokens", "attention_mask"].bool()).all()
         return digits[batch["tokens", "input_ids"]].float()
 
-    return PairEvaluator(world, Encoder(tokenizer, "none", None), scores, {"held": rows})
+    return PairEvaluator(EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

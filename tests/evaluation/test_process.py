@@ -8,6 +8,7 @@ import torch
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.evaluation.base import EvaluationContext
 from rft.evaluation.estimators import interval
 from rft.evaluation.process import StepEvaluator, first_wrong
 
@@ -32,7 +33,9 @@ def evaluator(world, rows=ROWS):
         logits = digits[batch["tokens", "input_ids"]].roll(1, 1)  # the separator tells of the digit before it
         return torch.where(batch["keep"], logits, 0.0)
 
-    return StepEvaluator(world, Encoder(tokenizer, "none", None), scores, {"held": rows}, separator="\n")
+    return StepEvaluator(
+        EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores, separator="\n"
+    )
 
 
 def p(digit):
@@ -69,8 +72,8 @@ def test_numbers_by_hand_on_any_number_of_ranks(ranks, size):
 
 
 def test_intervals_count_steps(ranks):
-    [sets] = ranks(1, lambda world: evaluator(world).measure(silent))
-    assert interval(sets["held"].parts()["x"]["accuracy"]) == interval([1.0, 1.0, 1.0, 0.0, 0.0])
+    [sets] = ranks(1, lambda world: evaluator(world).evaluate(silent))
+    assert interval(sets["held"].by_source()["x"]["accuracy"]) == interval([1.0, 1.0, 1.0, 0.0, 0.0])
 
 
 def test_the_first_wrong_step():
