@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rft.algorithm import ADVANTAGES
+from rft.algorithm.step import select_rows
 from rft.batch.columns import fields
 from rft.setup.assembly import Job
+from rft.train import trainer as trainer_module
 from rft.train.trainer import Trainer
 from tests.helpers import ADAPTIVE, identical, numbers, state, worst
 
@@ -31,6 +34,13 @@ def watch(monkeypatch, part):
     return calls
 
 
+def watch_step(monkeypatch, name):
+    """The same for a function of `rft.algorithm.step` that the trainer calls."""
+    calls, whole = [], vars(trainer_module)[name]
+    monkeypatch.setattr(trainer_module, name, lambda *given: calls.append(given) or whole(*given))
+    return calls
+
+
 def weights(actor):
     return {name: tensor.clone() for name, tensor in actor.weights()}
 
@@ -42,7 +52,7 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     def begins(trainer, number, stage, saved):
         before = weights(trainer.policy)
         done = begin(trainer, number, stage, saved)
-        seen.append((stage.name, before, weights(trainer.helpers["reference"]), trainer))
+        seen.append((stage.name, before, weights(trainer.models["reference"]), trainer))
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
@@ -51,7 +61,7 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     assert not identical(seen[0][1], seen[1][1]), "the warm-up did something"
     assert identical(seen[1][1], seen[1][2])
     trainer = seen[1][3]
-    assert identical(weights(trainer.helpers["reference"]), seen[1][2]), "and stays what it is"
+    assert identical(weights(trainer.models["reference"]), seen[1][2]), "and stays what it is"
     assert not identical(weights(trainer.policy), seen[1][2])
 
 
@@ -81,7 +91,7 @@ def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
 
     def begins(trainer, number, stage, saved):
         done = begin(trainer, number, stage, saved)
-        seen.append((weights(trainer.policy), weights(trainer.helpers["critic"])))
+        seen.append((weights(trainer.policy), weights(trainer.models["critic"])))
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
@@ -93,10 +103,10 @@ def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
 
 
 def test_no_actor_is_loaded_that_nothing_reads(tiny, monkeypatch):
-    calls = watch(monkeypatch, "annotate")
+    calls = watch(monkeypatch, "compute_columns")
     Job(tiny("steps=1", "warmup=none")).fit("")
     [(trainer, _)] = calls
-    assert trainer.helpers == {}
+    assert set(trainer.models) == {"actor"}
 
 
 # Old log-probabilities and controllers
@@ -108,13 +118,14 @@ def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
     Job(config).fit("")
     compute_columns = Trainer.compute_columns
 
-    def annotating(trainer, stage, batch, metrics):
-        compute_columns(trainer, stage, batch, metrics)
+    def computing(trainer, stage, batch, metrics):
+        step = compute_columns(trainer, stage, batch, metrics)
         if stage.name == "train":
             assert "old_logprobs" not in batch.keys()
             batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
+        return step
 
-    monkeypatch.setattr(Trainer, "annotate", annotating)
+    monkeypatch.setattr(Trainer, "compute_columns", computing)
     config["output_dir"] = str(tmp_path / "computed")
     Job(config).fit("")
     for skipped, computed in zip(numbers(tmp_path / "run"), numbers(tmp_path / "computed"), strict=True):
@@ -122,7 +133,7 @@ def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
 
 
 def test_old_logprobs_of_the_engine_are_copied(tiny, monkeypatch):
-    calls = watch(monkeypatch, "annotate")
+    calls = watch(monkeypatch, "compute_columns")
     Job(tiny("steps=1", "warmup=none", "algorithm.old_logprobs=rollout")).fit("")
     [(_, (_, batch, _))] = calls
     assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
@@ -139,16 +150,23 @@ def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
 
 def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
     """What is prepared from the current policy comes from the old columns until the policy has moved."""
-    calls = watch(monkeypatch, "current")
+    calls = watch_step(monkeypatch, "prepare_mini_batch")
+    asked = []
+    compute = Trainer.compute
+
+    def computing(trainer, model, batch, rows, outputs, temperature):
+        asked.append((len(calls), outputs))
+        return compute(trainer, model, batch, rows, outputs, temperature)
+
+    monkeypatch.setattr(Trainer, "compute", computing)
     given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "steps=1", "warmup=none")
     Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
-    assert [moved for _, (_, _, _, moved) in calls] == [False, True, True, True]
-    trainer = calls[0][0]
-    (stage, batch, rows, _) = calls[0][1]
-    first = trainer.current(stage, batch, rows, False)
-    assert set(first) == {"logprobs", "entropy"} and all(first[name] is rows[f"old_{name}"] for name in first)
-    again = trainer.current(stage, batch, rows, True)
-    assert not torch.allclose(again["logprobs"], first["logprobs"]), "by now it has moved"
+    assert [moved for _, _, moved, _, _ in calls] == [False, True, True, True]
+    both = {"logprobs", "entropy"}
+    assert [(number, set(outputs)) for number, outputs in asked] == [(0, both), (2, both), (3, both), (4, both)]
+    _, rows, _, _, step = calls[0]
+    again = step.compute("actor", rows, ("logprobs",))
+    assert not torch.allclose(again["logprobs"], rows["old_logprobs"]), "by now it has moved"
 
 
 def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
@@ -156,7 +174,7 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
     before, whole = {}, Trainer.refresh
 
     def refreshing(trainer, *arguments):
-        before[trainer.step] = (weights(trainer.policy), weights(trainer.helpers["critic"]))
+        before[trainer.step] = (weights(trainer.policy), weights(trainer.models["critic"]))
         whole(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, "refresh", refreshing)
@@ -169,11 +187,11 @@ def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
     assert all("loss/value" in row for row in rows)
 
 
-def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
-    calls = watch(monkeypatch, "redraw")
+def test_resampled_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
+    calls = watch_step(monkeypatch, "select_rows")
     Job(tiny("algorithm=pf_ppo", "steps=2")).fit("")
-    trainer, (algorithm, batch) = calls[-1]
-    rows = trainer.redraw(algorithm, batch)
+    algorithm, batch, step = calls[-1]
+    rows = select_rows(algorithm, batch, step)
     assert len(rows) == len(batch) == 16
     if batch["scores"].any():
         assert (rows["scores"] > 0).all()
@@ -181,25 +199,22 @@ def test_redrawn_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypat
 
 
 def test_rows_that_are_not_picked_do_not_train_and_are_described(tiny, tmp_path, monkeypatch):
-    calls = watch(monkeypatch, "redraw")
+    calls = watch_step(monkeypatch, "select_rows")
     Job(tiny("algorithm=online_dpo", "steps=1", "algorithm.group_size=4")).fit("")
-    trainer, (algorithm, batch) = calls[-1]
+    algorithm, batch, step = calls[-1]
     differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
-    assert len(batch) == 16 and len(trainer.redraw(algorithm, batch)) == 2 * differing
+    assert len(batch) == 16 and len(select_rows(algorithm, batch, step)) == 2 * differing
     assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
 
 
-def test_redrawn_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
-    calls = watch(monkeypatch, "redraw")
+def test_resampled_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
+    calls = watch_step(monkeypatch, "select_rows")
     Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
-    trainer, (algorithm, batch) = calls[0]
-    alone = sorted(trainer.redraw(algorithm, batch)["unit"].tolist())
+    algorithm, batch, step = calls[0]
+    alone = sorted(select_rows(algorithm, batch, step)["unit"].tolist())
 
     def work(world):
-        mine = batch[world.rank :: 2]
-        other = object.__new__(Trainer)
-        other.world, other.seed, other.step = world, trainer.seed, trainer.step
-        return other.redraw(algorithm, mine)["unit"].tolist()
+        return select_rows(algorithm, batch[world.rank :: 2], replace(step, all_rows=world.gather))["unit"].tolist()
 
     assert sorted(unit for part in ranks(2, work) for unit in part) == alone
 
@@ -208,9 +223,9 @@ def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monke
     begun = watch(monkeypatch, "begin")
     Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")
     trainer = begun[0][0]
-    assert set(trainer.helpers) == {"reference", "prm"}
-    assert not identical(weights(trainer.helpers["prm"]), weights(trainer.helpers["reference"]))
-    assert not identical(weights(trainer.helpers["prm"]), weights(trainer.policy))
+    assert set(trainer.models) == {"actor", "reference", "prm"}
+    assert not identical(weights(trainer.models["prm"]), weights(trainer.models["reference"]))
+    assert not identical(weights(trainer.models["prm"]), weights(trainer.policy))
     first = next(row for row in numbers(tmp_path / "run") if "loss/implicit_reward" in row)
     assert first["loss/implicit_reward"] == pytest.approx(math.log(2)), "it begins as the reference"
     assert {"prm/accuracy", "prm/grad_norm", "prm/lr"} <= set(first)
