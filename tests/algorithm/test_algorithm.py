@@ -135,7 +135,7 @@ def test_what_does_not_fit(changes, message):
 def test_rows_that_were_cut_off_may_be_left_out(mask_truncated, second):
     response = torch.tensor([[False, True, False], [False, True, True]])
     batch = TensorDict({"response_mask": response, "truncated": torch.tensor([False, True])}, batch_size=[2])
-    make(mask_truncated=mask_truncated).filter(batch)
+    make(mask_truncated=mask_truncated).build_loss_mask(batch)
     assert batch["keep"].tolist() == [[False, True, False], second]
     batch["keep"][0, 1] = False
     assert response.tolist() == [[False, True, False], [False, True, True]], "the response mask itself never changes"
@@ -147,7 +147,7 @@ def test_no_half_of_a_pair_is_left():
     columns |= {"unit": torch.tensor([5, 3, 3, 5]), "chosen": torch.tensor([True, False, True, False])}
     batch = TensorDict(columns, batch_size=[4])
     loss = {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}
-    make(advantage=None, loss=loss, aggregation=None, mask_truncated=True).filter(batch)
+    make(advantage=None, loss=loss, aggregation=None, mask_truncated=True).build_loss_mask(batch)
     assert batch["keep"].any(1).tolist() == [True, False, False, True]
 
 
@@ -161,7 +161,7 @@ def test_the_best_row_of_a_group_may_train_alone_or_with_the_worst(order):
     def filtered(**changes):
         columns = {"response_mask": torch.tensor([[False, True]] * 7), "truncated": torch.zeros(7, dtype=torch.bool)}
         batch = TensorDict(columns | {"scores": SCORES, "group": GROUP, "unit": UNIT}, batch_size=[7])[order]
-        make(advantage=None, **changes).filter(batch)
+        make(advantage=None, **changes).build_loss_mask(batch)
         return batch, set(batch["unit"][batch["keep"].any(1)].tolist())
 
     loss = {"loss": {"name": "nll"}}
@@ -196,7 +196,7 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
     assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
     assert batch["unit_weights"].tolist() == pytest.approx([0] * 4 + ([1, 0] if mask_truncated else [0.5, 0.5]))
     every = TensorDict(columns, batch_size=[6])
-    make(mask_truncated=mask_truncated).filter(every)
+    make(mask_truncated=mask_truncated).build_loss_mask(every)
     assert every["keep"][:4, 1:].all()
 
 

@@ -168,9 +168,9 @@ def test_a_loss_of_groups_keeps_them_together():
     keep = torch.tensor([[False, True]] * 3)
     columns = {"response_mask": keep, "truncated": ~keep[:, 1], "group": torch.tensor([4, 7, 4])}
     batch = TensorDict(columns | {"unit": torch.tensor([0, 1, 2])}, batch_size=[3])
-    make(**ROWS).filter(batch)
+    make(**ROWS).build_loss_mask(batch)
     assert batch["unit"].tolist() == [0, 1, 2]
-    make(**GROUPS).filter(batch)
+    make(**GROUPS).build_loss_mask(batch)
     assert batch["unit"].tolist() == [4, 7, 4]
 
 
@@ -187,7 +187,7 @@ def test_rejected_rows_are_in_no_statistic_of_their_group():
         "rollout_logprobs": rollout,
     }
     batch, metrics = TensorDict(columns, batch_size=[4]), Metrics()
-    make(correction=correction("old", GEO_RS)).advantages(batch, lambda tensor: tensor, metrics)
+    make(correction=correction("old", GEO_RS)).estimate_advantages(batch, lambda tensor: tensor, metrics)
     assert batch["advantages"][:, 1].tolist() == [-2.0, -1.0, 3.0, 0.0]
     assert batch["keep"].any(1).tolist() == [True, True, True, False]
 
@@ -197,4 +197,4 @@ def test_scores_that_are_not_finite_are_refused_by_row():
     columns = {"keep": keep, "group": torch.zeros(3, dtype=torch.int64)}
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, torch.nan, torch.inf])}, batch_size=[3])
     with pytest.raises(ValueError, match=r"scores of rows \[1, 2\] are not finite"):
-        make().advantages(batch, lambda tensor: tensor, Metrics())
+        make().estimate_advantages(batch, lambda tensor: tensor, Metrics())

@@ -62,7 +62,9 @@ def test_an_iteration_of_no_steps_never_ends():
 
 
 def test_an_unknown_schedule_is_refused_by_its_key():
-    with pytest.raises(ValueError, match=r"^algorithm\.schedules\.it\.name: no schedule is called 'iteration'; did you"):
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.schedules\.it\.name: no schedule is called 'iteration'; did you"
+    ):
         schedule(name="iteration", every=1, model="reference")
 
 
