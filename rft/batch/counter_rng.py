@@ -7,6 +7,11 @@ GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit number
 _MIX = (-4658895280553007687, -7723592293110705685)
 
 
+def generator(seed: int, number: int) -> torch.Generator:
+    """The generator of an epoch, or of another counted thing."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+
+
 def signed(number: int) -> int:
     """The signed 64-bit number with the same lowest 64 bits."""
     return (number + 2**63) % 2**64 - 2**63

@@ -1,86 +1,198 @@
-"""The order in which rows are drawn, the same whatever the number of ranks: by epochs, or by weight."""
+"""The order in which rows are drawn. It depends on the seed and on the rows alone, not on the number of ranks."""
 
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, floor
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rft.batch.counter_rng import generator
+from rft.data.rows.lazy import Rows
+from rft.data.rows.mixture import Mixed, MixedStream, named
+from rft.data.rows.stream import RowStream
 
-class Cursor:
-    """Walks through shuffled epochs without end.
+PART_SEEDS = 1_000_000_007  # distance between the seeds, or the first epochs, of two parts of a mixture
+
+
+class RowSampler:
+    """Draws rows of one data set without end: in shuffled epochs, by weight, or in the order of a stream.
+
+    Attributes:
+        position: draws so far, with those that were skipped. It may be set where the rows are no stream.
 
     Args:
-        count: number of rows.
-        seed: changes every permutation.
+        rows: of the data set. A stream belongs to this sampler alone.
+        seed: changes every order.
+        first_epoch: the number of the first epoch; it changes every order of rows that are no stream.
     """
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, rows: Rows, seed: int, first_epoch: int = 0) -> None:
         self.position = 0
-        self._count = count
+        self._rows = rows
         self._seed = seed
+        self._first_epoch = first_epoch
         self._epoch = -1
         self._order: list[int] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.position = state["position"]
+        if isinstance(rows, RowStream):
+            rows.start(seed)
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
-        """The next (position, row) pairs; positions count all draws of the run and never repeat.
+        """The next (position, row) pairs. Positions count all draws of the run and never repeat.
 
         Args:
             number: how many.
-            weights: (N,); rows of weight 0 are passed over, and so are their positions. At least one has weight.
+            weights: (N,), at least one above 0. Rows of weight 0 are skipped, and so are their positions. None for
+                rows of a stream.
+
+        Raises:
+            ValueError: a row of a stream is wrong, or a stream dropped all rows of an epoch.
         """
-        passed = set() if weights is None else set((weights == 0).nonzero().flatten().tolist())
-        assert len(passed) < self._count, "no row has weight"
+        if isinstance(self._rows, RowStream):
+            assert weights is None, "rows of a stream have no weights"
+            positions = self._rows.take(number)
+            self.position = self._rows.position
+            return [(position, position) for position in positions]
+        skipped = set() if weights is None else set((weights == 0).nonzero().flatten().tolist())
+        assert len(skipped) < len(self._rows), "no row has weight"
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
-            if (row := self._row(self.position)) not in passed:
+            if (row := self.row_at(self.position)) not in skipped:
                 taken.append((self.position, row))
             self.position += 1
         return taken
 
-    def _row(self, position: int) -> int:
-        epoch, place = divmod(position, self._count)
+    def row_at(self, position: int) -> int:
+        """The row that shuffled epochs have at a position."""
+        epoch, place = divmod(position, len(self._rows))
         if epoch != self._epoch:
-            self._order = torch.randperm(self._count, generator=generator(self._seed, epoch)).tolist()
+            shuffle = generator(self._seed, self._first_epoch + epoch)
+            self._order = torch.randperm(len(self._rows), generator=shuffle).tolist()
             self._epoch = epoch
         return self._order[place]
 
+    def take_by_weight(self, number: int, weights: Tensor) -> list[tuple[int, int]]:
+        """The next (position, row) pairs, drawn by weight, without epochs.
 
-class Lottery(Cursor):
-    """Draws rows by weight, without epochs."""
-
-    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
-        """The next (position, row) pairs; positions count all draws of the run and never repeat.
-
-        One row after the other is drawn with a chance in proportion to its weight among those that are left; when none
-        is left, all of them are put back.
+        Each row is drawn with a probability in proportion to its weight among the rows that are left. When none is
+        left, all of them are put back.
 
         Args:
             number: how many.
-            weights: (N,) float64, at least one above 0, or None where all are equal. Rows of weight 0 are not drawn.
+            weights: (N,) float64, at least one above 0. Rows of weight 0 are not drawn.
         """
-        weights = torch.ones(self._count, dtype=torch.float64) if weights is None else weights
-        tickets = int((weights > 0).sum())
-        assert tickets > 0, "no row has weight"
+        candidates = int((weights > 0).sum())
+        assert candidates > 0, "no row has weight"
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
-            draws = torch.rand(self._count, generator=generator(self._seed, self.position), dtype=torch.float64)
-            # The first of exponential clocks with these rates to ring is a draw by weight; so is each that follows.
+            draws = torch.rand(len(self._rows), generator=generator(self._seed, self.position), dtype=torch.float64)
+            # exponential clocks with the weights as rates: the order in which they ring is that of draws by weight
             rings = torch.where(weights > 0, -torch.log1p(-draws) / weights, torch.inf)
-            count = min(tickets, number - len(taken))
+            count = min(candidates, number - len(taken))
             chosen = rings.argsort(stable=True)[:count].tolist()
             taken += zip(range(self.position, self.position + count), chosen, strict=True)
             self.position += count
         return taken
 
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and that of a stream in its files."""
+        own = self._rows.state_dict() if isinstance(self._rows, RowStream) else {}
+        return {"position": self.position} | own
 
-def generator(seed: int, number: int) -> torch.Generator:
-    """Of the random numbers of one epoch, or whatever else is counted."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state of `state_dict`."""
+        if isinstance(self._rows, RowStream):
+            self._rows.load_state_dict(state)
+        self.position = state["position"]
+
+
+class MixtureSampler(RowSampler):
+    """Draws rows of several data sets, each with its share, whatever their sizes.
+
+    In each round every part has its share of the draws, in shuffled order. A round is as short as lets the smallest
+    share have a row. After every round each part has had its share of all draws so far to within one row; exactly,
+    where the shares of a round are whole. Each part has shuffled epochs of its own. Rows that a stream drops do not
+    count as draws.
+
+    Args:
+        rows: of a mixture.
+        seed: changes every order.
+    """
+
+    def __init__(self, rows: Mixed | MixedStream, seed: int) -> None:
+        super().__init__(rows, seed)
+        exact = [Fraction(weight) for weight in rows.weights.values()]
+        shares = [weight / sum(exact) for weight in exact]
+        self._until = list(accumulate(shares))  # of the parts up to each
+        self._length = ceil(1 / min(shares))  # draws of a round
+        self._round = -1
+        self._turns: list[tuple[int, int]] = []
+        self._mixture = rows
+        self._starts: list[int] = []
+        if isinstance(rows, Mixed):
+            self._starts = [0, *rows.ends]
+            seeds = [{"seed": seed, "first_epoch": number * PART_SEEDS} for number in range(1, len(shares) + 1)]
+        else:
+            seeds = [{"seed": seed + number * PART_SEEDS} for number in range(1, len(shares) + 1)]
+        self._parts = [RowSampler(part, **own) for part, own in zip(rows.parts.values(), seeds, strict=True)]
+
+    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
+        """See `RowSampler.take`."""
+        if not isinstance(self._mixture, MixedStream):
+            return super().take(number, weights)
+        assert weights is None, "rows of a stream have no weights"
+        start, self.position = self.position, self.position + number
+        parts = [self._turn(position)[0] for position in range(start, self.position)]
+        for part, sampler in enumerate(self._parts):
+            sampler.take(parts.count(part))
+        names, streams = list(self._mixture.parts), self._mixture.parts.values()
+        rows = [iter(stream.drawn.values()) for stream in streams]
+        self._mixture.drawn = {place: named(next(rows[part]), names[part]) for place, part in enumerate(parts, start)}
+        return [(position, position) for position in self._mixture.drawn]
+
+    def row_at(self, position: int) -> int:
+        """The row of the mixture at a position."""
+        part, number = self._turn(position)
+        return self._starts[part] + self._parts[part].row_at(number)
+
+    def _turn(self, position: int) -> tuple[int, int]:
+        """The part that is drawn from at a position, and how many draws it had before."""
+        number, place = divmod(position, self._length)
+        if number != self._round:
+            self._turns = self._shuffled_round(number)
+            self._round = number
+        return self._turns[place]
+
+    def _shuffled_round(self, number: int) -> list[tuple[int, int]]:
+        """(part, draws before) of each draw of a round."""
+        had, after = self._draws(number * self._length), self._draws((number + 1) * self._length)
+        parts = [part for part, (start, end) in enumerate(zip(had, after, strict=True)) for _ in range(start, end)]
+        turns = []
+        for place in torch.randperm(self._length, generator=generator(self._seed, number)).tolist():
+            turns.append((parts[place], had[parts[place]]))
+            had[parts[place]] += 1
+        return turns
+
+    def _draws(self, total: int) -> list[int]:
+        """The draws of each part among `total` ones: the ends of the shares are rounded, so that they add up."""
+        ends = [floor(total * until + Fraction(1, 2)) for until in self._until]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the states of parts that are streams."""
+        if not isinstance(self._mixture, MixedStream):
+            return super().state_dict()
+        return super().state_dict() | {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state of `state_dict`."""
+        super().load_state_dict(state)
+        if isinstance(self._mixture, MixedStream):
+            for part, own in zip(self._parts, state["parts"], strict=True):
+                part.load_state_dict(own)
+
+
+def make_sampler(rows: Rows, seed: int) -> RowSampler:
+    """The sampler of rows: of a mixture, or of one data set."""
+    return MixtureSampler(rows, seed) if isinstance(rows, (Mixed, MixedStream)) else RowSampler(rows, seed)

@@ -120,8 +120,8 @@ class Job(Components):
         tokenizer = check.attempt(lambda: self.tokenizer.build())
         encoder = check.attempt(lambda: run.data.encoder(tokenizer))
         rows = check.attempt(lambda: self.train.build(key="data.train"))
-        unread = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
-        train: Rows = check.attempt(lambda: rows.load(sorted(self.needs)) if unread is None else unread.first())
+        stream = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
+        train: Rows = check.attempt(lambda: rows.load(sorted(self.needs)) if stream is None else stream.preview())
         held_out = self.load_held_out()
         with check():
             run.data.check_apart()
@@ -152,7 +152,7 @@ class Job(Components):
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
             check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
-        loaded = Datasets(tokenizer, encoder, train, held_out, self.lengths(world, encoder), unread)
+        loaded = Datasets(tokenizer, encoder, train, held_out, self.lengths(world, encoder), stream)
         with check():
             reads = given(self.source)
             examples = None if reads is None else (lambda: self.examples(loaded, reads))
@@ -167,7 +167,7 @@ class Job(Components):
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
-        if loaded.unread is not None:
+        if loaded.stream is not None:
             return None
         source = given(self.source)
         counts = [] if source is None else self.examples(loaded, source)

@@ -9,7 +9,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, filter_overlong_prompts
 from rft.data.given.survey import check_examples
 from rft.data.rows.lazy import Rows
-from rft.data.rows.stream import Unread, check_room
+from rft.data.rows.stream import StreamedRows, check_room
 from rft.errors import Checks
 from rft.setup.constraints import check_lengths
 from rft.setup.schema import Run
@@ -22,7 +22,7 @@ class Datasets:
     Attributes:
         train: all rows, or the first ones of a stream.
         lengths: counts their tokens.
-        unread: all rows of a stream, or None.
+        stream: all rows of a stream, or None.
         said: while reading, for people.
     """
 
@@ -31,7 +31,7 @@ class Datasets:
     train: Rows
     held_out: dict[str, Rows]
     lengths: Lengths
-    unread: Unread | None = None
+    stream: StreamedRows | None = None
     said: list[str] = field(default_factory=list)
 
     def rows(self, run: Run, say: Callable[[str], None]) -> Rows:
@@ -40,10 +40,10 @@ class Datasets:
         Args:
             say: for people, while it is drawn from.
         """
-        if self.unread is None:
+        if self.stream is None:
             return self.train
         assert run.data.streaming is not None
-        return self.unread.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
+        return self.stream.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
 
     def fit(
         self,
@@ -72,7 +72,7 @@ class Datasets:
                 f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
                 "data.max_prompt_tokens=null"
             )
-        if self.unread is not None:
+        if self.stream is not None:
             assert run.data.streaming is not None
             self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
             self.encoder.context = context

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.actor.init import load_model, read_config
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.setup.assembly import Job
 
 STEPS, ROWS = 20, 8
@@ -15,7 +15,7 @@ RUN = ("algorithm=sft", f"steps={STEPS}", f"batch.prompts={ROWS}", "eval.every=0
 
 def plain(config, tokenizer, data):
     """Losses and norms of the gradient of every step, from rows that are padded and labelled as transformers wants."""
-    options, cursor = config["actor"]["optimizer"], Cursor(len(data), config["seed"])
+    options, cursor = config["actor"]["optimizer"], RowSampler(range(len(data)), config["seed"])
     shape = read_config(None, config["actor"]["model_config"], len(tokenizer), "actor")
     model = load_model(None, shape, config["seed"]).train()
     optimizer = torch.optim.AdamW(model.parameters(), options["lr"], options["betas"], options["eps"], 0.0)

@@ -99,7 +99,7 @@ class LabelledSource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's responses of the next step, and behind each its mismatched row."""
-        taken = self._cursor.take(self._prompts)
+        taken = self._sampler.take(self._prompts)
         pairs = list(zip(taken, [*taken[1:], taken[0]], strict=True))[self._world.rank :: self._world.size]
         rows = []
         for (position, own), (_, other) in pairs:

@@ -9,7 +9,7 @@ from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.data.rows.mixture import cursor
+from rft.data.sampler import make_sampler
 from rft.distributed import World
 from rft.metrics import Metrics
 
@@ -49,7 +49,7 @@ class DatasetSource:
         self._rows = rows
         self._prompts = prompts
         self._response = response
-        self._cursor = cursor(rows, seed)
+        self._sampler = make_sampler(rows, seed)
 
     @staticmethod
     def needs(options: dict[str, Any]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class DatasetSource:
 
     def _drawn(self) -> list[tuple[int, dict[str, Any]]]:
         """This rank's share of the next step: positions, and the rows of the data set there."""
-        mine = self._cursor.take(self._prompts)[self._world.rank :: self._world.size]
+        mine = self._sampler.take(self._prompts)[self._world.rank :: self._world.size]
         return [(position, self._rows[row]) for position, row in mine]
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
@@ -74,11 +74,11 @@ class DatasetSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data this source is."""
-        return self._cursor.state_dict()
+        return self._sampler.state_dict()
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them."""
-        self._cursor.load_state_dict(states[0])
+        self._sampler.load_state_dict(states[0])
 
 
 class TextSource(DatasetSource):

@@ -1,31 +1,22 @@
-"""Rows of several data sets, each with its share of what is drawn."""
+"""Rows of several data sets, each with its share of the rows that are drawn."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import accumulate
-from math import ceil, floor
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
-from rft.data.rows.stream import Drawn, Stream, StreamCursor, Streams, Unread, check_streams
-from rft.data.sampler import Cursor, generator
+from rft.data.rows.stream import RowStream, StreamableRows, StreamedRows, check_streamable
 from rft.registry import Target
-
-APART = 1_000_000_007  # epochs between the streams of random numbers of two parts
 
 
 @dataclass
-class Part:
+class MixturePart:
     """A data set of a mixture.
 
     Attributes:
-        weight: its share of the rows that are drawn is this, divided by the sum of all.
+        weight: its share of the rows that are drawn is this, divided by the sum of all weights.
         rows: a class that loads rows, as in `data.train`.
     """
 
@@ -33,20 +24,20 @@ class Part:
     rows: Any
 
 
-class Mixture(Streams):
-    """Parts that are drawn from in proportion to their weights, whatever their sizes.
+class Mixture(StreamableRows):
+    """Data sets that are drawn from in proportion to their weights, whatever their sizes.
 
-    Every part is walked through in shuffled epochs of its own: one that is smaller than its share comes again sooner.
+    Every part has shuffled epochs of its own: the rows of a part that is small for its share repeat sooner.
 
     Args:
-        parts: by their names; a row that has no `data_source` gets its part's name there.
+        parts: by their names; a row without `data_source` gets its part's name as such.
         key: supplied; the node's place in the yaml, for messages.
 
     Raises:
         ValueError: there is no part, a weight is not above 0, or a part is a mixture.
     """
 
-    def __init__(self, parts: dict[str, Part], key: str) -> None:
+    def __init__(self, parts: dict[str, MixturePart], key: str) -> None:
         if not parts:
             raise ValueError(f"{key}.parts is empty: name at least one, as {{weight: 1.0, rows: {{_target_: ...}}}}")
         for name, part in parts.items():
@@ -62,12 +53,12 @@ class Mixture(Streams):
         """All rows of all parts; raises what their classes raise."""
         return Mixed({name: load(target, required) for name, target in self._targets.items()}, self._weights)
 
-    def stream(self, required: Sequence[str]) -> "MixedShards":
-        """See `Streams.stream`; raises a ValueError where a part cannot be read so."""
+    def stream(self, required: Sequence[str]) -> "MixedStream":
+        """See `StreamableRows.stream`; raises a ValueError where a part cannot be streamed."""
         for target in self._targets.values():
-            check_streams(target)
+            check_streamable(target)
         parts = {name: target.build(key=target.key).stream(required) for name, target in self._targets.items()}
-        return MixedShards(parts, self._weights)
+        return MixedStream(parts, self._weights)
 
 
 class Mixed(ConcatRows):
@@ -87,7 +78,7 @@ class Mixed(ConcatRows):
         return named(super()._find(number), list(self.parts)[bisect_right(self.ends, number)])
 
     def kept(self, numbers: Sequence[int], key: str) -> "Mixed":
-        """The mixture without the rows that are too long.
+        """The mixture with some of its rows only.
 
         Args:
             numbers: of the rows that stay, ascending.
@@ -107,97 +98,11 @@ class Mixed(ConcatRows):
 
 
 def named(row: Row, part: str) -> Row:
-    """The row with the name of its part, where it has no `data_source` of its own."""
+    """The row, with the name of its part as `data_source` if it has none."""
     return row | {"data_source": part} if row.get("data_source") is None else row
 
 
-class Turns:
-    """Whose turn it is: rounds in which every part has its share, in shuffled order.
-
-    A round is as short as lets the smallest share have a row. After every round each part has had its share of all
-    draws so far to within one row; exactly, where the shares of a round are whole.
-
-    Args:
-        weights: of the parts.
-        seed: changes every order.
-    """
-
-    def __init__(self, weights: Iterable[float], seed: int) -> None:
-        exact = [Fraction(weight) for weight in weights]
-        shares = [weight / sum(exact) for weight in exact]
-        self._until = list(accumulate(shares))  # of the parts up to each
-        self._length = ceil(1 / min(shares))
-        self._seed = seed
-        self._round = -1
-        self._turns: list[tuple[int, int]] = []
-
-    def __getitem__(self, position: int) -> tuple[int, int]:
-        """The part whose turn it is at a position, and how many it has had before."""
-        number, place = divmod(position, self._length)
-        if number != self._round:
-            self._turns = self._shuffled(number)
-            self._round = number
-        return self._turns[place]
-
-    def _shuffled(self, number: int) -> list[tuple[int, int]]:
-        """The turns of a round."""
-        had, after = self._had(number * self._length), self._had((number + 1) * self._length)
-        parts = [part for part, (start, end) in enumerate(zip(had, after, strict=True)) for _ in range(start, end)]
-        turns = []
-        for place in torch.randperm(self._length, generator=generator(self._seed, number)).tolist():
-            turns.append((parts[place], had[parts[place]]))
-            had[parts[place]] += 1
-        return turns
-
-    def _had(self, total: int) -> list[int]:
-        """How many of so many draws each part has: the ends of the shares, rounded, so that they sum up to all."""
-        ends = [floor(total * until + Fraction(1, 2)) for until in self._until]
-        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-class MixedCursor(Cursor):
-    """Walks through a mixture, each part in shuffled epochs of its own.
-
-    Args:
-        rows: of the mixture.
-        seed: changes every permutation.
-    """
-
-    def __init__(self, rows: Mixed, seed: int) -> None:
-        super().__init__(len(rows), seed)
-        self._starts = [0, *rows.ends]
-        self._turns = Turns(rows.weights.values(), seed)
-        self._epochs: dict[int, tuple[int, list[int]]] = {}  # of each part: which one, and its order
-
-    def _row(self, position: int) -> int:
-        return self._draw(*self._turns[position])
-
-    def _draw(self, part: int, number: int) -> int:
-        """The row that is the part's draw of this number."""
-        start, end = self._starts[part : part + 2]
-        epoch, place = divmod(number, end - start)
-        if self._epochs.get(part, (-1,))[0] != epoch:
-            stream = generator(self._seed, (part + 1) * APART + epoch)
-            self._epochs[part] = epoch, torch.randperm(end - start, generator=stream).tolist()
-        return start + self._epochs[part][1][place]
-
-
-@dataclass
-class MixedShards(Unread):
-    """The files or shards of a mixture, by its parts, and their weights."""
-
-    parts: Mapping[str, Unread]
-    weights: Mapping[str, float]
-
-    def first(self) -> Mixed:
-        return Mixed({name: part.first() for name, part in self.parts.items()}, self.weights)
-
-    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "MixedStream":
-        parts = {name: part.open(buffer, encoder, most, say) for name, part in self.parts.items()}
-        return MixedStream(parts, self.weights)
-
-
-class MixedStream(Drawn):
+class MixedStream(StreamedRows):
     """The rows of a mixture of streams.
 
     Args:
@@ -205,53 +110,14 @@ class MixedStream(Drawn):
         weights: of the parts.
     """
 
-    def __init__(self, parts: Mapping[str, Drawn], weights: Mapping[str, float]) -> None:
+    def __init__(self, parts: Mapping[str, RowStream], weights: Mapping[str, float]) -> None:
         super().__init__()
         self.parts = parts
         self.weights = weights
 
+    def preview(self) -> Mixed:
+        return Mixed({name: part.preview() for name, part in self.parts.items()}, self.weights)
 
-class MixedStreamCursor(Cursor):
-    """Walks through a mixture of streams, each part in an order and with a buffer of its own.
-
-    Shares are of the rows that are not dropped, and so are positions.
-
-    Args:
-        stream: is given the rows that are drawn.
-        seed: changes every order.
-    """
-
-    def __init__(self, stream: MixedStream, seed: int) -> None:
-        super().__init__(0, seed)
-        self._stream = stream
-        self._turns = Turns(stream.weights.values(), seed)
-        self._cursors = [cursor(part, seed + number * APART) for number, part in enumerate(stream.parts.values(), 1)]
-
-    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
-        """See `StreamCursor.take`."""
-        assert weights is None, "rows that nobody knows have no weights"
-        start, self.position = self.position, self.position + number
-        turns = [self._turns[position][0] for position in range(start, self.position)]
-        for part, one in enumerate(self._cursors):
-            one.take(turns.count(part))
-        names, rows = list(self._stream.parts), [iter(part.drawn.values()) for part in self._stream.parts.values()]
-        self._stream.drawn = {place: named(next(rows[part]), names[part]) for place, part in enumerate(turns, start)}
-        return [(position, position) for position in self._stream.drawn]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where each part is."""
-        return super().state_dict() | {"parts": [part.state_dict() for part in self._cursors]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for part, own in zip(self._cursors, state["parts"], strict=True):
-            part.load_state_dict(own)
-
-
-def cursor(rows: Rows, seed: int) -> Cursor:
-    """The order in which rows are drawn: by epochs of all, by the shares of a mixture, or as they come."""
-    if isinstance(rows, MixedStream):
-        return MixedStreamCursor(rows, seed)
-    if isinstance(rows, Stream):
-        return StreamCursor(rows, seed)
-    return MixedCursor(rows, seed) if isinstance(rows, Mixed) else Cursor(len(rows), seed)
+    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "MixedStream":
+        parts = {name: part.open(buffer, encoder, most, say) for name, part in self.parts.items()}
+        return MixedStream(parts, self.weights)

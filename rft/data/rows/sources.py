@@ -13,13 +13,13 @@ from typing import Any
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
 from rft.data.rows.lazy import ConcatRows, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
-from rft.data.rows.stream import Part, Shards, Streams
+from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.registry import did_you_mean
 
 Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
 
 
-class FileRows(Streams):
+class FileRows(StreamableRows):
     """Rows of files; the ending says the format: .jsonl, .json, .csv (every cell is text) or .parquet.
 
     Args:
@@ -71,8 +71,8 @@ class FileRows(Streams):
                 break
         return parts[0] if len(parts) == 1 else ConcatRows(parts)
 
-    def stream(self, required: Sequence[str]) -> Shards:
-        """See `Streams.stream`: the files."""
+    def stream(self, required: Sequence[str]) -> RowStream:
+        """See `StreamableRows.stream`: the files."""
         key, shape = f"{self._key}.path", self._shaped(required)
         files = find_files(self._path, key)
         if whole := [file for file in files if Path(file).suffix not in STREAMED]:
@@ -80,14 +80,14 @@ class FileRows(Streams):
                 f"{key}: {whole[0]} can only be read whole; write {', '.join(STREAMED)}, or set data.streaming=null"
             )
 
-        def part(file: str) -> Part:
+        def part(file: str) -> ShardReader:
             read = STREAMED[Path(file).suffix]
             return lambda start: (shape(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
 
-        return Shards(limited([part(file) for file in files], self._limit), self._key)
+        return RowStream(limited([part(file) for file in files], self._limit), self._key)
 
 
-class HubRows(Streams):
+class HubRows(StreamableRows):
     """Rows of a data set: one of the hub, a local folder of parquet, json or csv files, or one of `save_to_disk`.
 
     Args:
@@ -130,18 +130,18 @@ class HubRows(Streams):
             raise ValueError(f"{self._key}.path: {title} holds no rows")
         return rows
 
-    def stream(self, required: Sequence[str]) -> Shards:
-        """See `Streams.stream`: the shards of the data set; of the hub's, as they are needed."""
+    def stream(self, required: Sequence[str]) -> RowStream:
+        """See `StreamableRows.stream`: the shards of the data set; of the hub's, as they are needed."""
         table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
 
-        def part(shard: int) -> Part:
+        def part(shard: int) -> ShardReader:
             rows = table.shard(table.num_shards, shard)
             where = f"{title} shard {shard + 1} row"
             return lambda start: (
                 shape(f"{where} {number}", without_nulls(raw)) for number, raw in enumerate(rows.skip(start), start + 1)
             )
 
-        return Shards(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
+        return RowStream(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
 
     @property
     def _title(self) -> str:
@@ -173,7 +173,7 @@ class HubRows(Streams):
         return table
 
 
-def limited(parts: list[Part], limit: int | None) -> list[Part]:
+def limited(parts: list[ShardReader], limit: int | None) -> list[ShardReader]:
     """The first so many rows of parts, which are then one, as only their own order says which are the first."""
     if limit is None:
         return parts

@@ -13,7 +13,6 @@ from torch import Tensor
 from rft.batch.collate import collate
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.data.sampler import Lottery
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Engine
@@ -141,8 +140,6 @@ class CurriculumSource(RolloutSource):
             world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns, redraw,
             interruption,
         )  # fmt: skip
-        if priority is not None:
-            self._cursor = Lottery(len(rows), seed)
         self._logprobs = logprobs
         self._tracking = tracking
         self._priority = priority
@@ -152,7 +149,9 @@ class CurriculumSource(RolloutSource):
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         rates = self._counts[:, 0] / self._counts.sum(1)  # (N,)
-        mine = self._cursor.take(self._prompts, self._weights(rates, metrics))[self._mine]
+        by_weight = self._priority is not None
+        take = self._rows_sampler.take_by_weight if by_weight else self._rows_sampler.take
+        mine = take(self._prompts, self._weights(rates, metrics))[self._mine]
         groups = self._answer(mine, metrics)
         metrics.mean("rollout/solve_rate", rates[[row for _, row in mine]])
         for (_, row), group in zip(mine, groups, strict=True):

@@ -7,10 +7,10 @@ from tensordict import TensorDict
 
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.counter_rng import generator
 from rft.data.encode.encoder import Encoder
 from rft.data.given.supervised import DatasetSource, supervised_row
 from rft.data.rows.lazy import Rows
-from rft.data.sampler import generator
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Engine
@@ -73,7 +73,7 @@ class MixedSource(RolloutSource):
         self._steps += 1
         if sampled:
             return super().next(metrics)
-        drawn = [(position, self._rows[row]) for position, row in self._cursor.take(self._prompts)[self._mine]]
+        drawn = [(position, self._rows[row]) for position, row in self._rows_sampler.take(self._prompts)[self._mine]]
         return collate([supervised_row(self._encoder, place, row, row[self._response]) for place, row in drawn])
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rft.batch.columns import SOURCE_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.lazy import Rows
-from rft.data.rows.mixture import cursor
+from rft.data.sampler import make_sampler
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, Engine, Request, row_seed
@@ -105,7 +105,7 @@ class RolloutSource:
         self._interruption = interruption
         self._phrase = [] if interruption is None else encoder.encode([interruption.phrase])[0]
         self._mine = slice(world.rank, None, world.size)  # this rank's share of what all of them draw
-        self._cursor = cursor(rows, seed)
+        self._rows_sampler = make_sampler(rows, seed)
         self._surplus: list[list[dict[str, Any]]] = []
 
     @staticmethod
@@ -129,7 +129,7 @@ class RolloutSource:
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """One round: this rank's share of the next prompts, as scored groups."""
-        return self._answer(self._cursor.take(self._prompts)[self._mine], metrics)
+        return self._answer(self._rows_sampler.take(self._prompts)[self._mine], metrics)
 
     def _answer(self, mine: list[tuple[int, int]], metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Scored groups of these (position, row) pairs."""
@@ -214,11 +214,11 @@ class RolloutSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data this source is, and the groups that wait for the next step."""
-        return self._cursor.state_dict() | {"surplus": self._surplus}
+        return self._rows_sampler.state_dict() | {"surplus": self._surplus}
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
-        self._cursor.load_state_dict(states[0])
+        self._rows_sampler.load_state_dict(states[0])
         surplus = sorted((group for state in states for group in state["surplus"]), key=_position)
         self._surplus = surplus[self._mine]
 

@@ -7,7 +7,7 @@ from rft.batch.columns import SOURCE_COLUMNS, fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.pairs import LabelledSource, PairSource
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 
 ROWS = [
@@ -38,7 +38,7 @@ def texts(batch):
 def test_a_pair_is_two_rows_of_one_unit_the_chosen_first(ranks):
     [batch] = ranks(1, lambda world: pairs(world).next(Metrics()))
     assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(PairSource.writes)
-    order = Cursor(9, 2).take(4)
+    order = RowSampler(range(9), 2).take(4)
     positions = [position for position, _ in order for _ in range(2)]
     assert batch["group"].tolist() == batch["unit"].tolist() == positions
     assert batch["chosen"].tolist() == [True, False] * 4 and batch["chosen"].dtype == torch.bool
@@ -53,7 +53,7 @@ def test_a_pair_is_two_rows_of_one_unit_the_chosen_first(ranks):
 
 def test_both_rows_of_a_pair_have_its_margin(ranks):
     [batch] = ranks(1, lambda world: pairs(world, margin="gap").next(Metrics()))
-    expected = [ROWS[place]["gap"] for _, place in Cursor(9, 2).take(4) for _ in range(2)]
+    expected = [ROWS[place]["gap"] for _, place in RowSampler(range(9), 2).take(4) for _ in range(2)]
     assert batch["margin"].tolist() == expected and batch["margin"].dtype == torch.float32
 
 
@@ -68,7 +68,7 @@ def test_a_labelled_row_is_followed_by_the_next_response_behind_its_prompt(ranks
     [batch] = ranks(1, lambda world: labelled(world).next(Metrics()))
     assert set(batch.keys()) == {*SOURCE_COLUMNS, "label", "mismatched"} == set(LabelledSource.writes)
     assert batch["mismatched"].tolist() == [False, True] * 4
-    order = [place for _, place in Cursor(9, 2).take(4)]
+    order = [place for _, place in RowSampler(range(9), 2).take(4)]
     found = texts(batch)
     for number, place in enumerate(order):
         own, other = ROWS[place], ROWS[order[(number + 1) % 4]]

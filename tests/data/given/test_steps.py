@@ -7,7 +7,7 @@ from rft.batch.columns import SOURCE_COLUMNS, lengths
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.steps import StepSource
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 
 TOKENIZER = characters(alphabet="0123456789=\n;")
@@ -46,7 +46,7 @@ def test_a_separator_ends_every_step_and_has_its_label_on_any_number_of_ranks(ra
     batches = ranks(size, lambda world: source(world).next(Metrics()))
     assert set(batches[0].keys()) == {*SOURCE_COLUMNS, "step_labels"} == set(StepSource.writes)
     found = {text: told for batch in batches for text, told in steps(batch)}
-    assert found == dict(EXPECTED) and {place for _, place in Cursor(3, 0).take(3)} == {0, 1, 2}
+    assert found == dict(EXPECTED) and {place for _, place in RowSampler(range(3), 0).take(3)} == {0, 1, 2}
     for batch in batches:
         assert not batch["step_labels"][~batch["response_mask"]].any() and batch["step_labels"].dtype == torch.float32
     assert StepSource.needs({"steps": "a", "labels": "b", "separator": "c"}) == ("prompt", "a", "b")

@@ -7,7 +7,7 @@ from rft.batch.columns import SOURCE_COLUMNS, fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource, TextSource
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 
 ROWS = [{"prompt": f"{n}=", "answer": str(n), "shown": str(n) * (1 + n % 3)} for n in range(9)]
@@ -21,7 +21,7 @@ def source(world, prompts=4):
 def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
     assert set(batch.keys()) == set(SOURCE_COLUMNS) == set(DatasetSource.writes)
-    order = Cursor(9, 2).take(4)
+    order = RowSampler(range(9), 2).take(4)
     assert batch["group"].tolist() == batch["unit"].tolist() == [position for position, _ in order]
     assert not batch["truncated"].any()
     for number, (_, row) in enumerate(order):
@@ -75,7 +75,7 @@ def test_a_field_that_holds_the_whole_has_no_prompt_beside_it(ranks):
         return TextSource(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2, response="text").next(Metrics())
 
     [batch] = ranks(1, draw)
-    for number, (_, row) in enumerate(Cursor(4, 2).take(4)):
+    for number, (_, row) in enumerate(RowSampler(range(4), 2).take(4)):
         assert TOKENIZER.decode(batch["tokens", "input_ids"][number]) == f"{row}={row}<eos>"
         assert batch["response_mask"][number].tolist() == [False, True, True, True]
         assert fields(batch)[number] == rows[row]

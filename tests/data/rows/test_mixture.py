@@ -12,8 +12,8 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.lazy import Rows
-from rft.data.rows.mixture import Mixed, MixedCursor, Mixture, Part, cursor
-from rft.data.sampler import Cursor
+from rft.data.rows.mixture import Mixed, Mixture, MixturePart
+from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.train.trainer import sampled_texts
@@ -31,7 +31,7 @@ def mixed(weights: dict[str, float], sizes: dict[str, int] = SIZES) -> Mixed:
 
 
 def drawn(rows: Mixed, count: int, seed: int = 0) -> list[str]:
-    return [rows[row]["part"] for _, row in MixedCursor(rows, seed).take(count)]
+    return [rows[row]["part"] for _, row in MixtureSampler(rows, seed).take(count)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_shares_that_do_not_come_out_even_are_never_far_off():
 
 def test_every_part_is_walked_through_in_epochs_of_its_own():
     rows = mixed({"a": 3, "b": 1})
-    found = [rows[row] for _, row in MixedCursor(rows, 0).take(120)]
+    found = [rows[row] for _, row in MixtureSampler(rows, 0).take(120)]
     for name, size in (("a", 10), ("b", 3)):
         numbers = [row["n"] for row in found if row["part"] == name]
         epochs = [tuple(numbers[start : start + size]) for start in range(0, len(numbers) - size + 1, size)]
@@ -70,7 +70,7 @@ def test_every_part_is_walked_through_in_epochs_of_its_own():
 
 def test_parts_of_one_size_and_their_turns_are_shuffled_apart():
     rows = mixed({"a": 1, "b": 1}, {"a": 30, "b": 30})
-    found = [rows[row] for _, row in MixedCursor(rows, 0).take(60)]
+    found = [rows[row] for _, row in MixtureSampler(rows, 0).take(60)]
     orders = [[row["n"] for row in found if row["part"] == name] for name in ("a", "b")]
     assert orders[0] != orders[1]
     turns = "".join(row["part"] for row in found)
@@ -78,21 +78,21 @@ def test_parts_of_one_size_and_their_turns_are_shuffled_apart():
 
 
 @pytest.mark.parametrize("position", [0, 1, 3, 4, 17, 95])
-def test_a_cursor_goes_on_anywhere(position):
+def test_a_sampler_continues_anywhere(position):
     rows = mixed({"a": 0.7, "b": 0.3})
-    whole, later = MixedCursor(rows, 3), MixedCursor(rows, 3)
+    whole, later = MixtureSampler(rows, 3), MixtureSampler(rows, 3)
     whole.take(position)
     later.position = position
     assert later.take(40) == whole.take(40)
-    assert MixedCursor(rows, 4).take(40) != MixedCursor(rows, 3).take(40)
+    assert MixtureSampler(rows, 4).take(40) != MixtureSampler(rows, 3).take(40)
 
 
 def test_rows_without_weight_are_passed_over():
     rows = mixed({"a": 1, "b": 1})
     weights = torch.ones(len(rows))
     weights[10:12] = 0.0
-    plain = MixedCursor(rows, 0).take(60)
-    assert MixedCursor(rows, 0).take(40, weights) == [pair for pair in plain if pair[1] not in (10, 11)][:40]
+    plain = MixtureSampler(rows, 0).take(60)
+    assert MixtureSampler(rows, 0).take(40, weights) == [pair for pair in plain if pair[1] not in (10, 11)][:40]
 
 
 def test_rows_say_which_part_they_came_from():
@@ -112,8 +112,8 @@ def test_sampled_texts_say_it_too():
 
 
 def test_plain_rows_are_drawn_as_before():
-    assert type(cursor([{}, {}], 0)) is Cursor
-    assert type(cursor(mixed({"a": 1}), 0)) is MixedCursor
+    assert type(make_sampler([{}, {}], 0)) is RowSampler
+    assert type(make_sampler(mixed({"a": 1}), 0)) is MixtureSampler
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -145,7 +145,7 @@ def streamed(tmp_path):
     nodes = files(tmp_path, **SIZES)
 
     def opened(weights, most=None, say=str):
-        parts = {name: Part(weight, nodes[name]["rows"]) for name, weight in weights.items()}
+        parts = {name: MixturePart(weight, nodes[name]["rows"]) for name, weight in weights.items()}
         encoder = Encoder(TOKENIZER, "none", None, None, "response")
         return Mixture(parts, "data.train").stream(["prompt"]).open(4, encoder, most, say)
 
@@ -155,7 +155,7 @@ def streamed(tmp_path):
 def test_streams_have_the_turns_of_rows_that_are_known_and_epochs_of_their_own(streamed):
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
     stream = streamed(weights)
-    walk, found = cursor(stream, 3), []
+    walk, found = make_sampler(stream, 3), []
     for count in (1, 7, 30, 162):
         found += [stream[number] for _, number in walk.take(count)]
     assert [row["data_source"] for row in found] == drawn(mixed(weights), 200, seed=3)
@@ -168,7 +168,7 @@ def test_streams_have_the_turns_of_rows_that_are_known_and_epochs_of_their_own(s
 
 def test_streams_of_one_size_are_shuffled_apart(streamed):
     stream = streamed({"a": 1, "d": 1})
-    found = [stream[number] for _, number in cursor(stream, 0).take(20)]
+    found = [stream[number] for _, number in make_sampler(stream, 0).take(20)]
     orders = [[row["prompt"] for row in found if row["data_source"] == name] for name in ("a", "d")]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
@@ -176,12 +176,12 @@ def test_streams_of_one_size_are_shuffled_apart(streamed):
 def test_rows_that_a_stream_drops_take_no_turn(streamed):
     said = []
     stream = streamed({"b": 1, "c": 3}, most=1, say=said.append)
-    found = [stream[number] for _, number in cursor(stream, 0).take(80)]
+    found = [stream[number] for _, number in make_sampler(stream, 0).take(80)]
     assert Counter(row["data_source"] for row in found) == {"b": 20, "c": 60}
     assert {row["prompt"] for row in found if row["data_source"] == "c"} == set("0123456789")
     assert said and all(line.startswith("data.train.parts.c.rows: ") for line in said), "every prompt of b is short"
     with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: no prompt of an epoch is as short as .*=0"):
-        cursor(streamed({"b": 1, "c": 3}, most=0), 0).take(1)
+        make_sampler(streamed({"b": 1, "c": 3}, most=0), 0).take(1)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -208,15 +208,15 @@ def told(batch):
 
 
 def test_parts_that_cannot_be_streamed_are_refused(tmp_path):
-    parts = {name: Part(1.0, node["rows"]) for name, node in files(tmp_path, x=3).items()}
+    parts = {name: MixturePart(1.0, node["rows"]) for name, node in files(tmp_path, x=3).items()}
     symbols = {"_target_": "rft.data.rows.symbolic.Symbolic", "task": "add", "split": "train", "count": 4}
     symbols |= {"length": [4, 4], "slips": 0.0, "seed": 0}
-    whole = Mixture(parts | {"y": Part(1.0, symbols)}, "data.train")
+    whole = Mixture(parts | {"y": MixturePart(1.0, symbols)}, "data.train")
     with pytest.raises(ValueError, match=r"^data\.streaming: data\.train\.parts\.y\.rows is a Symbolic, which"):
         whole.stream(["prompt"])
     inner = {"_target_": "rft.data.rows.mixture.Mixture", "parts": files(tmp_path, x=3)}
     with pytest.raises(ValueError, match=r"data\.train\.parts\.z\.rows: a mixture in a mixture would lose its weights"):
-        Mixture(parts | {"z": Part(1.0, inner)}, "data.train")
+        Mixture(parts | {"z": MixturePart(1.0, inner)}, "data.train")
 
 
 def files(tmp_path, **counts):
@@ -245,9 +245,9 @@ def test_a_node_with_parts_is_loaded(tmp_path, resolved):
 def test_what_is_wrong_with_parts_names_them(tmp_path):
     for parts, message in (
         ({}, r"data\.train\.parts is empty"),
-        ({"x": Part(0.0, {})}, r"data\.train\.parts\.x\.weight=0\.0: set it above 0"),
-        ({"x": Part(float("nan"), {})}, r"data\.train\.parts\.x\.weight=nan: set it above 0"),
-        ({"x": Part(1.0, {})}, r"data\.train\.parts\.x\.rows: expected a class"),
+        ({"x": MixturePart(0.0, {})}, r"data\.train\.parts\.x\.weight=0\.0: set it above 0"),
+        ({"x": MixturePart(float("nan"), {})}, r"data\.train\.parts\.x\.weight=nan: set it above 0"),
+        ({"x": MixturePart(1.0, {})}, r"data\.train\.parts\.x\.rows: expected a class"),
     ):
         with pytest.raises(ValueError, match=message):
             Mixture(parts, "data.train")

@@ -10,7 +10,8 @@ from rft.data.encode.tokenizer import characters
 from rft.data.given.pairs import PairSource
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.sources import FileRows, HubRows
-from rft.data.rows.stream import Shards, Stream, StreamCursor
+from rft.data.rows.stream import RowStream
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 
@@ -36,16 +37,16 @@ def parts(files, limit=None, required=("prompt",)):
 
 
 def drawn(parts, buffer, count, most=None, said=None):
-    stream = Stream(parts, buffer, ENCODER, most, [].append if said is None else said.append)
-    cursor = StreamCursor(stream, seed=3)
-    return [stream[number] for _ in range(count) for _, number in cursor.take(1)], cursor
+    stream = parts.open(buffer, ENCODER, most, [].append if said is None else said.append)
+    sampler = RowSampler(stream, seed=3)
+    return [stream[number] for _ in range(count) for _, number in sampler.take(1)], sampler
 
 
 @pytest.mark.parametrize("buffer", [1, 4, 100])
 def test_every_epoch_has_every_row_once_in_an_order_of_its_own(files, buffer):
-    rows, cursor = drawn(parts(files), buffer, 3 * len(ROWS))
+    rows, sampler = drawn(parts(files), buffer, 3 * len(ROWS))
     epochs = [[int(row["prompt"][:-1]) for row in rows[start : start + 23]] for start in (0, 23, 46)]
-    assert all(sorted(epoch) == list(range(23)) for epoch in epochs) and cursor.position == 69
+    assert all(sorted(epoch) == list(range(23)) for epoch in epochs) and sampler.position == 69
     assert len({tuple(epoch) for epoch in epochs}) == (1 if buffer == 1 else 3)
     assert (epochs[0] == list(range(23))) == (buffer == 1), "a buffer of one leaves files and rows as they come"
     assert sorted(rows[:23], key=lambda row: int(row["prompt"][:-1])) == ROWS
@@ -65,8 +66,8 @@ def test_nothing_is_read_that_is_not_needed(files):
             read.append(number)
             yield ROWS[number % 23]
 
-    shards = Shards([part], "data.train")
-    assert len(shards.first()) == 64 == len(read)
+    shards = RowStream([part], "data.train")
+    assert len(shards.preview()) == 64 == len(read)
     drawn(shards, 50, 101)
     assert len(read) == 64 + 150
 
@@ -89,7 +90,7 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
     options |= {"margin": None} if kind is PairSource else {}
 
     def steps(world, states=None):
-        stream = Stream(parts(files), 5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
+        stream = parts(files).open(5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
         source = kind(world, ENCODER, stream, 8, seed=2, **options)
         if states is not None:
             source.load_state_dict(json.loads(json.dumps(states)))
@@ -121,23 +122,23 @@ def test_a_data_set_is_streamed_as_it_is_loaded(tmp_path, monkeypatch, form):
         half.to_parquet(name) if form == "parquet" else half.to_json(name)
     rows = HubRows(str(folder), None, None if form == "saved" else "train", {}, None, None, "data.train")
     shards = rows.stream(["prompt"])
-    assert len(shards.parts) == (1 if form == "saved" else 2)
+    assert len(shards.shards) == (1 if form == "saved" else 2)
     in_order, _ = drawn(shards, 1, 23)
     assert in_order == list(rows.load(["prompt"])) == ROWS
-    assert list(shards.parts[-1](4)) == ROWS[(4 if form == "saved" else 13) :], "a shard is begun in its midst"
+    assert list(shards.shards[-1](4)) == ROWS[(4 if form == "saved" else 13) :], "a shard is begun in its midst"
     with pytest.raises(ValueError, match=r"set(\[train\])? shard 1 row 1: no field 'answer'"):
-        rows.stream(["answer"]).first()
+        rows.stream(["answer"]).preview()
 
 
 def test_rows_with_long_prompts_are_counted_as_they_are_dropped(files):
     said = []
-    _, cursor = drawn(parts(files), 6, 30, most=2, said=said)  # 10 of 23 rows fit
-    assert 3 * 23 - 13 <= cursor.position <= 3 * 23
+    _, sampler = drawn(parts(files), 6, 30, most=2, said=said)  # 10 of 23 rows fit
+    assert 3 * 23 - 13 <= sampler.position <= 3 * 23
     assert said[-1].startswith("data.train: ") and said[-1].endswith(
         "rows so far had prompts of more tokens than data.max_prompt_tokens=2. They were dropped"
     )
     dropped, seen = (int(word) for word in said[-1].split() if word.isdigit())
-    assert cursor.state_dict()["dropped"] == cursor.position - 30 >= dropped and seen <= cursor.position
+    assert sampler.state_dict()["dropped"] == sampler.position - 30 >= dropped and seen <= sampler.position
     with pytest.raises(
         ValueError, match=r"data\.train: no prompt of an epoch is as short as data\.max_prompt_tokens=1"
     ):
@@ -198,8 +199,8 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
         ValueError, match=r"data\.train\.path: .*d\.json can only be read whole; write \.jsonl, \.csv, \.par"
     ):
         parts(str(tmp_path / "d.json"))
-    with pytest.raises(ValueError, match=r"data\.streaming: what draws the rows has to know how many there are"):
-        len(Stream(Shards([], "data.train"), 1, ENCODER, None, [].append))
+    with pytest.raises(ValueError, match=r"data\.streaming: the number of rows must be known"):
+        len(RowStream([], "data.train"))
 
 
 def test_an_example_that_is_too_long_is_refused_when_it_comes(files):

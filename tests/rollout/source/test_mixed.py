@@ -8,7 +8,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource
 from rft.data.given.survey import SINGLE_PROCESS
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
@@ -59,7 +59,7 @@ def test_a_step_is_all_given_or_all_sampled_and_every_row_comes_once_an_epoch(sa
         return [(drawing.samples(), drawing.next(Metrics())) for _ in range(9)]
 
     [alone] = ranks(1, draw)
-    kinds, order = [sampled for sampled, _ in alone], Cursor(9, SEED)
+    kinds, order = [sampled for sampled, _ in alone], RowSampler(range(9), SEED)
     assert len(set(kinds)) == 2, "there is something to tell apart"
     for sampled, batch in alone:
         assert set(batch.keys()) == set((RolloutSource if sampled else DatasetSource).writes)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.batch.columns import fields
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import FirstToken, Sampling
@@ -94,7 +94,7 @@ def test_a_batch_has_the_columns_that_it_promises(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
     assert set(batch.keys()) == set(RolloutSource.writes)
     assert len(batch) == 4 * GROUP
-    order = Cursor(10, SEED).take(4)
+    order = RowSampler(range(10), SEED).take(4)
     assert drawn(batch) == [position for position, _ in order]
     assert sorted(batch["unit"].tolist()) == list(range(16))
     for number, row in enumerate(fields(batch)):
@@ -162,7 +162,7 @@ def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, rank
         assert batch["greedy_scores"].tolist() == [int(row["answer"]) + 1 for row in fields(batch)]
         assert batch["rollout_logprobs"][batch["response_mask"]].lt(0).all(), "the greedy answer is not trained"
     if redraw is None:
-        drawn = [row + 1 for _, row in Cursor(10, SEED).take(4)]
+        drawn = [row + 1 for _, row in RowSampler(range(10), SEED).take(4)]
         assert found[0][1] == sum(drawn) / 4
 
 
@@ -192,7 +192,7 @@ def informative(world, signal, steps=1, redraw=REDRAW, prompts=4):
 
 
 def positions_with(signal, count):
-    return [position for position, row in Cursor(10, SEED).take(200) if row in signal][:count]
+    return [position for position, row in RowSampler(range(10), SEED).take(200) if row in signal][:count]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -218,7 +218,7 @@ def test_what_is_left_over_waits_in_the_order_of_its_draw(ranks):
 
 def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
     redraw = DynamicSampling(term="right", between=None, max_rounds=2)
-    row = Cursor(10, SEED).take(1)[0][1]
+    row = RowSampler(range(10), SEED).take(1)[0][1]
     with caplog.at_level(logging.WARNING):
         [(mine, [(batch, numbers)])] = ranks(1, lambda world: informative(world, {row}, redraw=redraw))
     assert drawn(batch) == [0, 1, 2, 3]

@@ -6,7 +6,7 @@ import torch
 from rft.batch.columns import SOURCE_COLUMNS, fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
-from rft.data.sampler import Cursor
+from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
@@ -49,7 +49,7 @@ def test_a_pair_is_the_given_answer_and_one_that_is_sampled(samples, ranks):
     assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(SelfPlaySource.writes)
     assert batch["chosen"].tolist() == [True, False] * 4 * samples
     assert batch["truncated"].tolist() == [False, True] * 4 * samples
-    found, order = told(batch), Cursor(9, 2).take(4)
+    found, order = told(batch), RowSampler(range(9), 2).take(4)
     assert len(found) == len(batch) == 8 * samples
     for position, place in order:
         row = ROWS[place]
