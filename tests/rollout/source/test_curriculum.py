@@ -201,7 +201,7 @@ def test_solved_prompts_are_not_drawn_again(ranks):
             numbers.append(metrics.reduce(world.gather)["rollout/retired"])
             assert numbers[-1] == pytest.approx(len(before) / 10)
         assert before >= {0, 1, 2} and numbers == sorted(numbers)
-        return mine._cursor.position
+        return mine._rows_sampler.position
 
     assert ranks(1, work) == ranks(2, work)[:1]
 
