@@ -152,7 +152,8 @@ def beside(algorithm: Algorithm, usual: Algorithm) -> list[str]:
     """The options and keys by which an algorithm differs from the default one, beside those with a column."""
     config, default = (one.job.config["algorithm"] for one in (algorithm, usual))
     words = {key: value for key, value in algorithm.selected.items() if value != usual.selected.get(key)}
-    words |= {key: value for key, value in config.items() if isinstance(value, int | float) and value != default[key]}
+    plain = {key: value for key, value in config.items() if isinstance(value, int | float) or key == "pick"}
+    words |= {key: value for key, value in plain.items() if value != default[key]}
     return [f"`{key}={spell(value)}`".replace('"', "") for key, value in words.items() if key not in COLUMNS]
 
 

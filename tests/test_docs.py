@@ -159,6 +159,26 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one(page):
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def test_the_glossary_names_keys_that_there_are(resolved):
+    for code in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?:=\w+)?`", (ROOT / "docs" / "glossary.md").read_text()):
+        node = resolved()
+        for word in code.split("."):
+            assert word in node, code
+            node = node[word]
+
+
 # Runs in which, taken together, every part that logs something takes part.
 RUNS = (
     (
