@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import rft
 from rft.actor.actor import Actor
+from rft.actor.base import ModelContext
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
@@ -25,6 +26,7 @@ from rft.metrics import Metrics
 from rft.registry import take
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
+from rft.strategy.base import Strategy
 from rft.strategy.fsdp2 import FSDP2
 from rft.train.trainer import Trainer
 
@@ -112,7 +114,7 @@ def make_optimizer(**changes: Any) -> Optimizer:
 
 def make_actor(
     world: World,
-    strategy: FSDP2,
+    strategy: Strategy,
     optimizer: Optimizer | None = None,
     *,
     key: str = "actor",
@@ -122,9 +124,9 @@ def make_actor(
     """An actor with the options of actor=hf and a vocabulary of 19 characters; frozen where it has no optimizer."""
     options = {**yaml_options("actor/hf.yaml", path=None), "lora": None, **changes}
     del options["optimizer"]
-    supplied = {"key": key, "world": world, "strategy": strategy, "seed": seed, "optimizer": optimizer}
-    supplied["tokenizer"] = characters(alphabet="0123456789abcdef")
-    return Actor(**supplied, **take(options, Actor, key, "Actor", tuple(supplied)))
+    context = ModelContext(key, world, strategy, characters(alphabet="0123456789abcdef"), seed)
+    options = take(options, Actor, key, "Actor", ("context", "optimizer"))
+    return Actor(context, optimizer=optimizer, **options)
 
 
 def engine_context(

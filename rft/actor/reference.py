@@ -1,4 +1,4 @@
-"""The frozen policy of KL terms where the policy trains adapters alone: its own network, with the adapters of then."""
+"""The frozen policy of KL terms where the policy trains adapters alone: the policy's network with kept adapters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,28 +6,34 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
+from rft.actor.lora.adapters import Adapters
 
 
-class AdapterReference(Actor):
-    """A reference without a model of its own: a copy of the policy's adapters takes their place while it computes.
+class AdapterReference(ColumnModel):
+    """A reference without weights of its own: kept adapters replace those of the policy while it computes.
 
     Args:
-        policy: an actor with adapters. Until `copy_weights_from` the reference is what the policy is now.
+        context: of the policy, with the key of the reference.
+        policy: a model with adapters. Until `copy_weights_from` is called the reference is the policy as it is now.
+        network: of the policy.
+        adapters: of the policy.
     """
 
-    def __init__(self, policy: Actor) -> None:
+    def __init__(self, context: ModelContext, policy: TrainableModel, network: nn.Module, adapters: Adapters) -> None:
+        super().__init__(context)
         self.policy = policy
-        self.optimizer_options = None
+        self._network = network
+        self._adapters = adapters
         self.copy_weights_from(policy)
 
     @torch.no_grad()
-    def copy_weights_from(self, other: Actor) -> None:
+    def copy_weights_from(self, other: TrainableModel) -> None:
         """Keeps a copy of the policy's adapters."""
-        assert other is self.policy and other.adapters is not None
-        self._kept = [tensor.clone() for _, tensor in other.adapters.tensors()]
+        assert other is self.policy
+        self._kept = [tensor.clone() for _, tensor in self._adapters.tensors()]
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -39,30 +45,29 @@ class AdapterReference(Actor):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        assert self.policy.adapters is not None
-        for kept, (_, tensor) in zip(self._kept, self.policy.adapters.tensors(), strict=True):
+        for kept, (_, tensor) in zip(self._kept, self._adapters.tensors(), strict=True):
             other = tensor.clone()
             tensor.copy_(kept)
             kept.copy_(other)
 
-    def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
-    ) -> dict[str, Tensor]:
-        """See `Actor.compute`."""
+    def compute_outputs(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
+    ) -> Columns:
+        """See `ColumnModel.compute`."""
         with self._in_place():
-            return self.policy.compute(batch, outputs, temperature, dummy)
+            return self.policy.compute_outputs(batch, outputs, temperature, dummy)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Actor.weights`."""
+        """See `ColumnModel.weights`."""
         with self._in_place():
             yield from self.policy.weights()
 
     def state_dict(self) -> dict[str, Any]:
         """The kept adapters, whole, on the CPU of rank zero. A collective."""
         with self._in_place():
-            return {"network": self.policy.strategy.model_state(self.policy.network, with_frozen=False)}
+            return {"network": self.context.strategy.model_state(self._network, with_frozen=False)}
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
-        """Takes up what `state_dict` wrote. A collective."""
+        """Loads what `state_dict` returned. A collective."""
         with self._in_place():
-            self.policy.strategy.load_model_state(self.policy.network, state["network"])
+            self.context.strategy.load_model_state(self._network, state["network"])

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.actor import empty_like
+from rft.actor.base import ModelContext
 from rft.actor.init import check_classifier, load_model, read_config
+from rft.actor.model import empty_like
+from rft.algorithm.roles import POLICY
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
 from rft.distributed import World, start
@@ -59,7 +61,7 @@ class Answering(Components):
         scores = run.mode == "evaluate" and self.grader is not None
         if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")
-        self.world = start(run.strategy["device"])
+        self.world = start(self.strategy.factory.device(self.strategy.options))
         self.engine.factory.check_here(self.engine.options)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
@@ -86,9 +88,8 @@ class Answering(Components):
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             still = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            policy = self.actor.factory(
-                "actor", self.world, strategy, self._words, self.run.seed, **self.actor.options | still
-            )
+            context = ModelContext(POLICY, self.world, strategy, self._words, self.run.seed)
+            policy = self.actor.factory(context, **self.actor.options | still)
             yield self.evaluator(self.world, policy, None, self.encoder, sets)
 
     @contextmanager

@@ -8,14 +8,13 @@ from rich.console import Console
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.frozen import check_frozen
 from rft.actor.init import read_config
 from rft.actor.moe import check_routers
 from rft.actor.precomputed import PrecomputedReference
-from rft.actor.reference import AdapterReference
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import POLICY, REFERENCE, ROLES, TEACHER
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
 from rft.data.given.survey import SINGLE_PROCESS, given, only_reads
 from rft.data.rows.lazy import Rows
@@ -91,14 +90,15 @@ class Job(Components):
 
     def begin(self) -> tuple[World, Datasets]:
         """Starts the processes and reads what a run reads before there is a model."""
-        world = start(self.run.strategy["device"])
+        world = start(self.strategy.factory.device(self.strategy.options))
         with self.check():
             self.engine.factory.check_here(self.engine.options)
         loaded = self.load(world.size, world)
         self.check.end()
-        if TEACHER.writes(self.algorithm.reads()):
-            teacher = self.helpers[TEACHER.key]
-            teacher.factory.check_here(world, teacher.options, loaded.tokenizer, lambda: self.longest(loaded))
+        for role in ROLES:
+            if role.writes(self.algorithm.reads()):
+                model = self.helpers[role.key]
+                model.factory.check_here(world, model.options, loaded.tokenizer, lambda: self.longest(loaded))
         return world, loaded
 
     def check_ranks(self, ranks: int) -> None:
@@ -132,19 +132,14 @@ class Job(Components):
             check_tokenizer(tokenizer, shape)
         with check():
             if "router_balance" in self.algorithm.policy.outputs:
-                strategy = self.strategy.options
-                check_routers(shape, strategy["compile"], strategy["context_parallel"])
-        with check():
-            if TEACHER.writes(self.algorithm.reads()):
-                teacher = self.helpers[TEACHER.key]
-                temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
-                teacher.factory.check(teacher.options, tokenizer, temperature)
+                check_routers(shape)
         for role in ROLES:
-            helper = self.helpers[role.key].options
-            gone = role is REFERENCE and self.precompute  # it may be, where a run goes on
+            helper = self.helpers[role.key]
+            gone = role is REFERENCE and self.precompute  # it may be, where a run is resumed
             with check():
-                if role.follows and role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
-                    read_config(helper["path"], helper["model_config"], len(tokenizer), role.key)
+                if role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
+                    temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
+                    helper.factory.check(helper.options, role.key, tokenizer, temperature)
         for actor in (self.actor, *self.helpers.values()):
             with check():
                 if frozen := actor.options.get("frozen"):
@@ -190,23 +185,24 @@ class Job(Components):
             score: in place of the reward.
         """
         run, reads = self.run, self.algorithm.reads()
-        strategy = self.strategy.build(world=world)
+        context = self.model_context(world, loaded)
 
-        def actor(target: Target) -> Actor:
-            shared = {"world": world, "strategy": strategy, "tokenizer": loaded.tokenizer, "seed": run.seed}
-            return target.build(key=target.key, **shared)
+        def model(target: Target) -> ColumnModel:
+            made: ColumnModel = target.build(context=context.of(target.key))
+            return made
 
-        policy = actor(self.actor)
-        helpers: dict[str, Actor] = {}
+        policy = trainable(model(self.actor))
+        helpers: dict[str, ColumnModel] = {}
         for role in ROLES:
             if role.writes(reads):
-                shares = role.loss is None and policy.adapters is not None and self.starts_as_policy(role)
+                copied = self.starts_as_policy(role)
                 if role is REFERENCE and self.precompute:
-                    copied = self.starts_as_policy(role)
-                    load = (lambda: policy) if copied else partial(actor, self.helpers[role.key])
-                    helpers[role.key] = PrecomputedReference(world, load, copied, folder / "ref_logprobs.pt")
+                    load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
+                    file = folder / "ref_logprobs.pt"
+                    helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
                 else:
-                    helpers[role.key] = AdapterReference(policy) if shares else actor(self.helpers[role.key])
+                    shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
+                    helpers[role.key] = shared or model(self.helpers[role.key])
         sampler = self.start_sampler(world, policy, loaded, folder)
 
         def logprobs(batch: TensorDict) -> Tensor:
@@ -263,9 +259,7 @@ class Job(Components):
         trainer = Trainer(
             world=world,
             models={POLICY: policy, **helpers},
-            balance=Balance(
-                world, policy.work, "group" if policy.micro_batcher.share_prefix else "unit", run.batch.balance
-            ),
+            balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             sampler=sampler,
             evaluator=self.evaluator(world, policy, sampler, loaded.encoder, loaded.held_out),
@@ -278,6 +272,11 @@ class Job(Components):
         )
         return trainer, stages
 
-    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+    def model_context(self, world: World, loaded: Datasets) -> ModelContext:
+        """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""
+        strategy = self.strategy.build(world=world)
+        return ModelContext(POLICY, world, strategy, loaded.tokenizer, self.run.seed)
+
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
         return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder))

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel
+from rft.actor.init import CLASSIFIERS
 from rft.algorithm.check import build_algorithm
-from rft.algorithm.roles import REFERENCE, ROLES, TEACHER, Role
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.given.survey import SINGLE_PROCESS, only_reads
@@ -38,14 +39,14 @@ from rft.setup.constraints import (
     check_profile,
     check_reference,
     check_source,
-    check_tensor_parallel,
     check_training,
 )
 from rft.setup.schema import Run
+from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES
 
 GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
-FROM_RUN = ("key", "world", "strategy", "tokenizer", "seed")
+FROM_RUN = ("context",)
 FROM_ENGINE = ("context",)
 FROM_ROLLOUT = (
     "world",
@@ -81,7 +82,7 @@ class Components:
         fields = validate(config, Run, "", "the root of the config", check)
         self.run = run = cast(Run, Partial(**fields))
         self._check_actors()
-        self.strategy = check.attempt(lambda: Target(run.strategy, "strategy", ("world",)))
+        self.strategy = check.attempt(lambda: strategy_of(run.strategy))
         self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
         with check():
             check_engine(run.rollout, self.engine, self.actor.options["lora"])
@@ -134,7 +135,7 @@ class Components:
         with check():
             check_profile(run)
         with check():
-            check_tensor_parallel(self.strategy.options.get("tensor_parallel", 1), self.models(), run.warmup)
+            self.strategy.factory.check(self.strategy.options, self.model_facts())
         with check():
             wanted = (run.eval.samples, run.eval.pass_k, run.eval.maj_k)
             answers = metric_names(self.reward.names, self.reward.accuracy, *wanted)
@@ -174,11 +175,25 @@ class Components:
             algorithms = {"algorithm": self.algorithm} | (
                 {"warmup": self.warmup_method} if run.warmup is not None else {}
             )
-            check_head(self.actor.options, algorithms, self.engine.factory, self.strategy.options)
+            check_head(self.actor.options, algorithms, self.engine.factory)
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The options of the actors whose models are in this process, by their keys."""
-        return {target.key: target.options for target in (self.actor, *self.helpers.values()) if has_model(target)}
+        """The options of the models whose weights are in this process, by their keys."""
+        targets = (self.actor, *self.helpers.values())
+        return {target.key: target.options for target in targets if target.factory.has_weights}
+
+    def model_facts(self) -> dict[str, ModelFacts]:
+        """What the strategy checks about the models whose weights are in this process, by their keys."""
+        facts = {}
+        for key, options in self.models().items():
+            optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
+            hooked: tuple[str, ...] = ()
+            if key == POLICY:
+                hooked = tuple(name for name in ("router_balance",) if name in self.algorithm.policy.outputs)
+                optimizers |= {} if self.run.warmup is None else {"warmup": self.run.warmup.optimizer.name}
+            head = options["head"]
+            facts[key] = ModelFacts(head, head in CLASSIFIERS, options["lora"] is not None, optimizers, hooked)
+        return facts
 
     def starts_as_policy(self, role: Role) -> bool:
         """True where an actor names the same model as the policy, and follows it."""
@@ -226,7 +241,7 @@ class Components:
         return self.engine.build(context=context)
 
     def evaluator(
-        self, world: World, policy: Actor | None, sampler: Sampler | None, encoder: Encoder, sets: dict[str, Rows]
+        self, world: World, policy: ColumnModel | None, sampler: Sampler | None, encoder: Encoder, sets: dict[str, Rows]
     ) -> Evaluator:
         """The evaluator of held-out sets: that of the policy's score head, or else `GenerationEvaluator`.
 
@@ -256,23 +271,37 @@ def actor_of(node: Any, key: str) -> Target:
     """What an actor is made of.
 
     Raises:
-        ValueError: names the key; among others where an actor that trains, or is like one, has its model elsewhere.
+        ValueError: names the key; among others where a model that trains or follows the policy has no weights here.
     """
     target = Target(node, key, FROM_RUN)
-    if key != TEACHER.key and not has_model(target):
-        raise ValueError(f"{key}._target_: {target.factory.__name__} has no model here; only a {TEACHER.key} can do so")
+    name, factory = target.factory.__name__, target.factory
+    if not (isinstance(factory, type) and issubclass(factory, ColumnModel)):
+        raise ValueError(f"{key}._target_: {name} is no model; name a class that implements rft.actor.base.ColumnModel")
+    remote = [role.key for role in ROLES if role.loss is None and not role.follows]
+    if key not in remote and not factory.has_weights:
+        raise ValueError(f"{key}._target_: {name} has no model here; only a {' or '.join(remote)} can do so")
     return target
 
 
-def has_model(target: Target) -> bool:
-    """Whether the model of an actor is in this process."""
-    return "model_config" in target.takes
+def strategy_of(node: Any) -> Target:
+    """The strategy of the run.
+
+    Raises:
+        ValueError: names the key.
+    """
+    target = Target(node, "strategy", ("world",))
+    if not (isinstance(target.factory, type) and issubclass(target.factory, Strategy)):
+        raise ValueError(
+            f"strategy._target_: {target.factory.__name__} is no strategy; name a class that implements "
+            "rft.strategy.base.Strategy"
+        )
+    return target
 
 
 def check_model(target: Target) -> None:
     """Raises a ValueError for options of an actor whose model is in this process."""
     check, options, key = Checks(), target.options, target.key
-    if not has_model(target):
+    if not target.factory.has_weights:
         return
     with check():
         check_architecture(options["model_config"], f"{key}.model_config")

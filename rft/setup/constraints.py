@@ -16,7 +16,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.rows.mixture import Mixture
 from rft.errors import Checks
 from rft.registry import Target, did_you_mean
-from rft.setup.schema import Rollout, Run, Warmup
+from rft.setup.schema import Rollout, Run
 
 COUNTS = (
     "steps",
@@ -156,16 +156,13 @@ def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
     engine.factory.check(engine.options | {"engine_args": rollout.engine_args, "lora": lora}, rollout)
 
 
-def check_head(
-    options: dict[str, Any], algorithms: dict[str, Algorithm], engine: Any, strategy: dict[str, Any]
-) -> None:
+def check_head(options: dict[str, Any], algorithms: dict[str, Algorithm], engine: Any) -> None:
     """The policy has the head that its losses train, and one that only gives scores is asked for nothing else.
 
     Args:
         options: of the policy.
         methods: of the stages, by their keys.
         engine: its class.
-        strategy: its options.
     """
     check, head = Checks(), options["head"]
     for key, algorithm in algorithms.items():
@@ -188,13 +185,6 @@ def check_head(
                 raise ValueError(
                     f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
                 )
-        for name in ("context_parallel", "tensor_parallel"):
-            with check():
-                if strategy.get(name, 1) > 1:
-                    raise ValueError(
-                        f"strategy.{name}={strategy[name]}: with actor.head={head} every rank reads the tokens of its "
-                        "own rows; set it to 1"
-                    )
     check.end()
 
 
@@ -345,31 +335,6 @@ def check_packing(options: dict[str, Any], key: str) -> None:
         raise ValueError(f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more")
     if options["share_prefix"] and not options["packing"]:
         raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
-
-
-def check_tensor_parallel(size: int, actors: dict[str, dict[str, Any]], warmup: Warmup | None) -> None:
-    """What trains split weights knows that they are.
-
-    Args:
-        size: ranks that split them.
-        actors: the options of every actor, by its key.
-    """
-    if size <= 1:
-        return
-    optimizers = {key: options["optimizer"] for key, options in actors.items()}
-    optimizers["warmup"] = warmup and warmup.optimizer
-    for key, optimizer in optimizers.items():
-        if optimizer is not None and optimizer.name == "muon":
-            raise ValueError(
-                f"{key}.optimizer.name=muon: it needs whole matrices, and strategy.tensor_parallel={size} splits them; "
-                f"set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
-            )
-    for key, options in actors.items():
-        if options["lora"] is not None:
-            raise ValueError(
-                f"{key}.lora: adapters have no parts for the ranks of strategy.tensor_parallel={size}; set {key}.lora="
-                "null, or strategy.tensor_parallel=1"
-            )
 
 
 def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:

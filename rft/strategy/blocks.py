@@ -1,4 +1,4 @@
-"""How a block of a network runs. Its forward is replaced in place, so the names of its parameters stay as they are."""
+"""Activation checkpointing of the blocks of a network: their forward is replaced in place; parameter names stay."""
 
 from functools import partial
 from typing import Literal
@@ -20,11 +20,11 @@ KEPT = [
 
 
 def recompute(block: nn.Module, kind: Literal["full", "selective"]) -> None:
-    """Frees what a block computes for the backward pass and computes it again there.
+    """Frees the activations of a block after its forward and computes them again in the backward pass.
 
     Args:
-        kind: `full` keeps the block's input alone. `selective` also keeps what is slow to compute, the results of
-            matrix products and of attention (by operation, as torchtitan does); the rest is computed again.
+        kind: `full` keeps the block's input alone. `selective` also keeps the results of matrix products and of
+            attention, which are slow to compute (chosen by operation, as in torchtitan).
     """
     contexts = partial(create_selective_checkpoint_contexts, KEPT) if kind == "selective" else noop_context_fn
     block.forward = partial(  # nothing in a block is random

@@ -1,17 +1,18 @@
 """Context parallelism: several ranks compute one sequence, a slice of its tokens each.
 
-In attention tokens and heads change places (Ulysses, 2309.14509): a rank that held some tokens of all heads holds all
-tokens of some heads, and back again behind it.
+Attention exchanges tokens for heads (Ulysses, 2309.14509): before it a rank holds some tokens of all heads, in it all
+tokens of some heads, and behind it some tokens of all heads again.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from transformers import PretrainedConfig
 
 from rft.distributed import World
 
@@ -20,13 +21,13 @@ class Context:
     """The ranks that compute one sequence together, this one among them.
 
     Args:
-        world: all processes; each run of `size` ranks is such a group. Making it is a collective.
+        world: all processes; `size` consecutive ranks are a group. The constructor is a collective.
         size: ranks of a group.
 
     Attributes:
-        rank: this one's place in its group.
-        key: the yaml key that asks for it.
-        gathers_in_attention: attention is given slices, and makes all tokens of some heads of them.
+        rank: of this process in its group.
+        key: the yaml key that sets the size.
+        gathers_in_attention: attention receives slices and exchanges tokens for heads.
     """
 
     key: ClassVar[str] = "strategy.context_parallel"
@@ -37,18 +38,32 @@ class Context:
         self.group = groups[world.rank // size]
         self.rank, self.size = world.rank % size, size
 
+    def check_model(self, config: PretrainedConfig, packing: bool, key: str) -> None:
+        """Checks that the ranks of a group can compute the rows of a model together.
+
+        Raises:
+            ValueError: names the key.
+        """
+        if not packing:
+            raise ValueError(f"{self.key}={self.size} needs packed rows: set {key}.packing=true")
+        heads = config.get_text_config().num_attention_heads
+        if heads % self.size:
+            raise ValueError(
+                f"{self.key}={self.size} does not divide the {heads} attention heads of {key}; choose a divisor"
+            )
+
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank of the group handed in, in order, on all of them."""
+        """The objects of all ranks of the group, in the order of their ranks, on every rank of it."""
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing, group=self.group)
         return things
 
     def exchange(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Hands part r to rank r of the group and returns what every rank had for this one. Differentiable.
+        """Sends part r to rank r of the group and returns the parts that the ranks sent to this one. Differentiable.
 
         Args:
-            parts: one tensor a rank.
-            shapes: of what arrives.
+            parts: one tensor for each rank.
+            shapes: of the parts that arrive.
         """
         sizes = [math.prod(shape) for shape in shapes]
         flat = _Exchange.apply(
@@ -56,20 +71,22 @@ class Context:
         )
         return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
-    def spread_heads(self, states: Tensor, counts: Sequence[int]) -> Tensor:
-        """From this rank's tokens of all heads (1, H, n, D) to all tokens of its heads (1, H / size, N, D).
+    def all_to_all_heads(self, states: Tensor, counts: Sequence[int], to: Literal["heads", "tokens"]) -> Tensor:
+        """Exchanges tokens for heads over the group, or heads for tokens. Differentiable.
 
         Args:
+            states: with `to="heads"` this rank's tokens of all heads, (1, H, n, D); with `to="tokens"` all tokens of
+                its heads, (1, H / size, N, D).
             counts: tokens of every rank.
+            to: what this rank receives: all tokens of its heads, (1, H / size, N, D), or its tokens of all heads,
+                (1, H, n, D).
         """
-        mine = states.chunk(self.size, dim=1)
-        shapes = [(1, mine[0].shape[1], count, states.shape[3]) for count in counts]
-        return torch.cat(self.exchange(mine, shapes), dim=2)
-
-    def collect_heads(self, states: Tensor, counts: Sequence[int]) -> Tensor:
-        """The way back: (1, H / size, N, D) to (1, H, n, D)."""
-        parts = states.split(list(counts), dim=2)
-        return torch.cat(self.exchange(parts, [tuple(parts[self.rank].shape)] * self.size), dim=1)
+        if to == "heads":
+            by_head = states.chunk(self.size, dim=1)
+            shapes = [(1, by_head[0].shape[1], count, states.shape[3]) for count in counts]
+            return torch.cat(self.exchange(by_head, shapes), dim=2)
+        by_token = states.split(list(counts), dim=2)
+        return torch.cat(self.exchange(by_token, [tuple(by_token[self.rank].shape)] * self.size), dim=1)
 
 
 class _Exchange(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,32 +16,36 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
+from rft.errors import Checks
+from rft.strategy.base import DTYPES, ModelFacts, Strategy
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
-from rft.strategy.loss_scale import LossScale
 from rft.strategy.tensor import TensorParallel
+from rft.strategy.tp_plan import tp_plan
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class FSDP2:
-    """Spreads a network over all ranks.
+class FSDP2(Strategy):
+    """Shards a network over all ranks.
 
     Args:
         world: supplied by the run.
-        device: where to compute (read before this object is made, when the processes start).
+        device: where to compute; read when the processes start, before this object is made.
         dtype: what forward and backward compute in; master weights are float32.
-        reduce_dtype: what gradients are summed over ranks in.
-        reshard_after_forward: frees gathered blocks between forward and backward (memory), or keeps them from the first
-            forward of an update to its last backward (speed).
-        accumulate: between the micro-batches of an update the gradient is `sharded`, and reduced each time, or `whole`,
-            and reduced once.
-        replicas: the weights are sharded over world size / replicas ranks, and so many such groups hold them (HSDP).
-        context_parallel: so many ranks compute each sequence together, a slice of its tokens each.
-        tensor_parallel: so many ranks do so with a part of each weight matrix of the blocks; what is left is sharded.
+        reduce_dtype: the dtype in which gradients are summed over ranks.
+        reshard_after_forward: true frees gathered blocks between forward and backward (less memory); false keeps them
+            from the first forward of an update to its last backward (faster).
+        accumulate: `sharded` reduces the gradient after every micro-batch; `whole` keeps it whole and reduces it once
+            an update.
+        replicas: number of groups that each hold all the weights (HSDP); a group shards them over
+            world size / replicas ranks.
+        context_parallel: number of ranks that compute each sequence together, a slice of its tokens each.
+        tensor_parallel: number of ranks that compute each sequence together with a part of each weight matrix of the
+            blocks; all other weights are sharded.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
         compile: compiles the blocks, once for all of them and all lengths.
 
@@ -87,8 +91,8 @@ class FSDP2:
                 "themselves compute again what is fast; set strategy.activation_checkpointing=none or full, or "
                 "strategy.compile=false"
             )
-        self.world = world
-        self.dtype = DTYPES[dtype]
+        context = Context(world, context_parallel) if context_parallel > 1 else None
+        super().__init__(world, DTYPES[dtype], context)
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
@@ -97,7 +101,6 @@ class FSDP2:
             param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
             reduce_dtype=DTYPES[reduce_dtype],
         )
-        self.context = Context(world, context_parallel) if context_parallel > 1 else None
         self._mesh = self._block_mesh = world.mesh
         if tensor_parallel > 1:
             self.context = TensorParallel(world, tensor_parallel)
@@ -107,9 +110,61 @@ class FSDP2:
             self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
             self._block_mesh = self._mesh
 
+    @classmethod
+    def device(cls, options: Mapping[str, Any]) -> str:
+        """See `Strategy.device`."""
+        return str(options["device"])
+
+    @classmethod
+    def compute_dtype(cls, options: Mapping[str, Any]) -> str:
+        """See `Strategy.compute_dtype`."""
+        return str(options["dtype"])
+
+    @classmethod
+    def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        """The same options in another dtype, not compiled; see `Strategy.reference_options`."""
+        return {**options, "dtype": dtype, "compile": False}
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
+        """See `Strategy.check`."""
+        check, size = Checks(), options["tensor_parallel"]
+        with check():
+            if size > 1:
+                _check_tensor_parallel(size, models)
+        for key, facts in models.items():
+            for name in ("context_parallel", "tensor_parallel"):
+                with check():
+                    if facts.own_rows and options[name] > 1:
+                        raise ValueError(
+                            f"strategy.{name}={options[name]}: with {key}.head={facts.head} every rank reads the "
+                            "tokens of its own rows; set it to 1"
+                        )
+            hidden = {"compile": options["compile"], "context_parallel": options["context_parallel"] > 1}
+            for name in (name for name, on in hidden.items() if on and facts.hooked):
+                check.messages.append(
+                    f"strategy.{name}: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do not "
+                    f"run with it; take it out, or leave strategy.{name} at its default"
+                )
+        check.end()
+
+    def check_model(
+        self, config: PretrainedConfig, meta_model: Callable[[], PreTrainedModel], packing: bool, key: str
+    ) -> None:
+        """See `Strategy.check_model`."""
+        if self.context is not None:
+            self.context.check_model(config, packing, key)
+        if isinstance(self.context, TensorParallel):
+            tp_plan(meta_model().base_model, self.context, key)
+
+    def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
+        """See `Strategy.parallelize`."""
+        if isinstance(self.context, TensorParallel):
+            shards = tp_plan(backbone, self.context, key)
+            self.context.apply_tensor_parallel(backbone, backbone.get_submodule("rotary_emb"), shards)
+
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Shards the blocks one by one and what is left with the root. Gradients are summed over ranks, not averaged:
-        losses are divided by global counts already."""
+        """Shards the blocks one by one, and all other weights with the root; see `Strategy.shard`."""
         network.to(self.world.device)
         for block in blocks:
             if self._compile:
@@ -117,7 +172,7 @@ class FSDP2:
             if self._checkpointing != "none":
                 recompute(block, self._checkpointing)
             fully_shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
-        # None: what the root holds is needed first in the backward pass, so it stays gathered
+        # None: the weights of the root are needed first in the backward pass, so they stay gathered
         fully_shard(
             network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False, mp_policy=self._policy
         )
@@ -126,18 +181,13 @@ class FSDP2:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
-    def loss_scale(self) -> LossScale:
-        """What a loss is multiplied by before its backward."""
-        moves = self.dtype == torch.float16
-        return LossScale(factor=2.0**16 if moves else 1.0, moves=moves)
-
     def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
-        """Adds the gradient of one micro-batch of an update.
+        """Adds the gradient of one micro-batch of an update; see `Strategy.backward`.
 
-        Over replicas sums are exchanged once an update, unless they would add up in less than float32.
+        Replicas exchange their sums once an update, or after every micro-batch where `reduce_dtype` is not float32.
 
         Args:
-            last: no other micro-batch of the update follows; gradients are reduced and weights are shards then.
+            last: no other micro-batch of the update follows; gradients are reduced and weights resharded then.
         """
         assert isinstance(network, FSDPModule)
         rounded = self._policy.reduce_dtype != torch.float32
@@ -149,45 +199,61 @@ class FSDP2:
             self.context.sum_gradients(network.parameters())
 
     def reshard(self, network: nn.Module) -> None:
-        """Frees the blocks that a forward without a backward has left gathered: its parameters are the shards again."""
+        """Frees the blocks that a forward without a backward has left gathered."""
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole weights, one at a time. A collective. On one rank they share the storage of what is given."""
+        """See `Strategy.full_tensors`. On one rank they share the storage of the given tensors."""
         for name, tensor in tensors:
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
             yield name, tensor
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        """Clips the global gradient norm and returns what it was. A collective."""
+        """See `Strategy.clip_grad_norm`."""
         if isinstance(self.context, TensorParallel):
             return self.context.clip_grad_norm(parameters, max_norm)
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
-        """A copy of the whole state, or of what trains, on the CPU of rank zero (others get none). A collective."""
+        """See `Strategy.model_state`; ranks other than zero get an empty state."""
         options = replace(FULL, ignore_frozen_params=not with_frozen)
         state: dict[str, Any] = get_model_state_dict(network, options=options)
         left_out = set() if with_frozen else _frozen(network)  # the option knows one name of a tied weight
         return {name: state.pop(name).clone() for name in list(state) if name not in left_out}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
-        """Loads a state that every rank has read; frozen weights that it does not hold stay as they are."""
+        """See `Strategy.load_model_state`."""
         missing = network.state_dict().keys() - state.keys() - _frozen(network)
         assert not missing, f"the state lacks {sorted(missing)}"
         set_model_state_dict(network, dict(state), options=StateDictOptions(full_state_dict=True, strict=False))
 
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The whole optimizer state on the CPU of rank zero. A collective."""
+        """See `Strategy.optimizer_state`."""
         return get_optimizer_state_dict(network, optimizer, options=FULL)
 
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Loads a whole optimizer state that every rank has read."""
+        """See `Strategy.load_optimizer_state`."""
         set_optimizer_state_dict(network, optimizer, state, options=StateDictOptions(full_state_dict=True))
+
+
+def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:
+    for facts in models.values():
+        for key, optimizer in facts.optimizers.items():
+            if optimizer == "muon":
+                raise ValueError(
+                    f"{key}.optimizer.name=muon: it needs whole matrices, and strategy.tensor_parallel={size} splits "
+                    f"them; set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
+                )
+    for key, facts in models.items():
+        if facts.lora:
+            raise ValueError(
+                f"{key}.lora: adapters cannot be split over the ranks of strategy.tensor_parallel={size}; set "
+                f"{key}.lora=null, or strategy.tensor_parallel=1"
+            )
 
 
 def _frozen(network: nn.Module) -> set[str]:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-CALM_UPDATES = 2000
+GROWTH_INTERVAL = 2000
 
 
 @dataclass
 class LossScale:
     """Multiplies a loss so that small parts of its float16 gradient do not vanish: dynamic scaling (1710.03740, 3.2).
 
-    It doubles after 2000 updates in a row that were finite and halves at one that was not, which is then skipped.
+    The factor doubles after 2000 finite updates in a row. It halves at an update that is not finite, which is skipped.
 
     Attributes:
         factor: of the loss.
-        moves: False where the gradient is in a dtype that needs no factor; then it is 1.
+        moves: False where the dtype of the gradient needs no factor; the factor is 1 then.
         calm: finite updates since the factor last moved.
     """
 
@@ -25,20 +25,20 @@ class LossScale:
     calm: int = 0
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Takes the factor out of the gradients again."""
+        """Divides the gradients by the factor."""
         if self.moves:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad /= self.factor
 
     def advance(self) -> None:
-        """After a finite update."""
+        """Counts a finite update; doubles the factor after enough of them."""
         self.calm += 1
-        if self.moves and self.calm == CALM_UPDATES:
+        if self.moves and self.calm == GROWTH_INTERVAL:
             self.factor, self.calm = 2.0 * self.factor, 0
 
     def retreat(self) -> bool:
-        """After a gradient that is not finite. False where a smaller factor would not help: it is 1 already."""
+        """Halves the factor after a gradient that is not finite. Returns False where it is 1 already."""
         if self.factor <= 1.0:
             return False
         self.factor, self.calm = self.factor / 2.0, 0

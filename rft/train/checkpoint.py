@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rft.actor.actor import NonFiniteError
+from rft.actor.base import NonFiniteError
 from rft.distributed import World
 
 

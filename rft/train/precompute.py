@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel
 from rft.actor.precomputed import PrecomputedReference, row_keys
 from rft.metrics import Metrics
 from rft.train.stage import Stage
 
 
 def precompute_columns(
-    model: Actor,
+    model: ColumnModel,
     stage: Stage,
     done: int | None,
     compute: Callable[..., dict[str, Tensor]],

@@ -6,7 +6,7 @@ steps of the stage are done, so that a resumed run needs no state of it.
 
 from collections.abc import Mapping
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel, trainable
 from rft.algorithm.roles import POLICY
 from rft.registry import Registry
 
@@ -20,7 +20,7 @@ class Schedule:
         """True where the model with this key trains in this step of the stage (1 is the first)."""
         return True
 
-    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+    def after_step(self, stage_step: int, models: Mapping[str, ColumnModel]) -> None:
         """Called when the updates of a step are done, before the engine gets new weights. A collective."""
 
     def weights_age(self, key: str, done: int) -> int:
@@ -56,9 +56,9 @@ class Iterations(Schedule):
         self._every = every
         self._model = model
 
-    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+    def after_step(self, stage_step: int, models: Mapping[str, ColumnModel]) -> None:
         if self._every and stage_step % self._every == 0:
-            models[self._model].copy_weights_from(models[POLICY])
+            models[self._model].copy_weights_from(trainable(models[POLICY]))
 
     def weights_age(self, key: str, done: int) -> int:
         return done % self._every if self._every and key == self._model else done

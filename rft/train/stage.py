@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tensordict import TensorDict
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
 from rft.metrics import Metrics
@@ -73,7 +73,7 @@ class Stage:
         steps = sum(self.trains(key, step) for step in range(1, self.steps + 1))
         return steps * self.minibatches * self.epochs
 
-    def after_step(self, stage_step: int, models: Mapping[str, Actor]) -> None:
+    def after_step(self, stage_step: int, models: Mapping[str, ColumnModel]) -> None:
         """What the schedules do between two steps."""
         for schedule in self.schedules:
             schedule.after_step(stage_step, models)

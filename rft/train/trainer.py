@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rft.actor.actor import Actor, NonFiniteError
+from rft.actor.base import ColumnModel, NonFiniteError, trainable
 from rft.algorithm.mismatch import WORST
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import StepContext, Update, prepare_batch, prepare_mini_batch, select_rows
@@ -58,9 +58,9 @@ class Trainer:
         self,
         *,
         world: World,
-        models: dict[str, Actor],
+        models: dict[str, ColumnModel],
         balance: Balance,
-        copies: list[Actor],
+        copies: list[ColumnModel],
         sampler: Sampler,
         evaluator: Evaluator,
         watched: str,
@@ -72,7 +72,7 @@ class Trainer:
     ) -> None:
         self.world = world
         self.models = models
-        self.policy = models[POLICY]
+        self.policy = trainable(models[POLICY])
         self.balance = balance
         self.copies = copies
         self.sampler = sampler
@@ -129,7 +129,7 @@ class Trainer:
         for key, model in self.models.items():
             optimizer = stage.optimizer if model is self.policy else model.optimizer_options
             if optimizer is not None:
-                model.begin_training(optimizer, stage.updates(key))
+                trainable(model).begin_training(optimizer, stage.updates(key))
         within = saved is not None and saved["stage"] == number
         if saved is not None:
             for key, state in saved["actors"].items():
@@ -181,18 +181,26 @@ class Trainer:
                             self.minimise(self.models[key], rows, dummy, update, stage.source.temperature, metrics)
 
     def minimise(
-        self, model: Actor, rows: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
+        self,
+        model: ColumnModel,
+        rows: TensorDict,
+        dummy: TensorDict,
+        update: Update,
+        temperature: float,
+        metrics: Metrics,
     ) -> None:
         """One optimizer step of one model; rows whose loss is not finite are saved before the run ends."""
         try:
-            model.update(rows, dummy, update.objective, temperature, metrics, update.watch, update.log_mismatch)
+            trainable(model).update(
+                rows, dummy, update.objective, temperature, metrics, update.watch, update.log_mismatch
+            )
         except NonFiniteError as problem:
             raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 
     def compute(
-        self, actor: Actor, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
+        self, actor: ColumnModel, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
     ) -> dict[str, torch.Tensor]:
-        """What an actor computes of some rows of the batch, without gradients; see `Actor.compute`."""
+        """What an actor computes of some rows of the batch, without gradients; see `ColumnModel.compute`."""
         dummy = dummy_row(batch, rows)
         return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
 

@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bench.logprob_side import forget_peak, resident
+from rft.actor.base import ModelContext
 from rft.distributed import start
 from rft.main import CONFIG_FOLDER
 from rft.rollout.engine.base import Request
@@ -32,7 +33,7 @@ def main(rollout: str, folder: Path, options: dict[str, Any]) -> None:
     world = start("cpu")
     tokenizer = job.tokenizer.build()
     strategy = job.strategy.build(world=world)
-    policy = job.actor.build(key="actor", world=world, strategy=strategy, tokenizer=tokenizer, seed=0)
+    policy = job.actor.build(context=ModelContext("actor", world, strategy, tokenizer, 0))
     model = policy.plain_model()
     tokenizer.eos_token = model.config.eos_token_id = model.generation_config.eos_token_id = None
     lines = (folder / "prompts.jsonl").read_text().splitlines()

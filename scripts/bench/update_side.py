@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bench.process import HERE
+from rft.actor.base import ModelContext
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.collate import collate, dummy_row
 from rft.batch.columns import lengths
@@ -102,7 +103,7 @@ def rft_update(
 ) -> tuple[Any, Update]:
     """The model, and an update of the actor that the config describes."""
     strategy = job.strategy.build(world=world)
-    actor = job.actor.build(key="actor", world=world, strategy=strategy, tokenizer=tokenizer, seed=0)
+    actor = job.actor.build(context=ModelContext("actor", world, strategy, tokenizer, 0))
     actor.begin_training(actor.optimizer_options, 100)
     model = actor.network.model
 
@@ -110,7 +111,7 @@ def rft_update(
         if not gradients:
             gradients.update(gradients_of(model))
 
-    actor.optimizer.register_step_pre_hook(before_step)
+    actor.train_state.optimizer.register_step_pre_hook(before_step)
     dummy = dummy_row(batch, batch)
     return model, lambda metrics: actor.update(batch.clone(), dummy, job.algorithm.policy, 1.0, metrics)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rft.actor.actor import NonFiniteError
+from rft.actor.base import NonFiniteError
 from tests.helpers import ALL, LENGTHS, TERMS, make_algorithm, make_batch, same, small_actor, update, weights, wider
 
 
@@ -202,7 +202,7 @@ def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
     batch, algorithm = make_batch(), make_algorithm()
     actor = small_actor(world, key, head, cap=12)
     update(actor, batch, algorithm)
-    before, moments = weights(actor), copy.deepcopy(actor.optimizer.state_dict()["state"])
+    before, moments = weights(actor), copy.deepcopy(actor.train_state.optimizer.state_dict()["state"])
     bad = batch.clone()
     for row in (2, 6):
         bad[column][row, LENGTHS[row] - 1] = math.nan
@@ -212,7 +212,7 @@ def test_a_column_that_is_not_finite_stops_the_run(world, column, key, head):
     assert caught.value.suspects == {column: [2, 6]}
     assert caught.value.batch[column].isnan().sum() == 2
     same(weights(actor), before, 0.0)
-    same(actor.optimizer.state_dict()["state"], moments, 0.0)
+    same(actor.train_state.optimizer.state_dict()["state"], moments, 0.0)
     fresh = small_actor(world, key, head, cap=12)
     update(fresh, batch, algorithm)
     assert update(actor, batch, algorithm) == update(fresh, batch, algorithm), "it can go on as if nothing had been"

@@ -105,7 +105,10 @@ def test_a_run_balances(tiny, tmp_path):
     ("changes", "said"),
     [
         ([], r"^algorithm\.terms\.router_balance: a qwen3 has no router that transformers knows"),
-        (["strategy.compile=true"], r"^strategy\.compile: the term algorithm\.terms\.router_balance cannot hear"),
+        (
+            ["strategy.compile=true"],
+            r"^strategy\.compile: router_balance is recorded by hooks in the blocks of the actor",
+        ),
     ],
 )
 def test_what_is_refused(changes, said, tiny):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from rft.actor.reference import AdapterReference
 from tests.actor.lora.adapters import held, logprobs, make, same, update, weights
 from tests.helpers import make_batch
 
@@ -11,7 +10,7 @@ from tests.helpers import make_batch
 def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):
     policy, separate, batch = make(world, {}), make(world, key="reference", trains=False, seed=8), make_batch()
     alone = held(policy)
-    reference = AdapterReference(policy)
+    reference = policy.frozen_copy("reference")
     same(logprobs(reference, batch), logprobs(policy, batch), 0.0)
     update(policy, batch, 2)  # as a warm-up would
     reference.copy_weights_from(policy)
@@ -29,7 +28,7 @@ def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):
 
 def test_a_reference_that_fails_leaves_the_policy_as_it_is(world):
     policy, batch = make(world, {}), make_batch()
-    reference = AdapterReference(policy)
+    reference = policy.frozen_copy("reference")
     update(policy, batch)
     before = weights(policy)
     with pytest.raises(KeyError):
@@ -39,7 +38,7 @@ def test_a_reference_that_fails_leaves_the_policy_as_it_is(world):
 
 def test_the_reference_is_saved_with_its_adapters_alone(world):
     (policy, other), batch = (make(world, {}) for _ in range(2)), make_batch()
-    reference, loaded = AdapterReference(policy), AdapterReference(other)
+    reference, loaded = policy.frozen_copy("reference"), other.frozen_copy("reference")
     update(policy, batch)
     reference.copy_weights_from(policy)
     update(policy, batch)

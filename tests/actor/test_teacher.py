@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rft.actor.base import ModelContext
 from rft.actor.teacher import Teacher
 from rft.data.encode.tokenizer import characters
 from tests.helpers import (
@@ -25,8 +26,8 @@ ALPHABET = "0123456789abcdef"
 def make_teacher(world, top_k, rows=PACKED, cap=30):
     given = {"model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap, "share_prefix": False} | rows
     options = yaml_options("actor/teacher.yaml", path=None, top_k=top_k, **given)
-    supplied = {"key": "teacher", "world": world, "strategy": make_strategy(world), "seed": 7}
-    return Teacher(tokenizer=characters(alphabet=ALPHABET), **supplied, **options)
+    context = ModelContext("teacher", world, make_strategy(world), characters(alphabet=ALPHABET), 7)
+    return Teacher(context, **options)
 
 
 def taught(teacher, batch, temperature=0.8):
@@ -92,18 +93,18 @@ def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(
 
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):
     ours, options = characters(alphabet=ALPHABET), {"path": None, "model_config": None, "top_k": 4}
-    with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is nobody to learn from"):
-        Teacher.check(options, ours, 1.0)
+    with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is no model to learn from"):
+        Teacher.check(options, "teacher", ours, 1.0)
     with pytest.raises(ValueError, match=r"^teacher\.top_k=0: set it to 1 or more"):
-        Teacher.check(options | {"top_k": 0}, ours, 1.0)
+        Teacher.check(options | {"top_k": 0}, "teacher", ours, 1.0)
     with pytest.raises(ValueError, match=r"^teacher\.path: no model can be read from"):
-        Teacher.check(options | {"path": str(tmp_path / "none")}, ours, 1.0)
+        Teacher.check(options | {"path": str(tmp_path / "none")}, "teacher", ours, 1.0)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 18}')
     ours.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher\.path=\S+: the model knows 18 tokens, but actor\.tokenizer has 19"):
-        Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)
+        Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 32}')
-    Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)
+    Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)
     characters(alphabet=ALPHABET[::-1]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"^teacher\.path=\S+: its tokenizer is another than actor\.tokenizer: "):
-        Teacher.check(options | {"path": str(tmp_path)}, ours, 1.0)
+    with pytest.raises(ValueError, match=r"^teacher\.path=\S+: its tokenizer is not actor\.tokenizer: "):
+        Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)

@@ -18,7 +18,9 @@ from rft.setup.assembly import Job
 def test_there_must_be_a_teacher(tiny):
     job = Job(tiny("algorithm=distill", "teacher.model_config=null"))
     job.load(1)
-    with pytest.raises(Problems, match=r"^teacher\.path is null, so there is nobody to learn from; set it to a folder"):
+    with pytest.raises(
+        Problems, match=r"^teacher\.path is null, so there is no model to learn from; set it to a folder"
+    ):
         job.check.end()
     Job(tiny("algorithm=sft", "teacher.model_config=null")).begin()
 

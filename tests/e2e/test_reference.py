@@ -119,19 +119,19 @@ def other(tmp_path):
 
 
 def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(other, tiny, tmp_path, monkeypatch):
-    parameters, found, begin, ask = [], [], Actor.begin_training, PrecomputedReference.compute
+    parameters, found, begin, ask = [], [], Actor.begin_training, PrecomputedReference.compute_outputs
 
     def asks(reference, *given):
         columns = ask(reference, *given)
-        if reference._actor is not None:
-            parameters.extend(map(weakref.ref, reference._actor.network.parameters()))
+        if reference._model is not None:
+            parameters.extend(map(weakref.ref, reference._model.network.parameters()))
         return columns
 
     def begins(actor, *given):
         found.append((len(parameters), sum(parameter() is not None for parameter in parameters)))
         begin(actor, *given)
 
-    monkeypatch.setattr(PrecomputedReference, "compute", asks)
+    monkeypatch.setattr(PrecomputedReference, "compute_outputs", asks)
     monkeypatch.setattr(Actor, "begin_training", begins)
     Job(tiny(*other("steps=2", f"output_dir={tmp_path / 'plain'}"))).fit("")
     Job(tiny(*other("steps=2", PRECOMPUTE))).fit("")

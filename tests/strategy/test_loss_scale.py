@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rft.actor.actor import NonFiniteError
+from rft.actor.base import NonFiniteError
 from rft.distributed import start
 from rft.strategy.loss_scale import LossScale
 from tests.helpers import (
@@ -65,16 +65,20 @@ def test_other_dtypes_need_none():
 
 def test_an_overflow_skips_the_update_and_the_next_one_is_that_of_a_smaller_scale(actor):
     batch, before = make_batch(), snapshot(actor)
-    actor.scale.factor = 2.0**40
+    actor.train_state.scale.factor = 2.0**40
     numbers = update(actor, batch)
-    assert numbers["loss_scale"] == 2.0**40 and actor.scale.factor == 2.0**39
+    assert numbers["loss_scale"] == 2.0**40 and actor.train_state.scale.factor == 2.0**39
     assert "grad_norm" not in numbers and "lr" not in numbers
-    assert not actor.optimizer.state and actor.scheduler.last_epoch == 0
+    assert not actor.train_state.optimizer.state and actor.train_state.scheduler.last_epoch == 0
     close(snapshot(actor), before, 0.0)
 
-    actor.scale.factor = 2.0**8
+    actor.train_state.scale.factor = 2.0**8
     numbers = update(actor, batch)
-    assert math.isfinite(numbers["grad_norm"]) and actor.scale.calm == 1 and actor.scheduler.last_epoch == 1
+    assert (
+        math.isfinite(numbers["grad_norm"])
+        and actor.train_state.scale.calm == 1
+        and actor.train_state.scheduler.last_epoch == 1
+    )
     assert any(not torch.equal(tensor, before[name]) for name, tensor in actor.weights())
 
 
@@ -83,8 +87,8 @@ def test_the_scale_is_not_in_the_gradient(perform, actor):
     exact = perform(job(cap=10**6))["numbers"][0]["grad_norm"]
     norms = []
     for factor in (2.0**2, 2.0**9):
-        actor.scale.factor = factor
-        for group in actor.optimizer.param_groups:
+        actor.train_state.scale.factor = factor
+        for group in actor.train_state.optimizer.param_groups:
             group["lr"] = 0.0  # the weights stay
         norms.append(update(actor, make_batch())["grad_norm"])
     assert norms == pytest.approx([exact, exact], rel=2e-2)
@@ -94,7 +98,7 @@ def test_the_scale_is_not_in_the_gradient(perform, actor):
 def test_a_gradient_that_overflows_without_a_scale_is_a_divergence(actor):
     batch = make_batch()
     batch["advantages"] *= 1e7
-    actor.scale.factor = 1.0
+    actor.train_state.scale.factor = 1.0
     with pytest.raises(NonFiniteError):
         update(actor, batch)
 
@@ -105,13 +109,13 @@ def test_a_loss_that_is_not_finite_is_a_divergence_whatever_the_scale(actor):
     with pytest.raises(NonFiniteError) as caught:
         update(actor, batch)
     assert caught.value.suspects == {"advantages": [2]}
-    assert actor.scale.factor == 2.0**16
+    assert actor.train_state.scale.factor == 2.0**16
 
 
 def test_a_checkpoint_holds_the_scale(actor):
     state = copy.deepcopy(actor.state_dict()) | {"scale": {"factor": 4.0, "moves": True, "calm": 7}}
     actor.load_state_dict(state, with_optimizer=False)
-    assert actor.scale.factor == 2.0**16
+    assert actor.train_state.scale.factor == 2.0**16
     actor.load_state_dict(state, with_optimizer=True)
-    assert actor.scale == LossScale(4.0, True, 7)
+    assert actor.train_state.scale == LossScale(4.0, True, 7)
     assert actor.state_dict()["scale"] == state["scale"]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rft.actor.actor import NonFiniteError
+from rft.actor.base import NonFiniteError
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row

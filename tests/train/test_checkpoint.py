@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.actor.actor import NonFiniteError
+from rft.actor.base import NonFiniteError
 from rft.train.checkpoint import CheckpointOptions, Checkpoints
 
 

@@ -7,31 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.base import Strategy
 
 
 class WeightAverage:
     """The exponential moving average of what trains in a network: float32, sharded like the weights.
 
     After update n the average is the sum of (1 - decay) decay^(n - i) w_i over the updates i so far, divided by the sum
-    of those factors, 1 - decay^n: the weights before the first update have no part in it. (Kingma and Ba, 1412.6980,
-    section 3, do so with the moments of Adam.)
+    of those factors, 1 - decay^n: the weights before the first update are not part of it. (Kingma and Ba, 1412.6980,
+    section 3, correct the moments of Adam in the same way.)
 
     Args:
-        network: already sharded, by this strategy.
-        decay: the part of the average that stays in an update, in the long run.
+        network: already sharded by the strategy.
+        decay: the share of the average that an update keeps, in the long run.
     """
 
-    def __init__(self, network: nn.Module, strategy: FSDP2, decay: float) -> None:
+    def __init__(self, network: nn.Module, strategy: Strategy, decay: float) -> None:
         self.updates = 0
         self._network = network
         self._strategy = strategy
         self._decay = decay
-        self._pairs: list[tuple[Tensor, nn.Parameter]] = []  # an average and its weights; none before the first update
+        self._pairs: list[tuple[Tensor, nn.Parameter]] = []  # average and weight; empty before the first update
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the weights as they are now."""
+        """Adds the current weights to the average."""
         if not self.updates:
             self._begin()
         self.updates += 1
@@ -41,7 +41,7 @@ class WeightAverage:
 
     @contextmanager
     def in_network(self) -> Iterator[None]:
-        """The network holds the average for a while, and its own weights again after; nothing where no update was."""
+        """The network holds the average in the block; no change before the first update."""
         self._swap()
         try:
             yield
@@ -49,13 +49,13 @@ class WeightAverage:
             self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, whole, on the CPU of rank zero. A collective."""
+        """The whole average on the CPU of rank zero. A collective."""
         with self.in_network():
             weights = self._strategy.model_state(self._network, with_frozen=False) if self.updates else {}
         return {"updates": self.updates, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` wrote, on any number of ranks. A collective."""
+        """Loads what `state_dict` returned, on any number of ranks. A collective."""
         self.updates = state["updates"]
         if self.updates:
             self._begin()

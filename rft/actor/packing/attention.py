@@ -57,9 +57,9 @@ def packed_attention(
         return _attend(query, key, value, layout.segments, scaling, sliding_window), None
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
-    query, key, value = (part.context.spread_heads(states, part.counts) for states in (query, key, value))
+    query, key, value = (part.context.all_to_all_heads(states, part.counts, "heads") for states in (query, key, value))
     states = _attend(query, key, value, layout.segments, scaling, sliding_window).transpose(1, 2)
-    return part.context.collect_heads(states, part.counts).transpose(1, 2), None
+    return part.context.all_to_all_heads(states, part.counts, "tokens").transpose(1, 2), None
 
 
 def _attend(

@@ -6,7 +6,6 @@ from itertools import accumulate, pairwise
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from rft.actor.packing.layout import PackedLayout, PackedSegment
 from rft.batch.columns import candidates
@@ -48,21 +47,6 @@ class SequenceShard:
         shapes = [(count, *values.shape[1:]) for count in self.answers]
         arrived = self.context.exchange(values.split(self.askers), shapes)
         return torch.cat(arrived)[self.order]
-
-
-def check_sequence_sharding(shape: PretrainedConfig, packing: bool, context: Context, key: str) -> None:
-    """Refuses what ranks cannot compute together.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if not packing:
-        raise ValueError(f"{context.key}={context.size} needs packed rows: set {key}.packing=true")
-    heads = shape.get_text_config().num_attention_heads
-    if heads % context.size:
-        raise ValueError(
-            f"{context.key}={context.size} does not divide the {heads} attention heads of {key}; choose a divisor"
-        )
 
 
 def shard_queries(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.modes.doctor.report import DoctorReport, Gap
-from rft.strategy.fsdp2 import DTYPES
+from rft.strategy.base import DTYPES
 
 TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # nats, of the worst token
 TEMPERATURES = (1.0, 0.6, 0.7, 0.8, 0.9)  # what an engine may take in place of rollout.temperature

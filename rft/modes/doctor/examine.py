@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.actor import Actor
+from rft.actor.base import TrainableModel
 from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import TOLERANCE, Suspect
@@ -96,7 +96,7 @@ class Examination:
         stage: Stage,
         sampler: OverridingSampler,
         facts: Facts,
-        twin: Callable[[str], Actor],
+        twin: Callable[[str], TrainableModel],
         chart: DoctorReport,
     ) -> None:
         self.trainer = trainer

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.actor.actor import Actor
+from rft.actor.base import ModelContext, TrainableModel, trainable
+from rft.algorithm.roles import POLICY
 from rft.data.given.survey import given, sample_always
 from rft.distributed import World
 from rft.logger.log import SilentLog
@@ -31,7 +32,7 @@ class DoctorJob(Job):
 
     sampler: OverridingSampler
 
-    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The run's sampler behind `sampler`."""
         self.sampler = OverridingSampler(super().start_sampler(world, policy, loaded, folder))
         return self.sampler
@@ -50,7 +51,7 @@ def run(config: dict[str, Any]) -> float:
         ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
     """
     job = DoctorJob(config)
-    run = job.run
+    run, spread = job.run, job.strategy.factory
     sample_always(job.source)
     if given(job.source) is not None:
         raise ValueError(
@@ -61,18 +62,21 @@ def run(config: dict[str, Any]) -> float:
     with scratch(world, run.output_dir, run.mode) as folder:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog())
 
-        def twin(dtype: str) -> Actor:
-            spread = {**config["strategy"], "dtype": dtype, "compile": False}
+        def twin(dtype: str) -> TrainableModel:
+            options = spread.reference_options(job.strategy.options, dtype)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
-            strategy = Target(spread, "strategy", ("world",)).build(world=world)
-            shared = {"world": world, "strategy": strategy, "tokenizer": loaded.tokenizer, "seed": run.seed}
-            actor: Actor = Target(node, "actor", FROM_RUN).build(key="actor", **shared)
+            context = ModelContext(POLICY, world, spread(world=world, **options), loaded.tokenizer, run.seed)
+            actor = trainable(Target(node, POLICY, FROM_RUN).build(context=context))
             actor.copy_weights_from(trainer.policy)
             return actor
 
         try:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
-            facts = Facts(run.rollout.truncates(), config["strategy"]["dtype"], run.rollout.engine_args.get("dtype"))
+            facts = Facts(
+                run.rollout.truncates(),
+                spread.compute_dtype(job.strategy.options),
+                run.rollout.engine_args.get("dtype"),
+            )
             chart = DoctorReport(world, Console(quiet=world.rank != 0))
             return Examination(trainer, stage, job.sampler, facts, twin, chart).examine()
         finally:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from rft.actor.actor import Actor
 from rft.actor.init import init_without_loading
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
@@ -53,10 +54,12 @@ class DryRun:
         assert isinstance(trainer.sampler, StubSampler)
         self._sampler = trainer.sampler
         self._version = 0  # of the weights that are published next
+        assert isinstance(trainer.policy, Actor)
+        self.policy = trainer.policy
         self._cuttings = []  # of the actors that have one: a reference may be the policy itself
         for actor in trainer.models.values():
             vars(actor)["compute"] = self._with_numbers(actor.compute)
-            if "micro_batcher" in vars(actor):
+            if isinstance(actor, Actor):
                 self._cuttings.append((actor, actor.micro_batcher))
 
     def begin(self, stage: Stage) -> None:
@@ -109,9 +112,9 @@ class DryRun:
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the fullest moment of each stage; the cache of the engine is as it is at the end."""
         for key, actor in self._trainer.models.items():
-            if key != POLICY and "network" in vars(actor):  # a reference may be the policy's own
-                self._ledger.call("other models", actor.network.state_dict().values())
-        self._ledger.call("weights", self._trainer.policy.network.state_dict().values())
+            if key != POLICY:
+                self._ledger.call("other models", actor.own_tensors())
+        self._ledger.call("weights", self.policy.own_tensors())
         found = self._ledger.peaks()
         prompt, longest = self._texts.prompt_tokens, self._longest
         for terms in found.values():
@@ -126,9 +129,10 @@ class DryRun:
         with self._ledger.stage("reference"):
             with self._hollow.creating(), init_without_loading():
                 model = reference.load()
+            assert isinstance(model, Actor)
             model.micro_batcher = FirstCuts(**asdict(model.micro_batcher), limit=1)
             self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
-        self._ledger.call("other models", model.network.state_dict().values())
+        self._ledger.call("other models", model.own_tensors())
         del model
         gc.collect()
         vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["keep"].shape)}
@@ -136,7 +140,7 @@ class DryRun:
 
     def _fill_forwards(self, stage: Stage) -> None:
         """Makes answers as long as fills a forward best: in a run, rows of many lengths will do so."""
-        policy, tokens = self._trainer.policy, dict[int, int]()
+        policy, tokens = self.policy, dict[int, int]()
         for answer in self._lengths():
             self._texts.answer_tokens = answer
             batch = stage.source.next(Metrics())
@@ -153,7 +157,7 @@ class DryRun:
 
     def _lengths(self) -> list[int]:
         """The longest answer, and some with which so many rows take as many tokens as a forward has."""
-        policy, prompt = self._trainer.policy, self._texts.prompt_tokens
+        policy, prompt = self.policy, self._texts.prompt_tokens
         context = policy.strategy.context
         most = policy.micro_batcher.max_tokens * (1 if context is None else context.size)
         lengths = {self._longest}

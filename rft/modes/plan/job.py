@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rft.actor.actor import Actor
+from rft.actor.base import TrainableModel
 from rft.actor.init import init_without_loading, read_config
 from rft.data.encode.lengths import Lengths
 from rft.data.given.survey import SINGLE_PROCESS, only_reads, sample_always
@@ -111,7 +111,7 @@ class PlanJob(Job):
                     f"that is over the model's context of {context}; lower one of them or choose another model"
                 )
 
-    def start_sampler(self, world: World, policy: Actor, loaded: Datasets, folder: Path) -> Sampler:
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """A sampler that answers at once, in front of the run's engine if that one runs on tensors without storage."""
         assert isinstance(loaded.encoder, Texts)
         plain = self.engine.factory.facts.plain_torch
@@ -140,7 +140,7 @@ class PlanJob(Job):
                 run.batch = batch
             for helper in trainer.models.values():
                 if isinstance(helper, ServedTeacher):
-                    vars(helper)["compute"] = helper.blank
+                    vars(helper)["compute"] = lambda batch, outputs, *_, of=helper: of.blank(batch, outputs)
             walk = DryRun(trainer, texts, hollow, ledger)
             walk.begin(stages[-1])
             for number, stage in enumerate(stages):
@@ -150,7 +150,7 @@ class PlanJob(Job):
                 walk.sample("rollout", groups, run.rollout, size)
             if plain and self._held_out and self.grader is None:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
-            parameters = list(trainer.policy.network.parameters())
+            parameters = list(walk.policy.network.parameters())
             return Forecast(
                 memory=walk.memory(),
                 parameters=sum(parameter.numel() for parameter in parameters),

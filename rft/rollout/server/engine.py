@@ -30,7 +30,7 @@ from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import LOCAL
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
-from rft.strategy.fsdp2 import DTYPES
+from rft.strategy.base import DTYPES
 
 Written = WeightVersion | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
 

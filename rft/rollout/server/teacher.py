@@ -1,4 +1,4 @@
-"""A teacher behind servers that run already, with weights of their own: it is asked, and has no model here."""
+"""A teacher behind servers that already run: this process has no weights of it and sends requests."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -8,10 +8,9 @@ from itertools import chain
 from typing import Any
 
 from tensordict import TensorDict
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rft.actor.actor import Actor
+from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.distributed import World
 from rft.errors import Checks
 from rft.remote.http_client import ServerClient
@@ -46,21 +45,19 @@ class Ask:
         return self.tellers[peer].read(answer, self.text, self.count)
 
 
-class ServedTeacher(Actor):
-    """Computes the columns of a `Teacher` by asking servers of vLLM or SGLang.
+class ServedTeacher(ColumnModel):
+    """Computes the columns of a `Teacher` with requests to servers of vLLM or SGLang.
 
     Args:
-        key, world, tokenizer: supplied.
+        context: supplied by the run.
         addresses: host:port of each server. All serve one model.
-        top_k: tokens that are kept of a distribution, the likeliest ones; all of a smaller vocabulary.
+        top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
         others: see `RetryPolicy`.
     """
 
     def __init__(
         self,
-        key: str,
-        world: World,
-        tokenizer: PreTrainedTokenizerBase,
+        context: ModelContext,
         addresses: list[str],
         top_k: int,
         concurrency: int,
@@ -69,24 +66,24 @@ class ServedTeacher(Actor):
         answer_s: float,
         poll_s: float,
     ) -> None:
-        self.key = key
-        self.world = world
-        self.optimizer_options = None
+        super().__init__(context)
         self._patience = RetryPolicy(concurrency, retries, start_s, answer_s, poll_s)
         self._servers = [Server(peer, float(concurrency)) for peer in peers(addresses)]
         self._tellers: dict[ServerClient, PromptLogprobs] = {}
-        self._known = len(tokenizer) or top_k  # a plan may do without a tokenizer
+        self._known = len(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
         self._top_k = min(top_k, self._known)
         self._most, self._spare = most(top_k, self._known), 0
 
-    @staticmethod
-    def check(options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
-        """There are addresses, and servers can tell what is asked; see `Teacher.check`."""
+    @classmethod
+    def check(
+        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
+    ) -> None:
+        """Checks the addresses and what servers can compute; see `ColumnModel.check`."""
         check = Checks()
         with check():
             if not options["addresses"]:
                 raise ValueError(
-                    f"{KEY}.addresses=[]: there is nobody to learn from; give host:port of servers that run"
+                    f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
                 )
             check_addresses(options["addresses"], KEY)
         with check():
@@ -97,27 +94,31 @@ class ServedTeacher(Actor):
         with check():
             if temperature != 1:
                 raise ValueError(
-                    f"rollout.temperature={temperature:g}: servers tell log-probabilities at temperature 1 alone; set "
-                    f"it to 1, or choose actor@{KEY}={KEY}, which computes them here"
+                    f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "
+                    f"set it to 1, or choose actor@{KEY}={KEY}, which computes them here"
                 )
         check.end()
 
-    @staticmethod
+    @classmethod
     def check_here(
-        world: World, options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, longest: Callable[[], int | None]
+        cls,
+        world: World,
+        options: Mapping[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        longest: Callable[[], int | None],
     ) -> None:
-        """The servers are up, and fit; see `examine` and `Teacher.check_here`."""
+        """Checks that the servers are up and fit the run; see `examine` and `ColumnModel.check_here`."""
         tokens = longest()
-        world.decide(lambda: asyncio.run(examine(options, tokenizer, tokens)))
+        world.decide(lambda: asyncio.run(examine(dict(options), tokenizer, tokens)))
 
-    def compute(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
-    ) -> dict[str, Tensor]:
-        """See `Actor.compute`; no rank waits for another one.
+    def compute_outputs(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
+    ) -> Columns:
+        """See `ColumnModel.compute`; no rank waits for another one.
 
         Raises:
             OSError: the servers do not answer within their deadlines; names them.
-            ValueError: too many of the tokens that they tell of are none of the policy's.
+            ValueError: too many of the tokens that they return are not in the policy's vocabulary.
         """
         assert temperature == 1
         columns = self.blank(batch, outputs)
@@ -131,10 +132,8 @@ class ServedTeacher(Actor):
                 column[row, here][batch["keep"][row, here]] = numbers[name][keep].to(column.device)
         return columns
 
-    def blank(
-        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float = 1.0, dummy: TensorDict | None = None
-    ) -> dict[str, Tensor]:
-        """What `compute` returns, of servers that say nothing."""
+    def blank(self, batch: TensorDict, outputs: tuple[str, ...]) -> Columns:
+        """See `ColumnModel.blank`."""
         flat = batch["keep"].float()[..., None] * 0
         wide = flat.repeat(1, 1, self._top_k)
         columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
@@ -182,13 +181,6 @@ class ServedTeacher(Actor):
 
     async def _look(self, peer: ServerClient) -> None:
         self._tellers[peer] = await wait_until_up(peer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the servers have it."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
-        """Takes up what `state_dict` wrote."""
 
 
 def texts_of(batch: TensorDict) -> dict[int, Text]:

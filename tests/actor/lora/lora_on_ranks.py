@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from rft.actor.reference import AdapterReference
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
@@ -60,7 +59,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     algorithm, batch = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
     places = torch.tensor(SHARES[world.size][world.rank])
     mine = batch[places]
-    reference = AdapterReference(policy)
+    reference = policy.frozen_copy("reference")
     norms, gradients = [], {}
 
     def update():
@@ -90,8 +89,10 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     columns |= {"reference": column(reference), "policy": column(policy)}
     policy.adapters.exported_alone = True
     policy.save_model(folder)
-    assert policy.optimizer is not None
-    moments = [value for state in policy.optimizer.state.values() for value in state.values() if value.dim() > 0]
+    assert policy.train_state is not None
+    moments = [
+        value for state in policy.train_state.optimizer.state.values() for value in state.values() if value.dim() > 0
+    ]
     return {
         "norms": norms,
         "gradients": gradients,

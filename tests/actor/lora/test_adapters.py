@@ -69,7 +69,9 @@ def test_the_gradient_is_that_of_the_product_of_the_matrices(world, rslora, scal
 def test_the_optimizer_holds_moments_of_the_adapters_alone(world):
     actor = make(world, {"rank": 2})
     update(actor, make_batch())
-    moments = [value for state in actor.optimizer.state.values() for value in state.values() if value.dim() > 0]
+    moments = [
+        value for state in actor.train_state.optimizer.state.values() for value in state.values() if value.dim() > 0
+    ]
     sizes = [(16, 20), (8, 20), (8, 20), (20, 16), (24, 20), (24, 20), (20, 24)]
     assert sum(moment.to_local().nbytes for moment in moments) == 2 * 4 * 2 * 2 * sum(sum(size) for size in sizes)
 

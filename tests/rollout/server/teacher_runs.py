@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from rft.actor.base import ModelContext
 from rft.actor.teacher import Teacher
 from rft.batch.collate import collate
 from rft.distributed import start
@@ -34,12 +35,12 @@ def check_columns(addresses, folder, tokenizer):
     world = start("cpu")
     there = yaml_options("actor/teacher_server.yaml", addresses=addresses, top_k=TOP)
     ServedTeacher.check_here(world, there, tokenizer, lambda: 100)
-    served = ServedTeacher("teacher", world, tokenizer, **there)
+    context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
+    served = ServedTeacher(context, **there)
     rows = {"packing": True, "share_prefix": False, "micro_batch_tokens": 512}
     here = yaml_options("actor/teacher.yaml", path=str(folder), model_config=None, top_k=TOP, **rows)
-    shared = {"world": world, "strategy": make_strategy(world), "tokenizer": tokenizer, "seed": 0}
     batch, outputs = texts(len(tokenizer)), ("logprobs", "top_ids", "top_logprobs")
-    expected = Teacher(key="teacher", **shared, **here).compute(batch, outputs, 1.0)
+    expected = Teacher(context, **here).compute(batch, outputs, 1.0)
     found = served.compute(batch, outputs, 1.0)
     for name in ("logprobs", "top_logprobs"):
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-4)

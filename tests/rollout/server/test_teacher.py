@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from rft.actor.base import ModelContext
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start, stop
 from rft.errors import Problems
@@ -44,7 +45,7 @@ def options(servers, **changes):
 
 
 def teacher(servers, **changes):
-    return ServedTeacher("teacher", start("cpu"), WORDS, **options(servers, **changes))
+    return ServedTeacher(ModelContext("teacher", start("cpu"), None, WORDS, 0), **options(servers, **changes))
 
 
 def batch(rows=range(6)):
@@ -146,7 +147,7 @@ def test_a_model_that_finds_tokens_likely_which_the_policy_has_not_is_no_teacher
 )
 def test_options_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=rf"^{message}"):
-        ServedTeacher.check(options([]) | {"addresses": ["a:1"]} | changes, WORDS, 1.0)
+        ServedTeacher.check(options([]) | {"addresses": ["a:1"]} | changes, "teacher", WORDS, 1.0)
 
 
 def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
@@ -155,8 +156,8 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
     with pytest.raises(Problems) as found:
         job.check.end()
     nobody, temperature = found.value.messages
-    assert nobody.startswith("teacher.addresses=[]: there is nobody to learn from; give host:port")
-    assert temperature.startswith("rollout.temperature=0.7: servers tell log-probabilities at temperature 1 alone;")
+    assert nobody.startswith("teacher.addresses=[]: there is no server to learn from; give host:port")
+    assert temperature.startswith("rollout.temperature=0.7: servers compute log-probabilities at temperature 1 alone;")
     with pytest.raises(Problems, match=r"^reference\._target_: ServedTeacher has no model here; only a teacher"):
         Job(tiny("actor@reference=teacher_server"))
 

@@ -1,0 +1,266 @@
+"""The protocol of the models of a run: a model computes columns of the batch, and a trainable one is updated, too.
+
+The policy, the reference, the critic and every other model beside the policy implement one of these classes. A model of
+your own is a class named by `_target_`; it takes `context` and its options as keyword parameters.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.actor.optim.optimizer import Optimizer
+from rft.actor.packing.micro_batches import MicroBatch
+from rft.algorithm.objective import Objective
+from rft.distributed import World
+from rft.metrics import Metrics
+from rft.strategy.base import Strategy
+
+Columns = dict[str, Tensor]  # (B, T) or (B, T, K) each
+
+
+class ModelHooks:
+    """Runs around the calls of the models of a run; a subclass overrides what it observes or replaces."""
+
+    def on_compute(
+        self, model: "ColumnModel", batch: TensorDict, outputs: tuple[str, ...], compute: Callable
+    ) -> Columns:
+        """Around `ColumnModel.compute`.
+
+        Args:
+            compute: computes the columns; takes no arguments.
+        """
+        columns: Columns = compute()
+        return columns
+
+    def on_update(self, model: "ColumnModel", batch: TensorDict, update: Callable[[], None]) -> None:
+        """Around `TrainableModel.update`."""
+        update()
+
+    def on_micro_batches(self, model: "ColumnModel", micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The micro-batches that a model computes, of those that it has made."""
+        return micro_batches
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """What the run supplies to each of its models.
+
+    Attributes:
+        key: the model's place in the yaml ("actor", "critic", "reference").
+        world: all processes.
+        strategy: spreads the model over them.
+        tokenizer: of the policy.
+        seed: of the run.
+        hooks: run around the calls of the model.
+    """
+
+    key: str
+    world: World
+    strategy: Strategy
+    tokenizer: PreTrainedTokenizerBase
+    seed: int
+    hooks: ModelHooks = field(default_factory=ModelHooks)
+
+    def of(self, key: str) -> "ModelContext":
+        """The same for the model with another key."""
+        return replace(self, key=key)
+
+
+class ColumnModel(ABC):
+    """A model that computes columns of the batch.
+
+    Args:
+        context: supplied by the run.
+
+    Attributes:
+        has_weights: the model's weights are in this process, and its options describe them (`path`, `model_config`,
+            `head`, ...). Models that train, and those that start as a copy of the policy, have weights.
+        optimizer_options: of a model that trains; None for a frozen one.
+    """
+
+    has_weights: ClassVar[bool] = False
+    optimizer_options: Optimizer | None = None
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self.key = context.key
+        self.world = context.world
+
+    @classmethod
+    def check(
+        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
+    ) -> None:
+        """Checks the options of a model that the run reads columns of, before any model is loaded.
+
+        Args:
+            options: of the model with this yaml key.
+            tokenizer: of the policy.
+            temperature: at which the model computes.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+
+    @classmethod
+    def check_here(
+        cls,
+        world: World,
+        options: Mapping[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        longest: Callable[[], int | None],
+    ) -> None:
+        """Checks what can only be checked on the machines of the run. A collective, as `longest` is.
+
+        Args:
+            longest: counts the tokens of the longest row of the run; None where that is not known.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+
+    def compute(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
+    ) -> Columns:
+        """Columns of the batch, (B, T) or (B, T, K) each, without gradients. Every rank must take part.
+
+        Args:
+            batch: this rank's rows.
+            outputs: names of the columns, as the role of the model or its head knows them.
+            temperature: the divisor of the logits.
+            dummy: a row for a rank that has fewer micro-batches than others; None where every rank has rows.
+        """
+        return self.context.hooks.on_compute(
+            self, batch, outputs, lambda: self.compute_outputs(batch, outputs, temperature, dummy)
+        )
+
+    @abstractmethod
+    def compute_outputs(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
+    ) -> Columns:
+        """What `compute` returns; implemented by each model, called by `compute` alone."""
+
+    def blank(self, batch: TensorDict, outputs: tuple[str, ...]) -> Columns:
+        """Columns of zeros in the shapes of `compute`."""
+        return {output: torch.zeros(batch["keep"].shape, device=batch["keep"].device) for output in outputs}
+
+    def own_tensors(self) -> Iterable[Tensor]:
+        """The weights that this model holds in this process, sharded as they are."""
+        return ()
+
+    def copy_weights_from(self, other: "TrainableModel") -> None:
+        """Becomes a copy of the policy, where the model's role follows it.
+
+        Raises:
+            ValueError: the two models have different shapes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot become a copy of the policy")
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and whole tensors of the model, one at a time, for an engine that samples with it. A collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no weights to sample with")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the model. A collective."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+        """Loads what `state_dict` returned, on any number of ranks. A collective.
+
+        Args:
+            with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded.
+        """
+
+
+class TrainableModel(ColumnModel):
+    """A model that can train; the policy is one.
+
+    Attributes:
+        tokenizer: of the policy.
+        balance_unit: rows that the balance over ranks keeps together: those of a `group` or of a `unit`.
+    """
+
+    balance_unit: Literal["group", "unit"] = "unit"
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        self.tokenizer = context.tokenizer
+
+    @abstractmethod
+    def begin_training(self, optimizer: Optimizer, updates: int) -> None:
+        """Makes a new optimizer for a stage of a known number of updates."""
+
+    @abstractmethod
+    def update(
+        self,
+        batch: TensorDict,
+        dummy: TensorDict,
+        objective: Objective,
+        temperature: float,
+        metrics: Metrics,
+        watch: tuple[str, ...] = (),
+        compare: bool = False,
+    ) -> None:
+        """One optimizer step over this rank's rows of a mini-batch; none where a float16 gradient overflows.
+
+        Args:
+            batch: this rank's rows, with `loss_weights` that are right over all ranks.
+            dummy: one row of weight zero, for a rank that has fewer micro-batches than others.
+            objective: what to minimise.
+            temperature: the divisor of the logits.
+            metrics: receives `loss/*`, the statistics, `grad_norm` and `lr`, under this model's key unless it is the
+                policy.
+            watch: outputs whose mean over trained tokens is logged although no loss reads them.
+            compare: logs how far the current policy is from the policy that sampled.
+
+        Raises:
+            NonFiniteError: the loss or the gradient is not finite; the weights are as they were.
+        """
+
+    @abstractmethod
+    def work(self, batch: TensorDict) -> Tensor:
+        """Predicted work of each row, (B,) float64, for the balance over ranks."""
+
+    @abstractmethod
+    def plain_model(self) -> PreTrainedModel:
+        """The unsharded model without weights yet, for engines of this process and for export."""
+
+    def frozen_copy(self, key: str) -> ColumnModel | None:
+        """A frozen copy of the model as it is now that shares its weights, or None where there can be none.
+
+        Args:
+            key: of the copy.
+        """
+        return None
+
+    @abstractmethod
+    def save_model(self, folder: Path) -> None:
+        """Writes the weights as a folder that `from_pretrained` loads, with the tokenizer. A collective."""
+
+
+def trainable(model: ColumnModel) -> TrainableModel:
+    """The model as one that can train."""
+    assert isinstance(model, TrainableModel), f"{model.key}: {type(model).__name__} cannot train"
+    return model
+
+
+class NonFiniteError(Exception):
+    """A loss or gradient that is not finite.
+
+    Attributes:
+        actor: the key of the model.
+        suspects: columns that are not finite, and their rows.
+        batch: this rank's rows of the mini-batch.
+    """
+
+    def __init__(self, actor: str, suspects: dict[str, list[int]], batch: TensorDict) -> None:
+        super().__init__(actor, suspects)
+        self.actor = actor
+        self.suspects = suspects
+        self.batch = batch

@@ -1,0 +1,114 @@
+"""Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from rft.actor.base import ModelContext
+from rft.actor.frozen import freeze
+from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
+from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config
+from rft.actor.lora.adapters import Adapters, Lora
+from rft.actor.packing.attention import use_packed_attention
+
+Head = Literal["lm", "value", "score", "step"]
+Network = LanguageNetwork | ValueNetwork | ScoreNetwork | StepNetwork
+
+
+@dataclass
+class ShardedModel:
+    """A model that its strategy has spread over the ranks.
+
+    Attributes:
+        network: computes columns.
+        blocks: the parts of the network that are sharded one by one.
+        plain: the unsharded model, its parameters zeros that take no memory.
+        adapters: that train in place of the model's own weights, or None.
+    """
+
+    network: Network
+    blocks: list[nn.Module]
+    plain: PreTrainedModel
+    adapters: Adapters | None
+
+
+def build_model(
+    context: ModelContext,
+    *,
+    path: str | None,
+    model_config: dict[str, Any] | None,
+    head: Head,
+    packing: bool,
+    frozen: list[str],
+    lora: Lora | None,
+    trains: bool,
+) -> ShardedModel:
+    """Loads a model and spreads it over the ranks.
+
+    Args:
+        context: of the model.
+        trains: it has an optimizer; the others are options of `Actor`.
+
+    Raises:
+        ValueError: the model cannot be loaded or spread; names the key.
+    """
+    key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
+    device = context.world.device
+    config = read_config(path, model_config, len(tokenizer), key)
+    strategy.check_model(config, lambda: meta_model(config), packing, key)
+    if lora is not None:
+        lora.find(config, key)
+
+    def load() -> PreTrainedModel:
+        if head in CLASSIFIERS:
+            return load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key)
+        return load_model(path, config, context.seed)
+
+    model = strategy.init_model(load)
+    model_blocks = blocks(model)
+    network = add_head(model, head, key)
+    plain = empty_like(network.model, device)
+    if packing:
+        use_packed_attention(model, key)
+    network.requires_grad_(trains)
+    freeze(model, frozen)
+    adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
+    if not trains or lora is not None:
+        for parameter in network.parameters():
+            if not parameter.requires_grad:  # no update needs more precision than the forward
+                parameter.data = parameter.data.to(strategy.dtype)
+    network.eval()  # no dropout: old and current log-probabilities are of one function
+    strategy.parallelize(network.model.base_model, key)
+    strategy.shard(network, model_blocks)
+    return ShardedModel(network, model_blocks, plain, adapters)
+
+
+def add_head(model: PreTrainedModel, head: Head, key: str) -> Network:
+    """The network that computes the columns of a head.
+
+    Raises:
+        ValueError: the model does not have such a head; names the key.
+    """
+    if head == "lm":
+        check_head(model, f"{key}.path")
+        return LanguageNetwork(model)
+    if head in CLASSIFIERS:
+        check_scorer(model, f"{key}.path")
+        return ScoreNetwork(model) if head == "score" else StepNetwork(model)
+    return ValueNetwork(model.base_model)
+
+
+def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
+    """A copy of a model's structure and buffers, without memory for weights.
+
+    Each parameter is one zero, expanded to its shape, until weights are put in its place; tied weights stay tied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        zeros = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+        memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
+    return copy.deepcopy(model, memo).to(device)

@@ -1,0 +1,255 @@
+"""The protocol of a strategy: how models are spread over the processes of a run, and how they train there.
+
+A strategy of your own is a class with these methods, named by `strategy._target_`; its options are the keyword
+parameters of its `__init__` beside `world`. Nothing outside of it reads them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rft.distributed import World
+from rft.strategy.context import Context
+from rft.strategy.loss_scale import LossScale
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MakeOptimizer = Callable[[], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a strategy can check about a model of the run from the config alone.
+
+    Attributes:
+        head: of the model: `lm`, `value`, `score` or `step`.
+        own_rows: the head reads the states of whole rows, so ranks cannot compute one sequence together.
+        lora: adapters train in place of the model's own weights.
+        optimizers: the names of the optimizers that train it, by their yaml keys.
+        hooked: outputs that forward hooks inside the blocks record.
+    """
+
+    head: str
+    own_rows: bool = False
+    lora: bool = False
+    optimizers: Mapping[str, str] = field(default_factory=dict)
+    hooked: tuple[str, ...] = ()
+
+
+@dataclass
+class TrainState:
+    """What trains a network: the optimizer, its schedule and the loss scale.
+
+    Attributes:
+        max_grad_norm: the global gradient norm is clipped to this.
+    """
+
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    scale: LossScale
+    max_grad_norm: float
+
+
+class StepResult(NamedTuple):
+    """The outcome of an optimizer step.
+
+    Attributes:
+        loss: summed over all ranks.
+        grad_norm: before clipping, over all ranks.
+        lr: the learning rate of the step.
+        finite: False where the loss or the gradient is not finite; the weights are unchanged then.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    finite: bool
+
+
+class Strategy(ABC):
+    """How the models of a run are spread over its processes.
+
+    The life of a model: `check` (the config), `check_model` (the architecture), `init_model`, `parallelize`, `shard`,
+    then `begin_training` and, for each update, `backward` for every micro-batch and one `step`.
+
+    Args:
+        world: all processes.
+        dtype: what forward and backward compute in; the weights of frozen models are stored in it.
+        context: the ranks that compute one sequence together, or None where each rank computes its own rows.
+    """
+
+    def __init__(self, world: World, dtype: torch.dtype = torch.float32, context: Context | None = None) -> None:
+        self.world = world
+        self.dtype = dtype
+        self.context = context
+
+    @classmethod
+    def device(cls, options: Mapping[str, Any]) -> str:
+        """Where to compute: `auto` (CUDA where there is a device), `cpu` or `cuda`. Read before the processes start."""
+        return "auto"
+
+    @classmethod
+    def compute_dtype(cls, options: Mapping[str, Any]) -> str:
+        """The name of the dtype that forward and backward compute in."""
+        return "float32"
+
+    @classmethod
+    def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        """The options of the plainest strategy of this class that computes in a dtype.
+
+        `mode=doctor` compares the log-probabilities of the run with those of a model under it.
+
+        Raises:
+            ValueError: this strategy cannot compute in that dtype; names the key.
+        """
+        if dtype != cls.compute_dtype(options):
+            raise ValueError(f"strategy._target_: {cls.__name__} cannot compute in {dtype}")
+        return dict(options)
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
+        """Checks the options against the models of the run, before anything is loaded.
+
+        Args:
+            options: of this strategy.
+            models: by their yaml keys.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+
+    def check_model(
+        self, config: PretrainedConfig, meta_model: Callable[[], PreTrainedModel], packing: bool, key: str
+    ) -> None:
+        """Checks an architecture before its weights are loaded.
+
+        Args:
+            config: of the model.
+            meta_model: makes the model on the meta device.
+            packing: rows of a forward lie behind one another.
+            key: the model's place in the yaml.
+
+        Raises:
+            ValueError: the model cannot be spread; names the key.
+        """
+
+    def init_model(self, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+        """The model as `load` makes it, with all of its weights in the memory of this process.
+
+        A strategy may call `load` under another device and fill in the weights in `shard`.
+        """
+        return load()
+
+    def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
+        """Splits layers in place among the ranks of `context`; called before `shard`.
+
+        Args:
+            backbone: of the model with this yaml key.
+        """
+
+    @abstractmethod
+    def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        """Moves a network to the device of this process and spreads its weights, in place.
+
+        Args:
+            network: its parameter names stay as they are.
+            blocks: parts of the network that are computed one after another.
+        """
+
+    def loss_scale(self) -> LossScale:
+        """The factor of the loss before the backward pass; it moves only where gradients are float16."""
+        moves = self.dtype == torch.float16
+        return LossScale(factor=2.0**16 if moves else 1.0, moves=moves)
+
+    def begin_training(self, network: nn.Module, make: MakeOptimizer, max_grad_norm: float) -> TrainState:
+        """The optimizer of a sharded network, for a stage.
+
+        Args:
+            make: makes the optimizer and its schedule for the network's parameters as they are now.
+        """
+        optimizer, scheduler = make()
+        return TrainState(optimizer, scheduler, self.loss_scale(), max_grad_norm)
+
+    @abstractmethod
+    def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
+        """Adds the gradient of one micro-batch. Gradients are summed over ranks, not averaged.
+
+        Args:
+            loss: of this rank, divided by global counts already.
+            last: no other micro-batch of the update follows.
+        """
+
+    @abstractmethod
+    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        """Clips the global gradient norm and returns what it was. A collective."""
+
+    def step(self, network: nn.Module, state: TrainState, loss: Tensor) -> StepResult:
+        """One update of the weights from the gradients that `backward` added up. A collective.
+
+        Where the loss or the gradient is not finite on any rank, the gradients are dropped and nothing moves.
+
+        Args:
+            loss: the sum of this rank's losses, a scalar.
+        """
+        state.scale.unscale(network.parameters())
+        norm = self.clip_grad_norm(network.parameters(), state.max_grad_norm)
+        total = self.world.all_sum(loss)
+        finite = bool(torch.isfinite(norm + total))  # a clamp may hide a NaN loss from the gradient
+        result = StepResult(total, norm, float(state.scheduler.get_last_lr()[0]), finite)
+        if finite:
+            state.optimizer.step()
+            state.scheduler.step()
+            state.scale.advance()
+        state.optimizer.zero_grad()
+        return result
+
+    def reshard(self, network: nn.Module) -> None:
+        """Frees what a forward without a backward has gathered."""
+
+    @abstractmethod
+    def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors from sharded ones, one at a time. A collective.
+
+        On one rank they may share the storage of what is given.
+        """
+
+    @abstractmethod
+    def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
+        """A copy of the network's whole tensors on the CPU of rank zero; other ranks may get none. A collective.
+
+        Args:
+            with_frozen: includes parameters that do not train.
+        """
+
+    @abstractmethod
+    def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
+        """Loads what `model_state` returned, read by every rank, on any number of ranks. A collective.
+
+        Frozen weights that the state does not hold stay as they are.
+        """
+
+    @abstractmethod
+    def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The whole state of an optimizer on the CPU of rank zero. A collective."""
+
+    @abstractmethod
+    def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Loads what `optimizer_state` returned, read by every rank, on any number of ranks. A collective."""
+
+    def train_state(self, network: nn.Module, state: TrainState) -> dict[str, Any]:
+        """The optimizer, its schedule and the loss scale for a checkpoint. A collective."""
+        return {
+            "optimizer": self.optimizer_state(network, state.optimizer),
+            "scheduler": state.scheduler.state_dict(),
+            "scale": asdict(state.scale),
+        }
+
+    def load_train_state(self, network: nn.Module, state: TrainState, saved: Mapping[str, Any]) -> None:
+        """Loads what `train_state` returned. A collective."""
+        self.load_optimizer_state(network, state.optimizer, saved["optimizer"])
+        state.scheduler.load_state_dict(saved["scheduler"])
+        state.scale = LossScale(**saved["scale"])
