@@ -94,8 +94,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "rft.data.rows.sources",
         "rft.errors",
         "rft.metrics",
-        "rft.modes.doctor.examine",
-        "rft.modes.doctor.report",
         "rft.modes.generate",
         "rft.remote.load_balancer",
         "rft.remote.process_supervisor",

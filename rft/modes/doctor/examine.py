@@ -1,12 +1,12 @@
-"""Compares what the engine says of its tokens with what the trainer says of them, and finds out why they differ.
+"""Compares the engine's log-probabilities of its tokens with the trainer's, and finds the cause of a difference.
 
-Every cause that is named was tried: the trainer scores otherwise, or the engine is handed other weights, and the gap is
-taken again. Left out: two causes at once, which the table shows and no sentence names.
+Every cause is tried: the trainer computes the log-probabilities in another way, or the engine takes other weights, and
+the gap is measured again. Left out: two causes at once, which the table shows and no message names.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,66 +14,26 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import TrainableModel
-from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
-from rft.modes.doctor.causes import TOLERANCE, Suspect
+from rft.modes.doctor.causes import TOLERANCE, CauseSearch
+from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
-from rft.rollout.engine.base import Completion, Request
-from rft.rollout.engine.sampling import Sampling
-from rft.rollout.sampler import Sampler
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
-SCALE = 1.1  # of the weights that are made wrong on purpose
-ALONE = 8  # rows that are scored one by one
-SHOWN = 60  # characters of a prompt
-
-
-class OverridingSampler(Sampler):
-    """Samples as another sampler does, but for how tokens are drawn.
-
-    Args:
-        own: the sampler of the run.
-
-    Attributes:
-        plain: samples without truncation.
-        greedy: takes the most likely tokens, which are the same every time, also for an engine that ignores seeds.
-    """
-
-    def __init__(self, own: Sampler) -> None:
-        self.plain = False
-        self.greedy = False
-        self._own = own
-
-    def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
-    ) -> list[list[Completion]]:
-        """See `Sampler.generate`."""
-        if self.plain or self.greedy:
-            sampling = sampling.untruncated(0.0 if self.greedy else sampling.temperature)
-        return self._own.generate(requests, sampling, progress)
-
-    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
-        """See `Sampler.publish`."""
-        self._own.publish(version, weights, model)
-
-    def release(self) -> None:
-        """See `Sampler.release`."""
-        self._own.release()
-
-    def close(self) -> None:
-        """See `Sampler.close`."""
-        self._own.close()
+SCALE = 1.1  # factor of the weights that are made wrong on purpose
+ALONE = 8  # rows that are scored one at a time
+SHOWN = 60  # characters of a prompt that are printed
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the config says.
+class RunFacts:
+    """What the config says about sampling and dtypes.
 
     Attributes:
         truncates: whether training samples from a truncated distribution.
         dtype: strategy.dtype.
-        engine_dtype: rollout.engine_args.dtype, or None where there is none.
+        engine_dtype: rollout.engine_args.dtype, or None.
     """
 
     truncates: bool
@@ -82,12 +42,14 @@ class Facts:
 
 
 class Examination:
-    """Of a run that is ready to train. All ranks take part.
+    """Examines a run that is ready to train. All methods are collectives.
 
     Args:
-        trainer, stage: of the run; it takes one update, at learning rate 0.
+        trainer, stage: of the run; the examination takes one update, at learning rate 0.
         sampler: of the trainer.
-        twin: a model like the policy that computes in the dtype of this name.
+        facts: of the config.
+        twin: makes a copy of the policy that computes in the dtype of this name.
+        report: collects the findings.
     """
 
     def __init__(
@@ -95,9 +57,9 @@ class Examination:
         trainer: Trainer,
         stage: Stage,
         sampler: OverridingSampler,
-        facts: Facts,
+        facts: RunFacts,
         twin: Callable[[str], TrainableModel],
-        chart: DoctorReport,
+        report: DoctorReport,
     ) -> None:
         self.trainer = trainer
         self.world = trainer.world
@@ -105,60 +67,62 @@ class Examination:
         self.sampler = sampler
         self.facts = facts
         self.twin = twin
-        self.chart = chart
+        self.report = report
         self.tolerance = TOLERANCE[facts.dtype]
         self.temperature = stage.source.temperature
-        self.settled: Gap  # of greedy tokens and the true weights, before an update
-        self.place = copy.deepcopy(self.world.gather(stage.source.state_dict()))
+        self.settled: Gap  # of greedy tokens with the true weights, before an update
+        self.position = copy.deepcopy(self.world.gather(stage.source.state_dict()))
 
     def examine(self) -> float:
-        """Prints what is found and returns the largest gap.
+        """Prints the report and returns the largest gap.
 
         Raises:
-            ValueError: a check fails; names the cause, where one was found.
+            ValueError: a check fails; names the cause if one was found.
         """
-        self.hand_over()
+        self.publish()
         name = "as training samples"
-        if self.facts.truncates:
-            meant = self.note(name, self.draw())
-            said = "rollout.top_p, top_k, min_p or first_token are meant to make the gap of the whole distribution"
-            self.chart.say(None, f"truncation: {said} {meant.largest:.2g}; algorithm/correction weighs it")
-            self.sampler.plain, name = True, "without truncation"
-        batch, again = self.draw(), self.draw()
+        truncated = self.draw() if self.facts.truncates else None
+        self.sampler.plain = self.facts.truncates
+        batch, again, greedy = self.draw(), self.draw(), (self.greedy(), self.greedy())
+        if truncated is not None:  # scores come after all samples: the engine sleeps while the trainer computes
+            meant = self.add_gap(name, truncated)
+            text = "rollout.top_p, top_k, min_p or first_token are meant to make the gap of the whole distribution"
+            self.report.add_check(None, f"truncation: {text} {meant.largest:.2g}; algorithm/correction weighs it")
+            name = "without truncation"
         logprobs = self.score(batch)
-        gap = self.chart.note(name, batch, logprobs)
-        said = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} may have {self.tolerance:g}"
-        agree = self.chart.say(gap.largest <= self.tolerance, said)
+        gap = self.report.add_gap(name, batch, logprobs)
+        text = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} may have {self.tolerance:g}"
+        agree = self.report.add_check(gap.largest <= self.tolerance, text)
         self.seeds(batch, again)
-        failed = [*self.weights(), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
+        failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
         if agree:
-            self.chart.say(True, "temperature, template, rounding and dtype: there is no gap to explain")
+            self.report.add_check(True, "temperature, template, rounding and dtype: there is no gap to explain")
         else:
             failed += self.causes(batch, logprobs, gap)
-        self.chart.show(batch, logprobs, self.trainer.policy.tokenizer)
+        self.report.print(batch, logprobs, self.trainer.policy.tokenizer)
         if failed or not agree:
             raise ValueError(f"mode=doctor: {[*failed, self.unexplained()][0]}")
         return gap.largest
 
-    def hand_over(self, factor: float = 1.0) -> None:
-        """Gives the engine the policy's weights, as they are or scaled on their way."""
+    def publish(self, factor: float = 1.0) -> None:
+        """Publishes the policy's weights times a factor."""
         weights = self.trainer.policy.weights()
         self.sampler.release()
-        self.trainer.step += 1  # every hand-over is a version of its own
+        self.trainer.step += 1  # so that every publication has a version of its own
         if factor != 1.0:
             weights = ((name, tensor * factor) for name, tensor in weights)
         self.sampler.publish(self.trainer.step, weights)
 
     def draw(self) -> TensorDict:
         """The first batch of the training source, sampled now."""
-        self.stage.source.load_state_dict(copy.deepcopy(self.place))
+        self.stage.source.load_state_dict(copy.deepcopy(self.position))
         batch = self.stage.source.next(Metrics())
         keep = batch["response_mask"].clone()
         keep[:, 0] = False  # nothing predicts the first token
         return batch.set("keep", keep)
 
     def greedy(self) -> TensorDict:
-        """The same prompts answered with the most likely tokens, of which the engine tells at temperature 1."""
+        """The same prompts answered with the most likely tokens, with log-probabilities of temperature 1."""
         self.sampler.greedy = True
         batch = self.draw()
         self.sampler.greedy = False
@@ -168,61 +132,67 @@ class Examination:
         """Log-probabilities of the trainer, (B, T)."""
         self.sampler.release()
         actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
-        rows, heat = columns(batch), self.temperature if temperature is None else temperature
-        return self.trainer.compute(actor, rows, rows, ("logprobs",), heat)["logprobs"]
+        rows = columns(batch)
+        temperature = self.temperature if temperature is None else temperature
+        return self.trainer.compute(actor, rows, rows, ("logprobs",), temperature)["logprobs"]
 
-    def note(self, what: str, batch: TensorDict, temperature: float | None = None) -> Gap:
-        """The gap of a batch, as a line of the chart."""
-        return self.chart.note(what, batch, self.score(batch, temperature))
+    def add_gap(self, name: str, batch: TensorDict, temperature: float | None = None) -> Gap:
+        """Adds the gap of a batch to the report."""
+        return self.report.add_gap(name, batch, self.score(batch, temperature))
 
-    def weights(self) -> Iterator[str]:
-        """Does the engine sample with what it was handed last?"""
-        before = self.greedy()
-        noise = self.moved(before, self.greedy())
+    def weights(self, before: TensorDict, again: TensorDict) -> Iterator[str]:
+        """Checks that the engine samples with the weights that were published last.
 
-        def shift(factor: float, what: str) -> float:
-            self.hand_over(factor)
+        Args:
+            before, again: two greedy batches with the true weights.
+        """
+        noise = self.moved(before, again)
+
+        def shift(factor: float, name: str) -> float:
+            self.publish(factor)
             sampled = self.greedy()
-            self.settled = self.note(what, sampled, 1.0)
+            self.settled = self.add_gap(name, sampled, 1.0)
             return self.moved(before, sampled)
 
         changed = shift(SCALE, f"greedy, the engine's weights times {SCALE}")
         back = shift(1.0, "greedy, the true weights")
         follows, returns = changed > max(TOLERANCE["float32"], 3 * noise), back <= max(self.tolerance, 3 * noise)
-        said = f"weights: made wrong they move the engine by {changed:.2g}; the true ones leave it {back:.2g} off"
-        if not self.chart.say(follows and returns and back < changed, said):
+        text = f"weights: made wrong they move the engine by {changed:.2g}; the true ones leave it {back:.2g} off"
+        if not self.report.add_check(follows and returns and back < changed, text):
             lack = "come back to the true ones" if follows else "follow what it is handed"
             yield f"the engine has stale weights, it does not {lack}: mend update_weights of rollout.engine._target_"
 
     def seeds(self, batch: TensorDict, again: TensorDict) -> None:
-        """Does it sample the same again?"""
+        """Reports how many rows are the same when the requests are repeated."""
         pairs = zip(answers(batch), answers(again), strict=False)
-        same = [equal for theirs in self.world.gather([one == other for one, other in pairs]) for equal in theirs]
-        self.chart.say(None, f"seeds: asked again, {sum(same)} of {len(same)} rows have the same tokens")
+        equal = self.world.gather([one == other for one, other in pairs])
+        same = [row for rank_rows in equal for row in rank_rows]
+        self.report.add_check(None, f"seeds: asked again, {sum(same)} of {len(same)} rows have the same tokens")
 
     def drift(self) -> Iterator[str]:
-        """Is the gap what it was after an update that changes nothing?"""
-        self.hand_over()
+        """Checks that an update at learning rate 0 leaves the gap as it was."""
+        self.publish()
         batch, metrics = self.draw(), Metrics()
         self.sampler.release()
         self.trainer.begin(0, self.stage, None)
         step = self.trainer.compute_columns(self.stage, batch, metrics)
         self.trainer.update(self.stage, self.stage.steps, batch, step)  # the policy trains in the last step
-        self.hand_over()
-        drifted = self.note("greedy, after an update at learning rate 0", self.greedy(), 1.0)
+        self.publish()
+        drifted = self.add_gap("greedy, after an update at learning rate 0", self.greedy(), 1.0)
         before, after = self.settled.largest, drifted.largest
-        said = f"drift: an update at learning rate 0 takes the largest gap from {before:.2g} to {after:.2g}"
-        if not self.chart.say(after <= before + self.tolerance, said):
+        text = f"drift: an update at learning rate 0 takes the largest gap from {before:.2g} to {after:.2g}"
+        if not self.report.add_check(after <= before + self.tolerance, text):
             yield "an update at learning rate 0 moves the gap: weights get lost between strategy and rollout.engine"
 
     def moved(self, one: TensorDict, other: TensorDict) -> float:
-        """How far the engine's own log-probabilities moved, where a row is the same up to that token; inf: nowhere."""
-        places = {unit: row for row, unit in enumerate(other["unit"].tolist())}
-        pairs = [(row, places[unit]) for row, unit in enumerate(one["unit"].tolist()) if unit in places]
+        """The largest difference of the engine's own log-probabilities between two batches, over tokens before which
+        the two rows are the same; inf if there are none."""
+        row_of = {unit: row for row, unit in enumerate(other["unit"].tolist())}
+        pairs = [(row, row_of[unit]) for row, unit in enumerate(one["unit"].tolist()) if unit in row_of]
         width = min(one["keep"].shape[1], other["keep"].shape[1])
-        mine, theirs = (columns(batch)[[pair[side] for pair in pairs]] for side, batch in enumerate((one, other)))
+        first, second = (columns(batch)[[pair[side] for pair in pairs]] for side, batch in enumerate((one, other)))
         ids, logprobs, keep = (
-            (mine[name][:, :width], theirs[name][:, :width])
+            (first[name][:, :width], second[name][:, :width])
             for name in (("tokens", "input_ids"), "rollout_logprobs", "keep")
         )
         same = (ids[0] == ids[1]).cumprod(1).bool() & keep[0] & keep[1]
@@ -230,51 +200,54 @@ class Examination:
         return float(apart.max()) if len(apart) else math.inf
 
     def rows(self, batch: TensorDict, logprobs: Tensor) -> Iterator[str]:
-        """Does the score of a row depend on those beside it?"""
+        """Checks that the score of a row does not depend on the other rows."""
         self.sampler.release()
         count = min(ALONE, *self.world.gather(len(batch)))
         each = [columns(batch)[row : row + 1] for row in range(count)]
         alone = [self.trainer.policy.compute(row, ("logprobs",), self.temperature)["logprobs"] for row in each]
         apart = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
-        said = f"padding and packing: rows scored alone ({count} of each rank) are {apart:.2g} off"
-        if not self.chart.say(apart <= self.tolerance, said):
+        text = f"padding and packing: rows scored alone ({count} of each rank) are {apart:.2g} off"
+        if not self.report.add_check(apart <= self.tolerance, text):
             yield "a row's score depends on its neighbours: set actor.packing=false and actor.share_prefix=false"
 
     def prompt(self, batch: TensorDict) -> Iterator[str]:
-        """Does what was sent begin twice?"""
+        """Checks that prompts do not begin with two begin tokens."""
         tokenizer, ids = self.trainer.policy.tokenizer, batch["tokens", "input_ids"]
         begin = tokenizer.bos_token_id
         twice = begin is not None and any(self.world.gather(bool((ids[:, :2] == begin).all(1).any())))
         sent = ids[0, : int(batch["response_mask"][0].int().argmax())]
-        text = tokenizer.decode(sent)
-        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-        said = f"prompt: {'two begin tokens' if twice else 'nothing doubled'} in what was sent, {len(sent)} tokens: "
-        if not self.chart.say(not twice, f"{said}{shown!r}"):
+        prompt = tokenizer.decode(sent)
+        shown = prompt if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}..."
+        text = f"prompt: {'two begin tokens' if twice else 'nothing doubled'} in what was sent, {len(sent)} tokens: "
+        if not self.report.add_check(not twice, f"{text}{shown!r}"):
             yield "prompts begin with two begin tokens: take one out of the chat template, or set data.template=none"
 
     def causes(self, batch: TensorDict, logprobs: Tensor, gap: Gap) -> list[str]:
-        """What takes the gap away, if anything does: the likeliest cause, with its cure."""
+        """Tries all causes; returns the cure of the likeliest one that explains the gap, if there is one."""
         begin = self.trainer.policy.tokenizer.bos_token_id
-        suspect = Suspect(columns(batch), logprobs, self.score, self.temperature, self.facts.dtype, begin)
-        tried = sorted(suspect.tried(self.chart, self.world.gather), key=lambda suspicion: suspicion.gap.mean)
-        named = [suspicion for suspicion in tried if suspicion.explains(gap)][:1]
-        for kind in sorted({suspicion.kind for suspicion in tried}):
-            best = next(suspicion for suspicion in [*named, *tried] if suspicion.kind == kind)
+        search = CauseSearch(columns(batch), logprobs, self.score, self.temperature, self.facts.dtype, begin)
+        tried = sorted(search.run(self.report, self.world.gather), key=lambda cause: cause.gap.mean)
+        named = [cause for cause in tried if cause.explains(gap)][:1]
+        for kind in sorted({cause.kind for cause in tried}):
+            best = next(cause for cause in [*named, *tried] if cause.kind == kind)
             verdict = "this explains it" if best in named else "this is not it"
-            said = f"{kind}: {best.trial}, with a largest gap of {best.gap.largest:.2g}: {verdict}"
-            self.chart.say(best not in named, said)
-        return [suspicion.cure for suspicion in named]
+            text = f"{kind}: {best.trial}, with a largest gap of {best.gap.largest:.2g}: {verdict}"
+            self.report.add_check(best not in named, text)
+        return [cause.cure for cause in named]
 
     def unexplained(self) -> str:
-        """What is said of a gap that nothing takes away."""
-        ours, theirs = self.facts.dtype, self.facts.engine_dtype
-        if theirs not in (None, ours):
-            return f"rollout.engine_args.dtype={theirs} is not strategy.dtype={ours}, and nothing else explains the gap"
+        """The message for a gap that no cause explains."""
+        dtype, engine_dtype = self.facts.dtype, self.facts.engine_dtype
+        if engine_dtype not in (None, dtype):
+            return (
+                f"rollout.engine_args.dtype={engine_dtype} is not strategy.dtype={dtype}, and nothing else explains "
+                "the gap"
+            )
         return "trainer and engine disagree, and nothing that was tried takes the gap away; see the worst tokens"
 
 
 def columns(batch: TensorDict) -> TensorDict:
-    """What is needed to score a batch."""
+    """The columns that are needed to score a batch."""
     return batch.select("tokens", "response_mask", "rollout_logprobs", "group", "unit", "keep")
 
 

@@ -1,4 +1,4 @@
-"""What is written down during an examination: gaps of one batch after another, and a verdict on each check."""
+"""The report of an examination: the gap of each batch, and the verdict of each check."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,14 @@ MARKS = {True: ("✓ ", "green"), False: ("✗ ", "bold red"), None: ("• ", "d
 
 @dataclass(frozen=True)
 class Gap:
-    """How far trainer and engine are apart on a batch, over all ranks: |difference| of a token's log-probability."""
+    """The difference of trainer and engine on a batch, over all ranks.
+
+    Attributes:
+        tokens: how many were compared.
+        mean, largest: absolute difference of a token's log-probability, in nats.
+        kl: estimated (k3), in nats per token.
+        exact: share of the tokens with a difference of at most `EXACT`.
+    """
 
     tokens: int
     mean: float
@@ -33,10 +40,10 @@ class Gap:
 
 
 class DoctorReport:
-    """Collects tables and verdicts.
+    """Collects gaps and verdicts, and prints them.
 
     Args:
-        world: whose ranks hold a part of each batch.
+        world: the processes; each holds a part of every batch.
         console: of rank zero.
     """
 
@@ -49,28 +56,39 @@ class DoctorReport:
         for column in ("tokens", "mean", "largest", "KL", f"within {EXACT:g}"):
             self._gaps.add_column(column, justify="right", no_wrap=True)
 
-    def note(self, what: str, batch: TensorDict, logprobs: Tensor) -> Gap:
-        """The gap of a batch that the trainer has scored, as a line of the table.
+    def add_gap(self, name: str, batch: TensorDict, logprobs: Tensor) -> Gap:
+        """Adds the gap of a batch to the table. A collective.
 
         Args:
+            name: of the line.
+            batch: with the engine's log-probabilities.
             logprobs: of the trainer, (B, T).
         """
-        mine = (logprobs.double() - batch["rollout_logprobs"])[batch["keep"]]
-        apart = torch.cat(self._world.gather(mine))
+        local = (logprobs.double() - batch["rollout_logprobs"])[batch["keep"]]
+        apart = torch.cat(self._world.gather(local))
         sizes = apart.abs()
         exact = (sizes <= EXACT).double().mean()
         gap = Gap(len(apart), *(float(number) for number in (sizes.mean(), sizes.max(), k3(-apart).mean(), exact)))
         numbers = (f"{gap.mean:.2g}", f"{gap.largest:.2g}", f"{gap.kl:.2g}", f"{gap.exact:.0%}")
-        self._gaps.add_row(what, f"{gap.tokens:,}", *numbers)
+        self._gaps.add_row(name, f"{gap.tokens:,}", *numbers)
         return gap
 
-    def say(self, holds: bool | None, text: str) -> bool:
-        """A line of the verdict, None for what is told and not judged; False where the check failed."""
+    def add_check(self, holds: bool | None, text: str) -> bool:
+        """Adds a verdict; returns False if the check failed.
+
+        Args:
+            holds: whether the check passed; None for a finding that is not judged.
+        """
         self._checks.append((holds, text))
         return holds is not False
 
-    def show(self, batch: TensorDict, logprobs: Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Prints everything, with the worst tokens of a batch that the trainer has scored."""
+    def print(self, batch: TensorDict, logprobs: Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Prints gaps, the worst tokens of a batch, and verdicts. A collective.
+
+        Args:
+            batch: with the engine's log-probabilities.
+            logprobs: of the trainer, (B, T).
+        """
         worst, metrics = _table("the worst tokens"), Metrics()
         for column in ("group", "position", "before it", "token", "trainer", "engine"):
             worst.add_column(column, justify="left" if column == "token" else "right")

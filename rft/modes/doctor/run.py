@@ -1,4 +1,4 @@
-"""`mode=doctor`: builds the run as mode=train does, in a folder that is gone afterwards, and examines it."""
+"""`mode=doctor`: builds the run as mode=train does, in a temporary folder, and examines it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from rft.algorithm.roles import POLICY
 from rft.data.given.survey import given, sample_always
 from rft.distributed import World
 from rft.logger.log import SilentLog
-from rft.modes.doctor.examine import Examination, Facts, OverridingSampler
+from rft.modes.doctor.examine import Examination, RunFacts
+from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport
 from rft.registry import Target
 from rft.rollout.sampler import Sampler
@@ -24,22 +25,22 @@ PROMPTS = 8  # of a rank, at most
 
 
 class DoctorJob(Job):
-    """A run whose sampler the doctor can have sample otherwise.
+    """A run with a sampler that the doctor controls.
 
     Attributes:
-        sampler: of the trainer and its sources, once they are assembled.
+        sampler: of the trainer and its sources; set by `assemble`.
     """
 
     sampler: OverridingSampler
 
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
-        """The run's sampler behind `sampler`."""
+        """The sampler of the run, wrapped."""
         self.sampler = OverridingSampler(super().start_sampler(world, policy, loaded, folder))
         return self.sampler
 
 
 def run(config: dict[str, Any]) -> float:
-    """Prints how far engine and trainer are apart on a few prompts, and why. Nothing is trained.
+    """Prints how far the log-probabilities of engine and trainer differ on a few prompts, and why. Nothing is trained.
 
     Args:
         config: the resolved config as plain containers.
@@ -48,7 +49,7 @@ def run(config: dict[str, Any]) -> float:
         The largest gap.
 
     Raises:
-        ValueError: a check fails; names the likely cause. Or the algorithm has no steps of samples alone.
+        ValueError: a check fails; names the likely cause. Or no step of the algorithm trains on samples alone.
     """
     job = DoctorJob(config)
     run, spread = job.run, job.strategy.factory
@@ -63,6 +64,7 @@ def run(config: dict[str, Any]) -> float:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog())
 
         def twin(dtype: str) -> TrainableModel:
+            """A copy of the policy that computes in this dtype."""
             options = spread.reference_options(job.strategy.options, dtype)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
             context = ModelContext(POLICY, world, spread(world=world, **options), loaded.tokenizer, run.seed)
@@ -72,12 +74,12 @@ def run(config: dict[str, Any]) -> float:
 
         try:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
-            facts = Facts(
+            facts = RunFacts(
                 run.rollout.truncates(),
                 spread.compute_dtype(job.strategy.options),
                 run.rollout.engine_args.get("dtype"),
             )
-            chart = DoctorReport(world, Console(quiet=world.rank != 0))
-            return Examination(trainer, stage, job.sampler, facts, twin, chart).examine()
+            report = DoctorReport(world, Console(quiet=world.rank != 0))
+            return Examination(trainer, stage, job.sampler, facts, twin, report).examine()
         finally:
             trainer.sampler.close()

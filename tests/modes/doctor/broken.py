@@ -1,4 +1,4 @@
-"""Engines with one fault each."""
+"""Engines with one fault each, and one that is strict."""
 
 import itertools
 from dataclasses import replace
@@ -84,3 +84,20 @@ class HeedsNeitherSeedsNorTemperature(HeedsNoSeeds):
     def generate(self, requests, sampling, progress=None):
         hot = sampling if sampling.temperature == 0 else replace(sampling, temperature=1.0)
         return super().generate(requests, hot, progress)
+
+
+class SamplesOnlyAwake(HFEngine):
+    """Sound: it fails if it is asked to sample after it has slept and before it has new weights."""
+
+    awake = False
+
+    def update_weights(self, version, tensors):
+        super().update_weights(version, tensors)
+        self.awake = True
+
+    def sleep(self):
+        self.awake = False
+
+    def generate(self, requests, sampling, progress=None):
+        assert self.awake
+        return super().generate(requests, sampling, progress)

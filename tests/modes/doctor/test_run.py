@@ -92,6 +92,12 @@ def test_truncation_is_told_and_not_blamed(examined):
     assert text.index("as training samples") < text.index("without truncation") and "✗" not in text
 
 
+@pytest.mark.parametrize("truncation", [(), ("rollout.top_k=3",)])
+def test_an_engine_that_sleeps_is_not_asked_to_sample(truncation, examined):
+    gap, text = examined("rollout.engine._target_=tests.modes.doctor.broken.SamplesOnlyAwake", *truncation)
+    assert gap < 1e-5 and "✗" not in text
+
+
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
     with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
         run(tiny("mode=doctor", "algorithm=sft"))

@@ -1,0 +1,49 @@
+"""A sampler whose way of drawing tokens the doctor can change."""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from rft.algorithm.roles import POLICY
+from rft.rollout.engine.base import Completion, Request
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
+
+
+class OverridingSampler(Sampler):
+    """Samples with the sampler of the run, and overrides how tokens are drawn.
+
+    Args:
+        own: the sampler of the run.
+
+    Attributes:
+        plain: samples without truncation.
+        greedy: takes the most likely tokens, which are the same every time, also for an engine that ignores seeds.
+    """
+
+    def __init__(self, own: Sampler) -> None:
+        self.plain = False
+        self.greedy = False
+        self._own = own
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        if self.plain or self.greedy:
+            sampling = sampling.untruncated(0.0 if self.greedy else sampling.temperature)
+        return self._own.generate(requests, sampling, progress)
+
+    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
+        self._own.publish(version, weights, model)
+
+    def release(self) -> None:
+        self._own.release()
+
+    def abort(self) -> None:
+        self._own.abort()
+
+    def health(self) -> dict[str, float]:
+        return self._own.health()
+
+    def close(self) -> None:
+        self._own.close()
