@@ -186,8 +186,11 @@ def token_batch(*rows: Any, **columns: Sequence[Any]) -> TensorDict:
     return collate(made)
 
 
-def make_batch(seed: int = 0, prompt: int = 0) -> TensorDict:
-    """Eight rows with all columns of losses; the two of a group begin with `prompt` equal tokens."""
+def make_batch(seed: int = 0, prompt: int = 0, spread: float = 1.0) -> TensorDict:
+    """Eight rows with all columns of losses; the two of a group begin with `prompt` equal tokens.
+
+    The log-probabilities lie around -3 with a standard deviation of `spread`.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows: list[Tensor] = []
     columns: dict[str, list[Any]] = {"response_mask": [], "group": [], "truncated": [False] * len(LENGTHS)}
@@ -199,12 +202,13 @@ def make_batch(seed: int = 0, prompt: int = 0) -> TensorDict:
         rows.append(ids)
         columns["response_mask"].append(trains)
         columns["group"].append(number // 2)
-        for name in ("advantages", "values", "returns", "old_logprobs", "ref_logprobs", "rollout_logprobs"):
+        for name in ("advantages", "values", "returns", "old_logprobs", "ref_logprobs"):
             noise = torch.randn(length, generator=generator)
-            value = -3 + 0.3 * noise if name.endswith("logprobs") else noise
+            value = -3 + spread * noise if name.endswith("logprobs") else noise
             columns.setdefault(name, []).append(torch.where(trains, value, 0.0))
     batch = token_batch(*rows, **columns)
     batch["keep"] = batch["response_mask"].clone()
+    batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
     return batch
 
 
