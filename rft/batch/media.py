@@ -2,7 +2,8 @@
 
 An entry is a TensorDict without batch dimensions whose tensors have any shape of at least one dimension; a row without
 media has an empty one. The column is a LazyStackedTensorDict of B entries. A batch in which no row has media does not
-have the column. Indexing a batch keeps the entries as they are, so rows that share an entry go on to share it.
+have the column. Indexing a batch keeps the entries, so rows that share an entry
+still share it afterwards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Numbers that cost time to count, remembered on disk under a hash of all that they depend on."""
+"""A cache of token counts on disk, keyed by a hash of everything that they depend on."""
 
 import hashlib
 import os
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def digest(thing: Any) -> bytes:
-    """A hash of anything that can be pickled: another one for what differs, not always the same for what does not."""
+    """A hash of anything that can be pickled. Different things have different hashes; equal ones may too."""
     return hashlib.blake2b(pickle.dumps(thing, protocol=5), digest_size=20).digest()
 
 
 def recall(folder: Path, name: bytes) -> list[int] | None:
-    """The numbers that are remembered under a hash, or None where there are none, or they are damaged."""
+    """The numbers cached under a hash, or None if there are none or the file is damaged."""
     try:
         stored = (folder / name.hex()).read_bytes()
     except OSError:
@@ -27,7 +27,7 @@ def recall(folder: Path, name: bytes) -> list[int] | None:
 
 
 def remember(folder: Path, name: bytes, numbers: list[int]) -> None:
-    """Writes numbers below 2^31 under a hash; who reads meanwhile finds all of them or none.
+    """Caches numbers below 2^31 under a hash. A process that reads meanwhile finds all of them or none.
 
     Raises:
         OSError: the folder cannot be written to.

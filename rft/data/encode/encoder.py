@@ -1,6 +1,6 @@
-"""From rows to token ids: what the model reads before it answers, and supervised examples that begin with exactly that.
+"""Encodes rows as token ids: prompts, and supervised examples that begin with exactly the tokens of the prompt.
 
-Text only; the lengths of prompts are not checked here, because what an answer may add is not known here.
+Text only. The lengths of prompts are checked elsewhere, where the length of an answer is known.
 """
 
 import json
@@ -23,20 +23,20 @@ class Encoder:
 
     Args:
         tokenizer: supplied.
-        template: "none": the prompt is the text as it stands, behind the tokenizer's begin token where it is one that
-            the tokenizer itself would put there; any other: see `ChatTemplate`, up to where the answer begins.
-        system: system message in front of chats that have none, or null.
-        tools: a json file with a list of tool schemas for rows that have no `tools` of their own, or null.
+        template: "none": the prompt is the text unchanged, behind the tokenizer's begin token if the tokenizer adds
+            one itself; any other: see `ChatTemplate`, up to where the answer begins.
+        system: system message for chats that have none, or null.
+        tools: a json file with a list of tool schemas for rows without `tools`, or null.
+        trains: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
+            last of these turns; or every token.
         arguments: variables of the template, see `ChatTemplate`.
-        trains: the response of a row; every turn of the assistant's, those in the prompt, too; the last one of them; or
-            every token.
 
     Attributes:
-        context: tokens that an example may have, or None where the examples have been counted.
-        made_of: all that decides what it makes of a row.
+        context: the most tokens of an example, or None where the examples have been counted.
+        made_of: everything that the token ids of a row depend on.
 
     Raises:
-        ValueError: the tokenizer has no end token, or template, its arguments, system message or tools have no place.
+        ValueError: the tokenizer has no end token, or the template takes no arguments, system message or tools.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Encoder:
         self.made_of = (tokenizer, template, system, self._tools, trains, dict(arguments))
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """What the model reads before it answers each row's `prompt`: a text, or chat messages `{role, content}`.
+        """The prompt tokens of each row. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
             ValueError: a prompt is empty, or not what the template takes; names the row's place in `rows`.
@@ -86,19 +86,19 @@ class Encoder:
         return self.prompts([row])[0]
 
     def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
-        """A supervised row, from its `response` and, unless the response is the whole, its `prompt`.
+        """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
-        A text behind a prompt is what the model is to write, letter for letter, and the end token behind it. A list of
-        chat messages goes through the template, in one render with the prompt: what `trains` names trains, each turn up
-        to the token that ends it. A text alone trains from its second token on; nothing comes before the first. What
-        stands before a trained part is tokenised as sampling would read it, without the answer.
+        A text behind a prompt trains as it is, with the end token behind it. A list of chat messages is rendered
+        together with the prompt; the turns that `trains` names train, each up to the token that ends it. A text alone
+        trains from its second token on, as nothing predicts the first. The tokens before a trained part are those that
+        sampling would read.
 
         Returns:
             T ids, and T flags that are True where the token trains.
 
         Raises:
-            ValueError: response or prompt are not of such a kind, the template does not let an answer train, or the
-                tokens are more than `context`.
+            ValueError: response or prompt are of another type, the template rewrites the answer, or there are more
+                tokens than `context`.
         """
         ids, trains = self._example(row)
         if self.context is not None and len(ids) > self.context:
@@ -137,14 +137,14 @@ class Encoder:
         return ids, [False] * len(head) + [True] * len(tail)
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
-        """An answer in steps, each tokenised by itself, and so is the separator behind each: as TRL does it.
+        """An answer in steps. Each step and the separator behind it are tokenised separately, as in TRL.
 
         Args:
             row: with a `prompt`.
             steps: texts.
 
         Returns:
-            T ids, and the place of the last token of every step, which is the separator's.
+            T ids, and the position of the last token of every step, which belongs to the separator.
 
         Raises:
             ValueError: steps are no texts, or there are none, or a step and the separator have no token.
@@ -161,7 +161,7 @@ class Encoder:
         return ids, ends
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of texts as they stand: no template, no begin token."""
+        """The tokens of texts, without template and begin token."""
         return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
 
     def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[list[int], list[bool]]:
@@ -190,13 +190,13 @@ class Encoder:
         return self._marked(text, [turn for turn in chosen if turn is not None])
 
     def _marked(self, text: str, turns: list[Turn]) -> tuple[list[int], list[bool]]:
-        """The tokens of a text, with the flags of those of the turns."""
+        """The tokens of a text, and flags that are True for the tokens of the turns."""
         pieces = self._pieces(text, [*(cut for turn in turns for cut in turn), len(text)])
         trains = [bool(number % 2) for number, piece in enumerate(pieces) for _ in piece]
         return [token for piece in pieces for token in piece], trains
 
     def _pieces(self, text: str, cuts: Iterable[int]) -> list[list[int]]:
-        """The tokens up to each cut, from the cut before: as of the text up to there, if the cuts before allow it."""
+        """The tokens between cuts: as in the text up to each cut, if its tokens continue those up to the cut before."""
         cuts = list(cuts)
         pieces: list[list[int]] = []
         tokens: list[int] = []
@@ -243,7 +243,7 @@ class Encoder:
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
         if not self._chat.takes_tools:
             raise ValueError(
-                f"{what}: data.template={self._chat.name} ignores tools, the model would not hear of them; choose a "
+                f"{what}: data.template={self._chat.name} ignores tools, so the model would not see them; choose a "
                 "template that writes them, such as chatml, or take them out"
             )
         return tools

@@ -1,7 +1,7 @@
-"""How many tokens rows have: counted once, by all ranks together, and not again while nothing changes that decides it.
+"""Counts the tokens of rows, on all ranks together, and caches the counts.
 
-What decides it is hashed: the rows as they reach the tokenizer (whatever files, columns and schemas they came through),
-the tokenizer with its template, the options, the code of this project that encodes and the versions of what it calls.
+The cache key is a hash of everything that the counts depend on: the rows as they reach the tokenizer, the tokenizer
+with its template, the options, the code of this project that encodes rows, and the versions of the packages it calls.
 """
 
 import inspect
@@ -27,18 +27,18 @@ from rft.data.rows.mixture import Mixed
 from rft.distributed import World
 from rft.registry import Target
 
-CHUNK = 1024  # rows that are hashed at once, by one of the ranks
+CHUNK = 1024  # rows that one rank hashes at once
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
 Item = TypeVar("Item")
 
 
 class Lengths:
-    """Counts tokens. Every rank has to ask for the same, and is told of all rows.
+    """Counts the tokens of rows. Its methods are collectives; every rank gets the counts of all rows.
 
     Args:
         world: the ranks that share the work.
         encoder: of rows.
-        folder: where counts are remembered, or null.
+        folder: of the cache, or null.
     """
 
     def __init__(self, world: World, encoder: Encoder, folder: str | None) -> None:
@@ -54,8 +54,8 @@ class Lengths:
         """
 
         def count(world: World) -> list[int]:
-            mine = subset(rows, range(world.rank, len(rows), world.size))
-            return [len(prompt) for prompt in self._encoder.prompts(mine)]
+            local_rows = subset(rows, range(world.rank, len(rows), world.size))
+            return [len(prompt) for prompt in self._encoder.prompts(local_rows)]
 
         return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
 
@@ -76,7 +76,7 @@ class Lengths:
     def _known(
         self, rows: Rows, read: Callable[[Row], Any], made_of: Any, count: Callable[[World], list[int]]
     ) -> list[int]:
-        """What is remembered of these rows, or else what the ranks count, each its share."""
+        """The cached counts of these rows, or else what the ranks count, each its share."""
         world, folder = self._world, self._folder
         if folder is None:
             return self._counted(count)
@@ -93,22 +93,21 @@ class Lengths:
 
     def _counted(self, count: Callable[[World], list[int]]) -> list[int]:
         try:
-            mine = count(self._world)
+            local_counts = count(self._world)
         except ValueError:
-            mine = None  # no rank is left waiting for this one
-        shares = self._world.gather(mine)
-        return (
-            count(SINGLE_PROCESS) if None in shares else _dealt_back(shares)
-        )  # alone it raises what is wrong with which row
+            local_counts = None  # this rank still joins the collective
+        shares = self._world.gather(local_counts)
+        # where a rank failed, every rank counts all rows alone and raises the error with the number of the row
+        return count(SINGLE_PROCESS) if None in shares else _interleave(shares)
 
     def _name(self, rows: Rows, read: Callable[[Row], Any], made_of: Any) -> bytes:
         starts = range(0, len(rows), CHUNK)[self._world.rank :: self._world.size]
-        mine = [digest([read(row) for row in rows[start : start + CHUNK]]) for start in starts]
-        return digest((made_of, VERSIONS, self._encoding, _dealt_back(self._world.gather(mine))))
+        digests = [digest([read(row) for row in rows[start : start + CHUNK]]) for start in starts]
+        return digest((made_of, VERSIONS, self._encoding, _interleave(self._world.gather(digests))))
 
     @cached_property
     def _encoding(self) -> list[Any]:
-        """What decides how a row becomes tokens."""
+        """Everything that the tokens of a row depend on, but for the row."""
         tokenizer, *options = self._encoder.made_of
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
@@ -117,8 +116,8 @@ class Lengths:
         return [files, code, options]
 
 
-def _dealt_back(shares: Sequence[Sequence[Item]]) -> list[Item]:
-    """What was dealt to the ranks one after the other, in one list."""
+def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
+    """The items of all ranks in one list, where item i is of rank i modulo their number."""
     whole: list[Any] = [None] * sum(map(len, shares))
     for rank, share in enumerate(shares):
         whole[rank :: len(shares)] = share
@@ -126,14 +125,14 @@ def _dealt_back(shares: Sequence[Sequence[Item]]) -> list[Item]:
 
 
 def _code(kind: type) -> list[bytes]:
-    """The files of a class and of those that it is made of."""
+    """The source files of a class and of its base classes."""
     return [Path(inspect.getfile(one)).read_bytes() for one in kind.__mro__ if one.__module__ != "builtins"]
 
 
 def filter_overlong_prompts(
     rows: Rows, counts: list[int], most: int | None, key: str, say: Callable[[str], None]
 ) -> tuple[Rows, list[int]]:
-    """The rows whose prompts have at most so many tokens, and those of each; says how many others there were.
+    """The rows whose prompts have at most so many tokens, and their counts. Reports how many rows it drops.
 
     Args:
         counts: tokens of each row's prompt, with the template.

@@ -1,4 +1,4 @@
-"""Which parts of a conversation train: found in one render of the whole, for any template."""
+"""Finds the parts of a conversation that train in one render of the whole, for any template."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ Render = Callable[[Messages, bool], str]
 
 
 class Turn(NamedTuple):
-    """An assistant's turn in the render of a conversation: characters from `start` to before `end`."""
+    """A turn of the assistant in the render of a conversation: the characters [start, end)."""
 
     start: int
     end: int
@@ -20,20 +20,20 @@ def answers(
 ) -> tuple[str, list[Turn | None]]:
     """Renders a conversation once, and finds the assistant's turns in it.
 
-    A turn stands in the render as the model would have given it where the render begins with the prompt that sampling
-    would have read at that point, and goes on with what the template makes of the turn as the last one, up to the token
-    that ends it. There is no other condition, so nothing has to be known of the template. Where one of the two fails,
-    the template has rewritten the turn or what stands before it (thinking models drop earlier thoughts; some templates
-    move the system message to the last question): a model that learned from the render would learn what it never reads
-    or never says.
+    A turn is in the render as the model would have written it if the render begins with the prompt that sampling would
+    have read at that point, followed by the turn as the template renders it in last place, up to the token that ends
+    it. This test works for any template. Where it fails, the template has rewritten the turn or the text before it
+    (thinking models drop earlier thoughts; some templates move the system message to the last question), and a model
+    that learned from the render would learn from text that it never reads or never writes.
 
     Args:
-        render: the text of some messages; True: with the beginning of an answer behind it.
+        render: the text of some messages; True adds the beginning of an answer.
         length: characters of a turn, up to the end of the token that ends it.
-        first: the place of the first message whose turn is looked for.
+        first: the index of the first message that may train.
 
     Returns:
-        The text, and one entry per assistant's turn that answers somebody: its place, or None where it was rewritten.
+        The text, and one entry per turn of the assistant that follows another role's message: its place, or None where
+        the template rewrote it.
     """
     text = render(messages, False)
     turns: list[Turn | None] = []
@@ -52,10 +52,10 @@ def answers(
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:
-    """Chat messages without the nulls that tables fill in for keys that only other rows have.
+    """Chat messages without the nulls that tables fill in for keys of other rows.
 
     Args:
-        what: they are, for messages of errors.
+        what: names the messages in errors.
 
     Raises:
         ValueError: it is no list of messages with a role.

@@ -1,4 +1,4 @@
-"""Chat templates: the tokenizer's own, those that stand beside this file by name, or one of the user's in a file."""
+"""Chat templates: the tokenizer's own, one of the folder `templates` by name, or a file of the user."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from rft.registry import did_you_mean
 
 FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
-# What transformers hands to every template, beside the special tokens of the tokenizer.
+# What transformers passes to every template, beside the special tokens of the tokenizer.
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 class ChatTemplate:
-    """Renders conversations. The tokenizer takes the template up, so that checkpoints have it.
+    """Renders conversations. The tokenizer keeps the template, so that checkpoints have it.
 
     Args:
         tokenizer: supplied.
@@ -70,7 +70,7 @@ class ChatTemplate:
 
         Args:
             tools: schemas of functions, or None.
-            answering: with the beginning of an answer behind it.
+            answering: adds the beginning of an answer.
 
         Raises:
             ValueError: the template cannot render it.
@@ -91,11 +91,11 @@ class ChatTemplate:
     def length(self, turn: str) -> int:
         """Characters of an assistant's turn, up to the end of the token that ends it.
 
-        That is the first special token behind a plain answer. A turn that ends in another way, such as one that calls a
-        tool, goes to its last special token.
+        That is the first special token behind a plain answer, or the last special token of a turn that ends in another
+        way, such as with a tool call.
 
         Args:
-            turn: the last one of a conversation, from where the prompt ends.
+            turn: the last turn of a conversation, from where the prompt ends.
 
         Raises:
             ValueError: there is no such token.
@@ -121,13 +121,13 @@ class ChatTemplate:
 
     @cached_property
     def _tail(self) -> str:
-        """What the template puts behind the last answer."""
+        """The text that the template adds behind the last answer."""
         exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         return self.render(exchange, None, False).rpartition("answer")[2]
 
 
 def _variables(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """The names that a tokenizer's template takes from outside, beside those that every template is given."""
+    """The variables of a tokenizer's template, without those that every template gets."""
     own = tokenizer.chat_template
     jinja = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
     names = set()

@@ -1,6 +1,6 @@
-"""Tokenizers: one that is spelled out, one that is trained on the data at hand, and any that transformers knows.
+"""Tokenizers: one of characters, one that is trained on the data, and any that transformers can load.
 
-All three have an end token and a padding token, and come back the same from `save_pretrained` and `AutoTokenizer`.
+All have an end token and a padding token, and are the same after `save_pretrained` and `AutoTokenizer`.
 """
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,7 +65,7 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
 
 
 def pretrained(*, path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model on disk or on the hub. Where it has no padding token, the end token pads.
+    """The tokenizer of a model on disk or on the hub. If it has no padding token, the end token pads.
 
     Args:
         path: folder, or name on the hub.

@@ -1,4 +1,4 @@
-"""Files of rows, by their ending: jsonl, json, csv and parquet. Every row comes with the place where it stands."""
+"""Reads files of rows: jsonl, json, csv and parquet, by their extension. Every row comes with its file and line."""
 
 import csv
 import glob
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-Located = tuple[str, dict[str, Any]]  # (where it stands, the row), for messages
-READ_AHEAD = 1024  # rows of a table that are read at once
+Located = tuple[str, dict[str, Any]]  # (file and line for messages, row)
+READ_AHEAD = 1024  # rows of a parquet file that are read at once
 LONGEST_CELL = 2**31 - 1  # characters; the csv module refuses more than 131,072 otherwise
 
 
@@ -16,19 +16,19 @@ def find_files(path: str | list[str], key: str) -> list[str]:
     """The files that a path, a pattern such as "part-*.parquet", or a list of them names; a pattern's are sorted.
 
     Raises:
-        ValueError: one of them names no file, or none of a known ending; names `key`.
+        ValueError: one of them matches no file, or a file has an unknown extension; names `key`.
     """
     found = []
     for one in [path] if isinstance(path, str) else path:
         literal = Path(one).expanduser()
         matches = [str(literal)] if literal.exists() else sorted(glob.glob(str(literal), recursive=True))
         if not matches and glob.has_magic(one):
-            raise ValueError(f"{key}={one}: no file is named like that")
+            raise ValueError(f"{key}={one}: no file matches this pattern")
         found += matches or [one]
     for one in found:
         check_file(one, key)
         if Path(one).suffix not in ENDINGS:
-            raise ValueError(f"{key}={one}: the ending says the format, and must be one of {', '.join(ENDINGS)}")
+            raise ValueError(f"{key}={one}: the extension gives the format and must be one of {', '.join(ENDINGS)}")
     if not found:
         raise ValueError(f"{key}={path}: give the path of a file")
     return found
@@ -38,7 +38,7 @@ def check_file(path: str, key: str) -> Path:
     """The file of that path.
 
     Raises:
-        ValueError: there is none; names `key`.
+        ValueError: it does not exist or is a folder; names `key`.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -68,7 +68,7 @@ def json_lines(path: str, key: str) -> Iterator[Located]:
 
 
 def json_rows(path: str, key: str) -> Iterator[Located]:
-    """Reads a file with a JSON list of objects, or with one object a line, as many are that end in .json.
+    """Reads a file with a JSON list of objects, or with one object a line, as many files called .json are.
 
     Raises:
         ValueError: as in `json_lines`; names the row where it is an item of the list.
@@ -109,7 +109,7 @@ def csv_rows(path: str, key: str) -> Iterator[Located]:
 
 
 def open_parquet(path: str, key: str) -> Any:
-    """A parquet file as a table of the package datasets, which keeps its rows on disk.
+    """A parquet file as a table of the package datasets, which reads rows from disk.
 
     Raises:
         ValueError: it cannot be read; names `key`.
@@ -123,7 +123,7 @@ def open_parquet(path: str, key: str) -> Any:
 
 
 def parquet_rows(path: str, key: str) -> Iterator[Located]:
-    """Reads a parquet file as it goes, without the copy on disk that `open_parquet` makes.
+    """Reads a parquet file in batches, without the copy on disk that `open_parquet` makes.
 
     Raises:
         ValueError: it cannot be read; names `key`.
@@ -141,7 +141,7 @@ def parquet_rows(path: str, key: str) -> Iterator[Located]:
 
 
 def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without nulls inside of fields: a table gives every struct the keys of all others."""
+    """The row without nulls inside of fields: a table gives every struct the keys of all other rows."""
     return {name: _stripped(value) for name, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""Questions for a judge, a model that says in a word whether an answer is good, or which of two is the better one."""
+"""Questions for a judge: a model that answers in a word whether a response is good, or which of two is better."""
 
 import random
 import re
@@ -14,15 +14,15 @@ from rft.registry import Target, take
 
 PLACES = ("prompt", "response", "answer", "a", "b")
 PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
-OURS = ("prompt", "response", "answer")  # what a row with a question has of its own
+OWN_FIELDS = ("prompt", "response", "answer")  # of a row with a question
 
 
 class Question:
-    """A text with places for what is judged.
+    """A text with placeholders for the responses to judge.
 
     Args:
-        text: with {response}, or with {a} and {b}; with {prompt} and {answer}, the row's, where they are wanted. Or the
-            path of a file with such a text.
+        text: with {response}, or with {a} and {b}, and optionally {prompt} and {answer} of the row; or the path of a
+            file with such a text.
         words: the two verdicts: good and not good, or a and b.
         key: supplied; its place in the yaml.
 
@@ -32,7 +32,7 @@ class Question:
         reads: the fields of a row that it needs, beside responses.
 
     Raises:
-        ValueError: a place is missing, there is no such file, or there are not two words.
+        ValueError: a placeholder is missing, there is no such file, or there are not two words.
     """
 
     def __init__(self, text: str, words: list[str], key: str) -> None:
@@ -70,19 +70,19 @@ class Question:
 class JudgeRows:
     """Rows for training a judge (generative reward models, arXiv 2408.15240): a question and the right verdict.
 
-    `response` and `answer` of a row are the verdict, `prompt` is the question. Where the question compares, a pair is
-    one row; which side has the better answer is drawn, and of two pairs behind one another it is once each. Where it
-    asks about one answer, a pair is two rows.
+    `response` and `answer` of a row are the verdict, `prompt` is the question. If the question compares two responses,
+    a pair is one row; the side of the better one is random, and in every second pair the other side. If it asks about
+    one response, a pair is two rows.
 
     Args:
         rows: a class that loads rows, as in `data.train`.
         of: pairs: `chosen` and `rejected` of a row; labels: its `completion`, which is good where its `label` is true.
-        question: a text and two words, see `SampleRequest`.
+        question: a text and two words, see `Question`.
         seed: of the sides.
         key: supplied; the node's place in the yaml.
 
     Raises:
-        ValueError: rows or question are not what is needed; names the key.
+        ValueError: the rows are a mixture, or the question does not fit `of`; names the key.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class JudgeRows:
             raise ValueError(f"{key}.of=labels: a question about {{a}} and {{b}} needs pairs; ask about {{response}}")
 
     def load(self, required: Sequence[str]) -> Rows:
-        """All questions; each is looked at once."""
+        """All questions; each is checked once."""
         judged = ("chosen", "rejected") if self._pairs else ("completion", "label")
-        fields = {*judged, *self._question.reads, *(field for field in required if field not in OURS)}
+        fields = {*judged, *self._question.reads, *(field for field in required if field not in OWN_FIELDS)}
         rows = load(self._rows, fields)
         each = 2 if self._pairs and not self._question.compares else 1
 
@@ -130,14 +130,14 @@ class JudgeRows:
             question = self._question.ask(row, response=row["completion"])
         verdict = self._question.words[0 if first else 1]
         kept = {field: value for field, value in row.items() if field != "tools"}  # a judge has none
-        return kept | dict(zip(OURS, (question, verdict, verdict), strict=True))
+        return kept | dict(zip(OWN_FIELDS, (question, verdict, verdict), strict=True))
 
     def _draw(self, number: int) -> bool:
         return (random.Random(f"{self._seed} {number // 2}").random() < 0.5) == (number % 2 == 0)
 
 
 def to_text(value: Any, what: str) -> str:
-    """A text as it is; of chat messages the text of one, or those of all with their roles.
+    """A text unchanged; chat messages as the text of a single one, or the texts of all with their roles.
 
     Raises:
         ValueError: a message has no text.

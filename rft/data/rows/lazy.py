@@ -1,4 +1,4 @@
-"""Rows by number that are made when they are asked for, so that large data is in memory once or not at all."""
+"""Rows that are read when they are indexed, so that large data is in memory once or not at all."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -12,18 +12,18 @@ Rows = Sequence[Row]
 
 
 def load(target: Target, fields: Iterable[str]) -> Rows:
-    """The rows of a class that loads rows; raises what that raises.
+    """Loads the rows of a class of rows; raises what its `load` raises.
 
     Args:
-        target: in the yaml.
-        fields: that every row must have, not null.
+        target: the class in the yaml.
+        fields: those that every row must have, not null.
     """
     rows: Rows = target.build(key=target.key).load(sorted(set(fields)))
     return rows
 
 
 class LazyRows(Sequence[Row]):
-    """So many rows, each read anew whenever it is asked for.
+    """A number of rows, each read anew whenever it is indexed.
 
     Args:
         count: of rows.
@@ -46,7 +46,7 @@ class LazyRows(Sequence[Row]):
 
 
 class ConcatRows(LazyRows):
-    """Rows of several parts, one part behind the other.
+    """The rows of several parts, one part behind the other.
 
     Args:
         parts: none of them empty.

@@ -17,7 +17,7 @@ class MixturePart:
 
     Attributes:
         weight: its share of the rows that are drawn is this, divided by the sum of all weights.
-        rows: a class that loads rows, as in `data.train`.
+        rows: a class of rows, as in `data.train`.
     """
 
     weight: float

@@ -1,6 +1,6 @@
-"""Formats of rows that others write, as the fields that the project knows: prompt, response, chosen, rejected.
+"""Converts rows of known formats to the fields of this project: prompt, response, chosen, rejected.
 
-A schema gets a row and returns one. A prompt, and what answers it, is a text or a list of chat messages
+A schema is a function from a row to a row. Prompts and responses are texts or lists of chat messages
 `{role, content}`.
 """
 
@@ -20,11 +20,11 @@ Messages = list[dict[str, Any]]
 def messages(row: Row) -> Row:
     """The formats of TRL: `messages`; `prompt` and `completion`; `chosen` and `rejected`, with `prompt` or without.
 
-    The last of `messages` is the response; where it is no answer, all of them are the prompt. `chosen` and `rejected`
-    without a prompt of their own begin with it: with the messages that both share, or with the words.
+    The last of `messages` is the response if it is of the assistant; otherwise all of them are the prompt. `chosen` and
+    `rejected` without a field `prompt` begin with the prompt: the messages, or the words, that both share.
 
     Raises:
-        ValueError: there is nothing that is answered, or the two of a pair answer different prompts.
+        ValueError: there is no message to answer, or the two of a pair answer different prompts.
     """
     if row.get("chosen") is not None and row.get("rejected") is not None:
         return row | _pair(row["chosen"], row["rejected"], row.get("prompt"))
@@ -37,15 +37,16 @@ def messages(row: Row) -> Row:
 
 @SCHEMAS.register("sharegpt")
 def sharegpt(row: Row, *, roles: dict[str, str]) -> Row:
-    """`conversations` of `{from, value}`, and a `system` text beside them where there is one.
+    """`conversations` of `{from, value}`, and an optional text `system`.
 
-    They become `messages`, with prompt and response as there. `chosen` and `rejected`, one turn each, answer the whole.
+    They become `messages`, with prompt and response as in `messages`. `chosen` and `rejected`, one turn each, answer
+    the whole conversation.
 
     Args:
-        roles: {who speaks: the role of a chat message}.
+        roles: {value of `from`: role of a chat message}.
 
     Raises:
-        ValueError: the row has no turns, or one of an unknown speaker; or as in `messages`.
+        ValueError: the row has no turns, or `roles` lacks a speaker; or as in `messages`.
     """
     turns = row.get("conversations")
     if not isinstance(turns, list) or not turns:
@@ -67,11 +68,11 @@ def _message(turn: Any, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _dialogue(messages: Messages) -> Row:
-    """All but the last message, and that as the response; all of them as the prompt where the last is no answer."""
+    """The last message as the response and the others as the prompt; all as the prompt if the last is no answer."""
     if messages[-1]["role"] != "assistant":
         return {"prompt": messages}
     if all(message["role"] in ("system", "assistant") for message in messages):
-        raise ValueError("nobody says anything that the assistant answers")
+        raise ValueError("no message before the assistant's answer is of another role")
     return {"prompt": messages[:-1], "response": messages[-1:]}
 
 
@@ -90,7 +91,7 @@ def _pair(chosen: Any, rejected: Any, prompt: Any) -> Row:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The length of what both begin with."""
+    """The length of the common beginning."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
@@ -101,7 +102,7 @@ def _turns(value: Any, field: str) -> Messages:
 
 
 def _shared_words(one: str, other: str) -> str:
-    """What both texts begin with, without the white space behind it: no word is cut."""
+    """The common beginning of two texts, up to a whole word and without white space at its end."""
     words = re.match(r"(.*\S)\s", one[: _shared(one, other)], re.DOTALL)
     if words is None:
         raise ValueError("chosen and rejected begin with different words, and there is no prompt")

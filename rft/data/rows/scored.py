@@ -1,4 +1,4 @@
-"""Rows of scored answers: what a model sampled and a reward judged, or what people wrote and marked."""
+"""Rows of scored answers: sampled by a model and scored by a reward, or written and rated by people."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from rft.registry import Target
 
 
 class Answer(NamedTuple):
-    """A scored answer, and the row that it stands in."""
+    """A scored answer and its row."""
 
     row: Row
     score: float
@@ -19,7 +19,7 @@ class Answer(NamedTuple):
 
 
 class Scored:
-    """Rows that hold scored answers.
+    """The common part of classes whose rows hold scored answers.
 
     Args:
         rows, answers, text, score, key: see `ScoredPairs`.
@@ -35,10 +35,10 @@ class Scored:
         self._key = key
 
     def answers(self, required: Sequence[str]) -> Iterator[Answer]:
-        """All of them, in the order of the rows.
+        """All answers, in the order of the rows.
 
         Args:
-            required: fields that every row must have, not null, but for those that are made of its answers.
+            required: fields that every row must have, not null, without those that are made from its answers.
 
         Raises:
             ValueError: an answer lacks a field, or a score is no number.
@@ -69,7 +69,7 @@ class Scored:
 
 
 class ScoredPairs(Scored):
-    """Pairs of a better and a worse answer to the same prompt, wherever among the rows the two stand.
+    """Pairs of a better and a worse answer to the same prompt, from any two rows.
 
     A pair has the fields of the first row with its prompt, and `chosen`, `rejected` and `margin`, the difference of the
     scores. An answer that a prompt has twice counts once, with its first score.
@@ -77,9 +77,9 @@ class ScoredPairs(Scored):
     Args:
         rows: a class that loads rows with a `prompt`, as in `data.train`.
         answers: the field that lists the answers to the prompt, or null where a row is one answer itself.
-        text, score: the fields of an answer; those of higher score are better. Names with dots lead into fields.
-        most: pairs of a prompt, those farthest apart, or null for all of them.
-        limit: the first so many pairs, or null for all.
+        text, score: the fields of an answer; a higher score is better. Names with dots are paths through nested fields.
+        most: pairs of a prompt, those with the largest margins, or null for all.
+        limit: the number of first pairs to take, or null for all.
         key: supplied; the node's place in the yaml, for messages.
 
     Raises:
@@ -133,12 +133,12 @@ class ScoredPairs(Scored):
 
 
 class ScoredAnswers(Scored):
-    """The answers one by one: `completion`, and as `label` whether the score is high enough.
+    """One row an answer: `completion`, and as `label` whether its score is at least `good`.
 
     Args:
         rows, answers, text, score, key: see `ScoredPairs`.
         good: the lowest score of a good answer.
-        limit: the first so many answers, or null for all.
+        limit: the number of first answers to take, or null for all.
     """
 
     made = ("completion", "label")

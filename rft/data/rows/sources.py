@@ -1,8 +1,8 @@
-"""Where rows come from: files, or a data set of the Hugging Face hub or of a folder.
+"""Rows of files, or of a data set of the Hugging Face hub or a folder.
 
-A row is a plain dict. `columns` gives fields the names that the project knows (`{prompt: question}`), `schema` turns
-the rows of a known format into rows of the project; all other fields stay as they are, for rewards and logs. Rows of
-parquet files and data sets stay on disk; each is looked at once, at the start.
+A row is a plain dict. `columns` renames fields to the names of this project (`{prompt: question}`), `schema` converts
+rows of a known format; all other fields stay unchanged, for rewards and logs. Rows of parquet files and data sets stay
+on disk; each is checked once, at the start.
 """
 
 import itertools
@@ -16,18 +16,18 @@ from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.registry import did_you_mean
 
-Shape = Callable[[str, Row], Row]  # (where it stands, as it is) -> as the project knows it
+Shape = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
 
 
 class FileRows(StreamableRows):
-    """Rows of files; the ending says the format: .jsonl, .json, .csv (every cell is text) or .parquet.
+    """Rows of files; the extension gives the format: .jsonl, .json, .csv (every cell is text) or .parquet.
 
     Args:
         path: a file, a pattern such as "data/part-*.parquet", or a list of them.
-        columns: {our name: its name in the file, or null for a name of an option file that is not wanted}. A name
-            with dots leads into nested fields: `reward_model.ground_truth`.
-        schema: the format of the rows as a node of the registry `SCHEMAS`, or null; applied behind `columns`.
-        limit: the first so many rows, or null for all.
+        columns: {name here: name in the file, or null to drop an entry of an option file}. A name with dots is a path
+            through nested fields: `reward_model.ground_truth`.
+        schema: the format of the rows as a node of the registry `SCHEMAS`, or null; applied after `columns`.
+        limit: the number of first rows to take, or null for all.
         key: supplied; the node's place in the yaml, for messages.
     """
 
@@ -88,12 +88,12 @@ class FileRows(StreamableRows):
 
 
 class HubRows(StreamableRows):
-    """Rows of a data set: one of the hub, a local folder of parquet, json or csv files, or one of `save_to_disk`.
+    """Rows of a data set: of the hub, of a folder with parquet, json or csv files, or of a folder of `save_to_disk`.
 
     Args:
         path: name on the hub ("openai/gsm8k") or folder.
         name: its configuration ("main"), or null where it has only one.
-        split: "train", or, but for folders of `save_to_disk`, a slice such as "train[:500]"; null where such a folder
+        split: "train", or a slice such as "train[:500]" (not of a folder of `save_to_disk`); null if such a folder
             holds one table.
         columns, schema, limit, key: as in `FileRows`.
     """
@@ -122,7 +122,8 @@ class HubRows(StreamableRows):
             required: fields that every row must have, not null.
 
         Raises:
-            ValueError: the package is not installed, the data set cannot be had, or a row lacks a field; names the key.
+            ValueError: the package is not installed, the data set cannot be loaded, or a row lacks a field. It names
+                the key.
         """
         table, title = self._open(streaming=False), self._title
         rows = table_rows(table, self._shaped(required), title, self._limit)
@@ -131,7 +132,7 @@ class HubRows(StreamableRows):
         return rows
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: the shards of the data set; of the hub's, as they are needed."""
+        """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
         table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
 
         def part(shard: int) -> ShardReader:
@@ -173,15 +174,15 @@ class HubRows(StreamableRows):
         return table
 
 
-def limited(parts: list[ShardReader], limit: int | None) -> list[ShardReader]:
-    """The first so many rows of parts, which are then one, as only their own order says which are the first."""
+def limited(shards: list[ShardReader], limit: int | None) -> list[ShardReader]:
+    """The shards, or one shard of their first rows where there is a limit: the first rows are those in file order."""
     if limit is None:
-        return parts
-    return [lambda start: itertools.islice(itertools.chain.from_iterable(part(0) for part in parts), start, limit)]
+        return shards
+    return [lambda start: itertools.islice(itertools.chain.from_iterable(shard(0) for shard in shards), start, limit)]
 
 
 def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
-    """The first rows of a table of the package datasets, each looked at once and read again when it is asked for."""
+    """The first rows of a table of the package datasets, each checked once and read again when it is indexed."""
 
     def where(number: int) -> str:
         return f"{title} row {number + 1}"
@@ -195,22 +196,22 @@ def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
 def shaping(
     columns: Mapping[str, str | None], schema: dict[str, Any] | None, key: str
 ) -> Callable[[Iterable[str]], Shape]:
-    """What turns rows into those of the project, once it is known which fields every row must have.
+    """A function from the required fields to the function that converts a row.
 
     Raises:
         ValueError: there is no such schema, or an option of it is wrong.
     """
-    names = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
+    names = {name: source for name, source in columns.items() if source is not None}
     convert = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
 
     def shaped(required: Iterable[str]) -> Shape:
         def shape(where: str, raw: Row) -> Row:
             row = dict(raw)
-            for ours, theirs in names.items():
-                named = f"{key}.columns.{ours} names it"
-                row[ours] = find(raw, theirs, where, f"{named}; where it is not wanted, set {key}.columns.{ours}=null")
-                if row[ours] is None and ours in required:
-                    raise ValueError(f"{where}: the field {theirs!r} is null; {named}")
+            for name, source in names.items():
+                named = f"{key}.columns.{name} names it"
+                row[name] = find(raw, source, where, f"{named}; where it is not wanted, set {key}.columns.{name}=null")
+                if row[name] is None and name in required:
+                    raise ValueError(f"{where}: the field {source!r} is null; {named}")
             if convert is not None:
                 try:
                     row = convert(row)
@@ -226,7 +227,7 @@ def shaping(
 
 
 def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
-    """The field of that name, or, where the name has dots, of the fields inside of fields that it leads through.
+    """The field of that name; a name with dots is a path through nested fields.
 
     Raises:
         ValueError: there is none.

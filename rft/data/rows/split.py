@@ -1,6 +1,6 @@
-"""Some of the rows of others: a share by the hash of a field, or those that are not among some others.
+"""Subsets of rows: a share by the hash of a field, or the rows that are not in another data set.
 
-Both go by the content of a field and not by the place of a row, so rows of one prompt stay together.
+Both depend on the content of a field and not on the position of a row, so rows of one prompt stay together.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from rft.registry import Target
 
 
 class HashSplit:
-    """Rows whose field falls into a part of all that it could be. Shares that do not overlap have no value in common.
+    """Rows whose hash of the field `by` lies in `share`. Equal values always land in the same split.
 
     Args:
         rows: a class that loads rows, as in `data.train`.
         by: the field.
-        share: [start, end) of 0 to 1, where the hash of the field (BLAKE2b, the same on every machine) has to lie.
+        share: [start, end) between 0 and 1. The hash is BLAKE2b, the same on every machine, as a number in [0, 1).
         key: supplied; the node's place in the yaml, for messages.
 
     Raises:
-        ValueError: the share is none.
+        ValueError: the share is empty or outside of 0 to 1.
     """
 
     def __init__(self, rows: Any, by: str, share: list[float], key: str) -> None:
@@ -51,12 +51,12 @@ class HashSplit:
 
 
 class ExcludeRows:
-    """Rows whose field is that of none of some others: what was trained on does not come back in an evaluation.
+    """Rows whose field `by` occurs in no row of another data set, so that no evaluation has rows of training.
 
     Args:
         rows, others: classes that load rows, as in `data.train`.
         by: the field.
-        limit: the first so many rows of those that are left, or null for all.
+        limit: the number of rows to take of those that are left, or null for all.
         key: supplied; the node's place in the yaml, for messages.
     """
 
@@ -91,11 +91,11 @@ class ExcludeRows:
 
 
 def identity(value: Any) -> str:
-    """The same for equal values, of a text or of messages."""
+    """A text that is the same for equal values: texts or messages."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _place(value: Any) -> float:
-    """A number in [0, 1) that looks drawn at random."""
+    """The hash of a value as a number in [0, 1)."""
     digest = hashlib.blake2b(identity(value).encode(), digest_size=6).digest()  # 48 bits are exact in a float
     return int.from_bytes(digest, "big") / 2**48

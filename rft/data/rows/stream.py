@@ -60,22 +60,24 @@ class StreamableRows(ABC):
 
 
 def check_stream(buffer: int | None, train: Target, source: Target) -> None:
-    """Raises a ValueError where rows cannot be streamed, or not be drawn by what reads them."""
+    """Raises a ValueError if the rows cannot be streamed, or if the source needs to know all of them."""
     if buffer is None:
         return
     cure = "set data.streaming=null"
     if buffer < 1:
-        raise ValueError(f"data.streaming={buffer}: rows are shuffled among so many; give at least 1, or {cure}")
+        raise ValueError(
+            f"data.streaming={buffer}: it is the number of rows that are shuffled together; give at least 1, or {cure}"
+        )
     check_streamable(train)
     if source.options.get("tracking") is not None:
         raise ValueError(
-            f"data.streaming={buffer}: algorithm.source.tracking counts how often each row is solved, and a stream "
-            f"does not know its rows; choose algorithm/source=rollout, or {cure}"
+            f"data.streaming={buffer}: algorithm.source.tracking counts how often each row is solved, and the "
+            f"rows of a stream are not known; choose algorithm/source=rollout, or {cure}"
         )
 
 
 def check_streamable(rows: Target) -> None:
-    """Raises a ValueError where a class of rows cannot read them as they are drawn."""
+    """Raises a ValueError if a class of rows cannot be streamed."""
     if not issubclass(rows.factory, StreamableRows):
         raise ValueError(
             f"data.streaming: {rows.key} is a {rows.factory.__name__}, which knows all its rows at once; set "
@@ -84,12 +86,12 @@ def check_streamable(rows: Target) -> None:
 
 
 def check_room(buffer: int, most: int | None, context: int, new_tokens: int) -> None:
-    """Raises a ValueError where a row may come whose prompt leaves no room for an answer in the model's context."""
+    """Raises a ValueError if a prompt of the stream may leave no room for an answer in the model's context."""
     if most is None or most + new_tokens > context:
         raise ValueError(
-            f"data.streaming={buffer}: prompts that leave no room for an answer are not known beforehand; set "
+            f"data.streaming={buffer}: prompts that leave no room for an answer cannot be dropped beforehand; set "
             f"data.max_prompt_tokens to {context - new_tokens} or less (the model's context of {context} without "
-            f"rollout.max_new_tokens={new_tokens}), which drops them as they come"
+            f"rollout.max_new_tokens={new_tokens}), which drops them when they are read"
         )
 
 

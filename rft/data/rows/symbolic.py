@@ -1,8 +1,8 @@
-"""The built-in tasks: short texts with one right answer, made on the spot. Train and held-out sets share no prompt.
+"""The built-in tasks: generated short texts with one right answer. Train and held-out sets share no prompt.
 
-Besides its right answer every row has a demonstration by a sloppy demonstrator, who often leaves the digits as they
-stand. Imitating it teaches how to answer, and the task too, but as the rarer of two habits: what reinforcement has to
-find.
+Besides its right answer every row has a demonstration, which often repeats the digits unchanged. A model that imitates
+demonstrations learns the form of an answer, and the task as the rarer of two behaviours, which reinforcement learning
+then makes more frequent.
 """
 
 import random
@@ -19,29 +19,29 @@ FIELDS = (
     *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text"),
     *("completions", "labels"),
 )
-HELD_OUT = 10  # one prompt in so many, by its checksum
+HELD_OUT = 10  # one prompt of ten is held out, by its checksum
 
 
 class Symbolic:
     """Rows over strings of digits: `{prompt: "sort 4130=", answer: "0134", response: "0134", demonstration: "4130"}`.
 
-    For learning from preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a judgement of one of the
-    two, `{completion: "4130", label: False}`. What is rejected is the slip, or where that is right another number. The
-    field `text` is prompt and answer in one. For learning from steps it has an answer digit by digit, in every
-    other row with a letter in place of one, from which on no step is right: `{completions: ["0", "1", "r", "4"],
-    labels: [True, True, False, False]}`.
+    For preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a label of one of the two,
+    `{completion: "4130", label: False}`. The rejected answer is the unchanged digits, or another number where those are
+    right. The field `text` is prompt and answer together. For process rewards a row has the answer digit by digit; in
+    every other row a letter stands for one of them, and no step from there on is right: `{completions: ["0", "1", "r",
+    "4"], labels: [True, True, False, False]}`.
 
     Args:
         key: supplied; its place in the yaml.
-        task: what is asked of the digits.
-        split: which prompts: those that train, or those held out (one in ten, by checksum).
+        task: the operation on the digits.
+        split: the prompts that train, or those held out (one in ten, by checksum).
         count: rows, all different.
         length: shortest and longest string of digits.
-        slips: share of the demonstrations that leave the digits as they stand.
-        seed: of the draw.
+        slips: share of the demonstrations that repeat the digits unchanged.
+        seed: of the random digits.
 
     Raises:
-        ValueError: there are not so many different prompts.
+        ValueError: there are fewer different prompts.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Symbolic:
 
 
 def _steps(prompt: str, answer: str, good: bool) -> tuple[list[str], list[bool]]:
-    """The digits of an answer, one of them a letter of the prompt unless it is to be good, and what is right so far."""
+    """The steps of an answer, of which one is a letter of the prompt unless `good`, and whether each is right."""
     place = len(answer) if good else zlib.adler32(prompt.encode()) % len(answer)
     steps = [prompt[place] if number == place else digit for number, digit in enumerate(answer)]
     return steps, [number < place for number in range(len(answer))]

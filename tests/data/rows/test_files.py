@@ -127,7 +127,7 @@ def test_a_column_can_be_taken_out_and_a_dotted_name_may_be_a_field(tmp_path: Pa
         (
             "rows.txt",
             "x",
-            r"data\.train\.path=.*rows\.txt: the ending says the format, .* \.jsonl, \.json, \.csv, \.par",
+            r"data\.train\.path=.*rows\.txt: the extension gives the format .* \.jsonl, \.json, \.csv, \.par",
         ),
         ("rows.json", "[1]", r"rows\.json row 1: expected a JSON object, got int"),
         ("rows.json", '[{"a": 1}', r"rows\.json: not JSON .* expected a list of objects"),
@@ -145,7 +145,7 @@ def test_bad_files(name: str, text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_paths_that_name_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.train\.path=.*x-\*\.jsonl: no file is named like that"):
+    with pytest.raises(ValueError, match=r"data\.train\.path=.*x-\*\.jsonl: no file matches this pattern"):
         load(str(tmp_path / "x-*.jsonl"))
     with pytest.raises(ValueError, match=r"data\.train\.path=\[\]: give the path of a file"):
         load([])

@@ -98,7 +98,7 @@ def test_messages(row: dict[str, Any], expected: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [SYSTEM, assistant("b")]}, "nobody says anything that the assistant answers"),
+        ({"messages": [SYSTEM, assistant("b")]}, "no message before the assistant's answer is of another role"),
         ({"messages": []}, "messages: expected a list of chat messages"),
         ({"messages": "hello"}, "messages: expected a list of chat messages .* got 'hello'"),
         ({"chosen": "blue", "rejected": "green"}, "begin with different words, and there is no prompt"),
@@ -143,7 +143,7 @@ def test_sharegpt(tmp_path: Path) -> None:
         ([{"from": "bing", "value": "x"}], "from one of human, gpt, system, observation; got {'from': 'bing'"),
         ([{"role": "user", "content": "x"}], "expected turns {from, value}"),
         ([], "expected a list of turns"),
-        ([{"from": "gpt", "value": "x"}], "nobody says anything"),
+        ([{"from": "gpt", "value": "x"}], "no message before the assistant's answer"),
     ],
 )
 def test_sharegpt_that_is_none(turns: list[dict[str, str]], message: str, tmp_path: Path) -> None:
