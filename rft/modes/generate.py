@@ -1,7 +1,7 @@
-"""`mode=generate`: completions of a file of prompts, in its order; one that was interrupted is gone on with.
+"""`mode=generate`: completions of a file of prompts, in its order. An interrupted command resumes.
 
-The output is written chunk by chunk. Beside it `<output>.origin.json` says what decides its texts: another input or
-setting is refused, so that a file is never made of two. The sizes of chunks and the number of processes may change.
+The output is written chunk by chunk. `<output>.origin.json` beside it records all settings that the texts depend on; a
+resumed command with another input or setting is refused. Chunk size and number of processes may change.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ def generate(config: dict[str, Any], console: Console) -> float:
         The number of rows in the output.
 
     Raises:
-        ValueError: what is wrong with the config, the input or the checkpoint, or the output is of another input or
-            setting; names the key.
+        ValueError: lists what is wrong with the config, the input or the checkpoint; or the output was made from
+            another input or setting. Names the key.
     """
     job = Answering(config)
     run, options, check = job.run, job.run.generate, job.check
     job.find(options.checkpoint, "generate.checkpoint")
     rows = check.attempt(lambda: read(options.input, options.prompt))
-    asked = check.attempt(lambda: [{"prompt": row[options.prompt]} for row in rows])
-    prompts = check.attempt(lambda: job.encoder.prompts(asked))
+    prompt_rows = check.attempt(lambda: [{"prompt": row[options.prompt]} for row in rows])
+    prompts = check.attempt(lambda: job.encoder.prompts(prompt_rows))
     with check():
         check_lengths("generate.input", [len(prompt) for prompt in prompts], job.shape, run.rollout.max_new_tokens)
     check.end()
@@ -52,7 +52,7 @@ def generate(config: dict[str, Any], console: Console) -> float:
     done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
     with display(world, console) as shown:
         if done:
-            shown.message(f"{output} holds {done} of {total} rows: going on behind them")
+            shown.message(f"{output} holds {done} of {total} rows: resuming after them")
         if done < total:
             with job.started() as sampler, shown.progress("generate", total) as show:
                 complete(job, sampler, rows, prompts, done, show)
@@ -63,29 +63,31 @@ def generate(config: dict[str, Any], console: Console) -> float:
 def complete(
     job: Answering, sampler: Sampler, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
 ) -> None:
-    """Completes the rows that are not done, chunk by chunk; each rank does its share, and rank zero writes."""
+    """Completes the rows after the first `done`, chunk by chunk; each rank completes its share, and rank zero writes."""
     run, options, world = job.run, job.run.generate, job.world
     sampling = run.rollout.untruncated(0.0) if options.greedy else run.rollout
     for start in range(done, len(rows), options.chunk):
         end = min(start + options.chunk, len(rows))
-        mine = range(start + world.rank, end, world.size)
-        seeds = {number: [row_seed(run.seed, number, sample) for sample in range(options.samples)] for number in mine}
-        requests = [Request(prompts[number], seeds[number]) for number in mine]
-        found = dict(zip(mine, sampler.generate(requests, sampling), strict=True))
-        everyones = {number: group for theirs in world.gather(found) for number, group in theirs.items()}
+        local_rows = range(start + world.rank, end, world.size)
+        requests = [
+            Request(prompts[number], [row_seed(run.seed, number, sample) for sample in range(options.samples)])
+            for number in local_rows
+        ]
+        found = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
+        all_rows = {number: group for groups in world.gather(found) for number, group in groups.items()}
         if world.rank == 0:
-            append(Path(options.output), [row_of(rows[number], everyones[number]) for number in range(start, end)])
+            append(Path(options.output), [output_row(rows[number], all_rows[number]) for number in range(start, end)])
         show(end)
 
 
-def row_of(row: Row, completions: list[Completion]) -> Row:
-    """A row of the output."""
-    told = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
-    return row | {"completions": told}
+def output_row(row: Row, completions: list[Completion]) -> Row:
+    """A row of the output: that of the input with its completions."""
+    found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
+    return row | {"completions": found}
 
 
 def append(output: Path, rows: Rows) -> None:
-    """Adds rows to the output, and does not come back before they are on the disk."""
+    """Appends rows to the output and syncs it to the disk."""
     with output.open("ab") as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
         file.flush()
@@ -110,9 +112,9 @@ def read(path: str | None, field: str) -> Rows:
 
 
 def origin(job: Answering) -> dict[str, Any]:
-    """What decides the texts of the output, by the keys of the yaml."""
+    """The settings that the texts of the output depend on, by the keys of the yaml."""
     run, options = job.run, job.run.generate
-    drawn = asdict(run.rollout)
+    sampling = asdict(run.rollout)
     assert options.input is not None, "the input has been read"
     return {
         "generate.input": f"sha256 {hashlib.sha256(Path(options.input).expanduser().read_bytes()).hexdigest()}",
@@ -125,15 +127,15 @@ def origin(job: Answering) -> dict[str, Any]:
         "data.template_arguments": run.data.template_arguments,
         "data.system": run.data.system,
         "rollout.engine": run.rollout.engine["_target_"],
-        **{f"rollout.{field.name}": drawn[field.name] for field in fields(Sampling)},
+        **{f"rollout.{field.name}": sampling[field.name] for field in fields(Sampling)},
     }
 
 
 def resume(output: Path, made_of: dict[str, Any], chunk: int, total: int) -> int:
-    """Makes the output ready to be gone on with, by whole chunks, and returns how many rows it holds then.
+    """Cuts the output to whole chunks, or creates it; returns the number of rows that it holds then.
 
     Raises:
-        ValueError: it was begun with another input or setting, or by something else; names the key.
+        ValueError: the output was begun with another input or setting, or by another program; names the key.
     """
     stated = output.with_name(f"{output.name}.origin.json")
     if not output.exists():
@@ -143,14 +145,14 @@ def resume(output: Path, made_of: dict[str, Any], chunk: int, total: int) -> int
         return 0
     if not stated.is_file():
         raise ValueError(
-            f"generate.output={output}: the file is there, and not of mode=generate ({stated.name} is missing); choose "
-            "another name, or remove it"
+            f"generate.output={output}: the file exists, and mode=generate did not write it ({stated.name} is "
+            "missing); choose another name, or remove it"
         )
     begun = json.loads(stated.read_text())
     for key, value in made_of.items():
         if begun.get(key) != value:
             raise ValueError(
-                f"{key}: {output} was begun with {begun.get(key)!r} and would go on with {value!r}; set "
+                f"{key}: {output} was begun with {begun.get(key)!r} and would continue with {value!r}; set "
                 "generate.output to another file, or remove this one to begin anew"
             )
     ends = [0]  # of the lines, in bytes

@@ -1,4 +1,4 @@
-"""The model that answers in mode=evaluate, generate and chat: of a run's checkpoint, or the one that actor names."""
+"""The model of mode=evaluate, generate and chat: a checkpoint of a run, or the model that `actor` names."""
 
 import json
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ Which = Literal["latest", "best"] | int | None
 
 
 class Answering(Components):
-    """A checked config whose model only answers: nothing of it trains, and rows to train on are not read.
+    """A checked config of a mode that only samples or scores: nothing trains, and no training rows are read.
 
     Args:
         config: the resolved config as plain containers.
 
     Attributes:
-        world, encoder, shape: of the model, once `find` has been called.
-        title: where the model comes from, likewise.
+        world, encoder, shape: the processes, the encoder and the model's config; set by `find`.
+        title: where the model comes from; set by `find`.
 
     Raises:
         Problems: everything that is wrong with the config, each with its yaml key and the cure.
@@ -46,15 +46,15 @@ class Answering(Components):
         self.check.end()
 
     def find(self, which: Which, key: str) -> None:
-        """Starts the processes, and finds model and tokenizer; what is wrong with these is added to `check`.
+        """Starts the processes, and finds model and tokenizer; adds what is wrong with them to `check`.
 
         Args:
-            which: of the run in output_dir: its latest or best checkpoint, or that of a step; None: the model that
-                actor names. Where there is no run, the latest is that too.
-            key: in the yaml, for messages.
+            which: the latest or best checkpoint of the run in output_dir, or that of a step; None: the model that
+                `actor` names. Without a run, `latest` is that model too.
+            key: of `which` in the yaml, for messages.
 
         Raises:
-            ValueError: there is no such checkpoint, or the engine cannot run here.
+            ValueError: there is no such checkpoint, or the engine cannot run on this machine.
         """
         run, check = self.run, self.check
         self.check_after()
@@ -80,7 +80,7 @@ class Answering(Components):
 
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
-        """What measures held-out sets with the weights of the model. A collective."""
+        """The evaluator of held-out sets, with the weights of the model. A collective."""
         if self.grader is None:
             with self.started() as sampler:
                 yield self.evaluator(self.world, None, sampler, self.encoder, sets)
@@ -114,7 +114,7 @@ class Answering(Components):
 
 @contextmanager
 def display(world: World, console: Console) -> Iterator[RunConsole | SilentLog]:
-    """Where progress and messages are shown: on the console of rank zero."""
+    """Shows progress and messages on the console of rank zero."""
     if world.rank != 0:
         yield SilentLog()
         return
@@ -126,14 +126,14 @@ def display(world: World, console: Console) -> Iterator[RunConsole | SilentLog]:
 
 
 def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
-    """The model folder of a checkpoint of a run, or None for the model that actor names.
+    """The model folder of a checkpoint of a run, or None for the model that `actor` names.
 
     Args:
         folder: of the run.
         which, key: see `Answering.find`.
 
     Raises:
-        ValueError: there is no such checkpoint; names the key and those that there are.
+        ValueError: there is no such checkpoint; names the key and the existing ones.
     """
     if which is None or (which == "latest" and not (folder / CONFIG).is_file()):
         return None
@@ -148,12 +148,12 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
         step = max(steps)
     elif which == "best":
         metrics = {step: json.loads((path / "metric.json").read_text()) for step, path in steps.items()}
-        measured = [(metric, step) for step, metric in metrics.items() if metric is not None]
-        if not measured:
+        evaluated = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        if not evaluated:
             raise ValueError(
                 f"{key}=best: none of the checkpoints of {folder} was evaluated; set {key} to latest or one of {known}"
             )
-        step = max(measured)[1]
+        step = max(evaluated)[1]
     elif which in steps:
         step = which
     else:

@@ -1,4 +1,4 @@
-"""mode=serve: servers that a run elsewhere samples with, of the model of this config; it gives them their weights."""
+"""`mode=serve`: starts servers for runs elsewhere, for the model of this config. A run gives them its weights."""
 
 import asyncio
 import shutil
@@ -17,17 +17,17 @@ from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 from rft.setup.components import Components
 
-PAUSE_S = 1.0  # between looks at the servers
+PAUSE_S = 1.0  # seconds between checks of the servers
 
 
 def serve(config: dict[str, Any], console: Console) -> None:
-    """Starts servers, says how a run finds them, and looks after them until it is interrupted or one of them ends.
+    """Starts servers, prints how a run uses them, and watches them until it is interrupted or one of them ends.
 
     Args:
         config: the resolved config as plain containers.
 
     Raises:
-        ValueError: what is wrong with the config; or a server ended, with its last words.
+        ValueError: lists what is wrong with the config; or a server has ended, with the end of its log.
     """
     parts = Components(config)
     parts.check.end()

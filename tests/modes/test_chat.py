@@ -79,7 +79,7 @@ def test_what_cannot_be_asked_is_said_and_forgotten(talked):
     prompts, answers, printed = talked(f"1\n\n/quiet\n{'7' * 130}\n2\n")
     assert prompts == ["add 1=", f"add 1={answers[0]}<eos>add 2="]
     assert printed.count("/clear forgets the conversation") == 3
-    assert "are over the model's context of 128; /clear, or say it shorter" in printed
+    assert "are over the model's context of 128; /clear, or shorten it" in printed
 
 
 def test_a_template_that_refuses(talked, tmp_path):
@@ -87,7 +87,7 @@ def test_a_template_that_refuses(talked, tmp_path):
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system message') }}{% endif %}" + TEMPLATE
     )
     prompts, _, printed = talked("/system sort\n1\n", f"data.template={tmp_path / 'picky.jinja'}")
-    assert prompts == [] and "this cannot be asked: " in printed and "no system message" in printed
+    assert prompts == [] and "the prompt cannot be encoded: " in printed and "no system message" in printed
 
 
 def test_an_answer_that_was_cut_is_told(talked):

@@ -74,7 +74,7 @@ def test_wherever_it_was_cut_it_ends_as_if_it_had_not_been(generated, tmp_path):
         again, printed = generated()
         assert again == whole, cut
         chunks = sum(end <= cut for end in ends) // 4
-        assert (f"holds {4 * chunks} of 11 rows: going on behind them" in printed) == (chunks > 0)
+        assert (f"holds {4 * chunks} of 11 rows: resuming after them" in printed) == (chunks > 0)
 
 
 def test_a_whole_output_is_left_alone(generated, unloaded, tmp_path):
@@ -121,7 +121,9 @@ def test_another_input_is_refused_by_name(generated, prompts, tmp_path):
 
 def test_a_file_of_someone_elses_is_not_touched(generated, tmp_path, unloaded):
     (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"^generate.output=.*out.jsonl: the file is there, and not of mode=generate"):
+    with pytest.raises(
+        ValueError, match=r"^generate.output=.*out.jsonl: the file exists, and mode=generate did not write it"
+    ):
         generated()
     assert (tmp_path / "out.jsonl").read_text() == "mine"
 

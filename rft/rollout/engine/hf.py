@@ -1,11 +1,11 @@
-"""Sampling with transformers alone: one prefill a prompt, one batch of decoding rows that finished rows leave.
+"""Sampling with transformers alone: one prefill per prompt, then one batch of rows that shrinks as rows finish.
 
-Left out: paged storage and new rows joining a running batch (rows above `max_rows` wait for the next wave).
+Left out: paged storage, and rows that join a running batch (rows above `max_rows` wait for the next wave).
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
 from rft.rollout.engine.texts import completions, decode, end_tokens
 
-PREFILL_TOKENS = 16384  # of one forward over prompts, padding included
-FULLNESS = 0.875  # a batch of fewer live rows than this share is compacted, which copies the cache once
+PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
+FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
 
 
 class HFEngine(Engine):
@@ -25,7 +25,7 @@ class HFEngine(Engine):
 
     Args:
         context: of the run. `update_weights` replaces the parameters of its model.
-        max_rows: cap on rows decoded at once; more is faster and takes more memory for keys and values.
+        max_rows: most rows decoded at once; more is faster and takes more memory for keys and values.
     """
 
     facts = EngineFacts(plain_torch=True)
@@ -39,16 +39,15 @@ class HFEngine(Engine):
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
         if options["max_rows"] < 1:
             raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Points the parameters at the given tensors: no copy where type and device agree.
+        """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
 
         Args:
-            version: stamped on completions from now on.
-            tensors: by the names of the HF model's state dict. Of tied weights one name is enough.
+            version: of the completions sampled from now on.
+            tensors: by the names of the model's state dict. For tied weights one name is enough.
         """
         targets = self.model.state_dict(keep_vars=True)
         missing = {id(target): name for name, target in targets.items()}
@@ -58,14 +57,13 @@ class HFEngine(Engine):
             assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
             target.data = tensor.detach().to(target.device, target.dtype)
             missing.pop(id(target), None)
-        assert not missing, f"weights that did not come: {sorted(missing.values())}"
+        assert not missing, f"missing weights: {sorted(missing.values())}"
         self.version = version
 
     @torch.inference_mode()
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request; see `Engine.generate`."""
         assert all(request.prompt for request in requests), "a prompt without tokens"
         assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
@@ -96,7 +94,7 @@ class HFEngine(Engine):
         sampling: Sampling,
         count: Callable[[int], None],
     ) -> list[Completion]:
-        """One wave: P prompts in order of length, R rows in order of prompts."""
+        """Samples one wave: P prompts sorted by length, R rows in the order of their prompts."""
         device = self.model.device
         samples = torch.tensor(copies, device=device)  # (P,)
         cache, logits = self._prefill(prompts, samples)
@@ -115,8 +113,8 @@ class HFEngine(Engine):
         history: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for step in range(max(limits)):
             if step == 0 and sampling.first_token is not None:
-                hot = sampling.first_token
-                tokens, logprobs = sample(logits, uniform(streams, 0), hot.temperature, hot.top_k, 1.0, 0.0)  # (R,)
+                first = sampling.first_token
+                tokens, logprobs = sample(logits, uniform(streams, 0), first.temperature, first.top_k, 1.0, 0.0)  # (R,)
             elif sampling.temperature == 0:
                 tokens, logprobs = greedy(logits)  # (R,)
             else:
@@ -128,10 +126,10 @@ class HFEngine(Engine):
             if stops is not None:
                 done |= stops.hit(rows, tokens)
             done &= live
-            gone = int(done.sum())
-            if gone:
-                count(gone)
-                left -= gone
+            finished = int(done.sum())
+            if finished:
+                count(finished)
+                left -= finished
                 if left == 0:
                     break
                 live = live & ~done
@@ -148,7 +146,7 @@ class HFEngine(Engine):
         return self._completions(history, len(seeds), sampling.stop)
 
     def _prefill(self, prompts: list[list[int]], samples: Tensor) -> tuple[Cache, Tensor]:
-        """The cache with a row a sample, and the logits (P, V) after each prompt."""
+        """The cache with one row per sample, and the logits (P, V) after each prompt."""
         device = self.model.device
         parts = chunks(prompts) if can_join(self.model.config) else [range(len(prompts))]
         caches, logits = [], []
@@ -169,38 +167,22 @@ class HFEngine(Engine):
     def _completions(
         self, history: list[tuple[Tensor, Tensor, Tensor, Tensor]], count: int, stop: list[str]
     ) -> list[Completion]:
-        """Cuts what was drawn, step by step, into rows."""
+        """Completions from the sampled tokens of all steps."""
         rows, live, tokens, logprobs = (torch.cat(column) for column in zip(*history, strict=True))
         order = rows[live].argsort(stable=True)
         ends = [0, *rows[live].bincount(minlength=count).cumsum(0).tolist()]
         cuts = [slice(start, end) for start, end in itertools.pairwise(ends)]
-        every_token, every_logprob = tokens[live][order].tolist(), logprobs[live][order].tolist()
-        drawn, logs = [every_token[cut] for cut in cuts], [every_logprob[cut] for cut in cuts]
-        stamps = [[self.version] * len(ids) for ids in drawn]
-        return completions(self.tokenizer, self.ends, stop, drawn, logs, stamps)
-
-    def sleep(self) -> None:
-        """Nothing to give back: the weights are the trainer's own, and keys and values live as long as a wave."""
-
-    def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Nothing was given back."""
-
-    def abort(self) -> None:
-        """Nothing goes on outside `generate`."""
-
-    def health(self) -> dict[str, float]:
-        """No numbers: it lives and dies with this process."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to end."""
+        all_tokens, all_logprobs = tokens[live][order].tolist(), logprobs[live][order].tolist()
+        row_tokens, row_logprobs = [all_tokens[cut] for cut in cuts], [all_logprobs[cut] for cut in cuts]
+        versions = [[self.version] * len(ids) for ids in row_tokens]
+        return completions(self.tokenizer, self.ends, stop, row_tokens, row_logprobs, versions)
 
 
 class StopStrings:
-    """Watches the ends of the texts of R rows.
+    """Finds stop strings at the ends of the texts of R rows.
 
     A stop string ends in the newest token, or the row would have ended before. So only the last tokens are decoded: one
-    a byte of the longest string, and a few for characters and spaces that depend on their neighbours.
+    for each byte of the longest string, and a few for characters and spaces that depend on their neighbours.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: list[str], count: int) -> None:
@@ -210,7 +192,7 @@ class StopStrings:
         self.tails: list[list[int]] = [[] for _ in range(count)]
 
     def hit(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Takes the newest tokens (R,) of the rows (R,) and says which texts now hold a stop string, (R,) bool."""
+        """Adds the newest tokens (R,) of the rows (R,); returns which texts now hold a stop string, (R,) bool."""
         places = rows.tolist()
         for row, token in zip(places, tokens.tolist(), strict=True):
             self.tails[row] = [*self.tails[row][1 - self.window :], token]
@@ -219,10 +201,10 @@ class StopStrings:
 
 
 def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:
-    """Deals requests, shortest prompts first, to waves of at most `max_rows` samples.
+    """Splits requests, shortest prompts first, into waves of at most `max_rows` samples.
 
     Yields:
-        (request, its samples) pairs. A request is cut only where it alone has more samples than a wave takes.
+        (index of a request, its samples) pairs. A request is split only if it alone has more than `max_rows` samples.
     """
     wave: list[tuple[int, range]] = []
     room = max_rows
@@ -239,7 +221,7 @@ def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, ra
 
 
 def chunks(prompts: list[list[int]]) -> list[range]:
-    """Cuts prompts, sorted by length, into runs of like length: at most a fifth of a large run is padding."""
+    """Splits prompts, sorted by length, into chunks of similar length: at most a fifth of a large chunk is padding."""
     cuts = [range(0, 1)]
     real = len(prompts[0])
     for index, prompt in enumerate(prompts[1:], 1):

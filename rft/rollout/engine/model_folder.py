@@ -1,4 +1,4 @@
-"""The folder from which an engine that brings its own model starts: all of a checkpoint but its weights."""
+"""The folder that an engine with its own model code starts from: a checkpoint without weights."""
 
 import copy
 from pathlib import Path
@@ -7,11 +7,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes config, generation config and tokenizer. The engine starts with dummy weights until the run's come.
+    """Writes config, generation config and tokenizer. The engine starts from them with dummy weights.
 
     Args:
         model: may be without weights.
-        folder: made where it is missing.
+        folder: created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)

@@ -1,5 +1,5 @@
-"""Draws tokens from logits. A draw is a function of its row's seed and position alone, so it does not depend on which
-rows share the batch, on the order of rows, or on the process that holds them."""
+"""Draws tokens from logits. A draw is a function of its row's seed and position alone: it does not depend on the other
+rows of the batch, on their order, or on the process."""
 
 from dataclasses import dataclass, replace
 
@@ -11,11 +11,12 @@ from rft.batch.counter_rng import GOLDEN, mix, shift, signed
 
 @dataclass(frozen=True)
 class FirstToken:
-    """The first new token is drawn apart (FIRE, 2410.21236): hot, so that answers begin differently.
+    """The first new token has a temperature of its own, a high one, so that answers begin differently (FIRE,
+    2410.21236).
 
     Attributes:
         temperature: of this token alone.
-        top_k: it is one of so many of the most likely tokens; no other truncation touches it.
+        top_k: it is one of the k most likely tokens; no other truncation applies.
     """
 
     temperature: float
@@ -30,16 +31,16 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Temperature comes first, then top-k, top-p and min-p, each on what the one before left.
+    """How tokens are drawn: temperature first, then top-k, top-p and min-p, each on the result of the one before.
 
     Attributes:
         max_new_tokens: cap on sampled tokens, the end token included.
-        temperature: divides the logits; 0 takes the most likely token, whatever the truncations say.
+        temperature: divides the logits; 0 takes the most likely token and ignores all truncation.
         top_p: keeps the most likely tokens until their mass reaches it; 1 is off.
-        top_k: keeps that many of the most likely tokens; 0 is off.
+        top_k: keeps the k most likely tokens; 0 is off.
         min_p: keeps tokens of at least this share of the largest probability; 0 is off.
         stop: strings that end a text.
-        first_token: how the first new token is drawn, or None: as the others.
+        first_token: how the first new token is drawn; None: as the others.
     """
 
     max_new_tokens: int
@@ -51,16 +52,16 @@ class Sampling:
     first_token: FirstToken | None
 
     def truncates(self) -> bool:
-        """True where training samples from another distribution than the one that it computes with."""
+        """True if tokens are drawn from another distribution than the one that training computes."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
 
     def untruncated(self, temperature: float) -> "Sampling":
-        """The same without truncation, as evaluations sample."""
+        """The same at a temperature and without truncation, as evaluations sample."""
         return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
 
 
 def stream(seeds: list[int]) -> Tensor:
-    """Start values of one random stream a seed, (R,) int64. Neighbouring seeds give unrelated streams."""
+    """The start value of one random stream per seed, (R,) int64. Neighbouring seeds give unrelated streams."""
     return mix(torch.tensor([signed(seed) for seed in seeds]))
 
 

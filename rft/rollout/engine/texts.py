@@ -1,4 +1,4 @@
-"""What every engine makes of sampled tokens: the tokens that end a row, texts, and why a row ended."""
+"""What engines share: end tokens, and completions from sampled tokens."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from rft.rollout.engine.base import Completion
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that end a row: those of the model's generation config and the tokenizer's own, in order."""
+    """The ids that end a text: those of the model's generation config and the tokenizer's own, sorted."""
     assert model.generation_config is not None, "a model that generates has a generation config"
     named = model.generation_config.eos_token_id
     ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
@@ -16,7 +16,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[str]:
-    """The texts of the tokens, as they are: no special tokens, no tidying of spaces."""
+    """The texts of rows of tokens, without special tokens and without changes to spaces."""
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
@@ -24,26 +24,26 @@ def completions(
     tokenizer: PreTrainedTokenizerBase,
     ends: list[int],
     stop: list[str],
-    drawn: list[list[int]],
+    tokens: list[list[int]],
     logprobs: list[list[float]],
     versions: list[list[int]],
 ) -> list[Completion]:
-    """Completions of rows of sampled tokens, which were cut at an end token, a stop string or a limit.
+    """Completions from rows of sampled tokens, each of which ends at an end token, a stop string or a limit.
 
     Args:
         ends, stop: end tokens and stop strings.
-        drawn, logprobs, versions: of each row, per token.
+        tokens, logprobs, versions: one list per row, with one entry per token.
     """
     found = []
-    for tokens, numbers, stamps, text in zip(drawn, logprobs, versions, decode(tokenizer, drawn), strict=True):
+    for ids, numbers, row_versions, text in zip(tokens, logprobs, versions, decode(tokenizer, tokens), strict=True):
         places = [place for place in (text.find(string) for string in stop) if place >= 0]
-        reason: Literal["stop", "length"] = "stop" if places or tokens[-1] in ends else "length"
-        found.append(Completion(tokens, numbers, reason, text[: min(places)] if places else text, stamps))
+        reason: Literal["stop", "length"] = "stop" if places or ids[-1] in ends else "length"
+        found.append(Completion(ids, numbers, reason, text[: min(places)] if places else text, row_versions))
     return found
 
 
 def describe_tokens(tokens: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Worst tokens as people read them: with the `text` of each, and of what stands `before` it."""
+    """Adds the `text` of tokens, and replaces the ids `before` them by their text."""
     return [
         token | {"text": tokenizer.decode([token["token"]]), "before": tokenizer.decode(token["before"])}
         for token in tokens

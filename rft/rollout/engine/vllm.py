@@ -1,6 +1,6 @@
-"""Sampling with vLLM in this process: every rank runs an engine of its own beside its trainer, on the same device.
+"""Sampling with vLLM in this process: every rank runs an engine beside its trainer, on the same device.
 
-With `engine_args.tensor_parallel_size` as many ranks run one engine together, and each gets what it asked for.
+With `engine_args.tensor_parallel_size` that many ranks run one engine together, and each gets its own completions.
 Left out: several modalities.
 """
 
@@ -33,14 +33,14 @@ FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode",
 
 @contextlib.contextmanager
 def shared_memory_of(world: World) -> Iterator[None]:
-    """Within it the memory that the ranks of an engine share on a CPU is made under a name of this run, which is taken
-    away at the end: whoever has the memory keeps it.
+    """Names the shared memory that the ranks of an engine create on a CPU after this run, and unlinks it at the end.
+    Processes that have opened the memory keep it.
 
-    vLLM's own name is the same for all runs, and stays when a run is over: the next one could not begin.
+    vLLM's own name is the same for all runs and outlives a run, so the next run could not start.
     """
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
-    run, theirs = world.decide(lambda: uuid.uuid4().hex), _CPUSHMDistributed.make_group_name
+    run, original = world.decide(lambda: uuid.uuid4().hex), _CPUSHMDistributed.make_group_name
     _CPUSHMDistributed.make_group_name = staticmethod(
         lambda group: "-".join([run, group.unique_name, *map(str, group.ranks)])
     )
@@ -48,7 +48,7 @@ def shared_memory_of(world: World) -> Iterator[None]:
         yield
         world.gather(None)
     finally:
-        _CPUSHMDistributed.make_group_name = theirs
+        _CPUSHMDistributed.make_group_name = original
         for file in Path("/dev/shm").glob(f"{run}-*"):
             file.unlink(missing_ok=True)
 
@@ -58,13 +58,13 @@ class VLLMEngine(ServableEngine):
 
     Args:
         context: of the run; its `engine_args` go to vLLM as they are.
-        sleep_level: what the engine gives back while the trainer works: 1 keys, values and weights (these go to the
-            CPU), 2 the same and forgets the weights, 0 nothing; null is 2 where vLLM can sleep, 1 there with
-            adapters that are not merged, and else 0.
-        merge_lora: false: the weights beside the policy's adapters are taken once, and then adapters alone.
+        sleep_level: what the engine frees while the trainer works: 1 keys, values and weights (the weights move to the
+            CPU), 2 the same and drops the weights, 0 nothing. Null: 2 if vLLM can sleep on this device, 1 if it can and
+            adapters are not merged, otherwise 0.
+        merge_lora: false: the engine takes the weights beside the policy's adapters once, and then adapters alone.
 
     Raises:
-        ValueError: vllm is not installed, or cannot do what is asked for; names the key.
+        ValueError: vLLM does not support the options; names the key.
     """
 
     facts = EngineFacts(takes_arguments=True)
@@ -76,7 +76,7 @@ class VLLMEngine(ServableEngine):
         merge_lora: bool,
     ) -> None:
         world, model, tokenizer = context.world, context.model, context.tokenizer
-        # The engine's loop runs in this process, so that weights are handed over as tensors.
+        # The engine's loop runs in this process, so that it takes weights as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -90,7 +90,7 @@ class VLLMEngine(ServableEngine):
         self.tokenizer = tokenizer
         self.version = 0
         self.base_version: int | None = None
-        self.adapter: Any = None  # that requests name
+        self.adapter: Any = None  # the one that requests name
         self._merge = merge_lora
         self._world = world
         self._folder = context.folder / "adapter"
@@ -110,7 +110,7 @@ class VLLMEngine(ServableEngine):
         fixed: dict[str, Any] = {
             "model": str(model_folder),
             "load_format": "dummy",
-            "generation_config": "vllm",  # no sampling options of the model's own
+            "generation_config": "vllm",  # ignores the sampling options of the model
             "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
@@ -119,7 +119,7 @@ class VLLMEngine(ServableEngine):
             fixed |= room(context.lora)
         sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
-            with sharing, torch.random.fork_rng():  # vLLM seeds the whole process
+            with sharing, torch.random.fork_rng():  # vLLM seeds the generators of the process
                 self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **context.engine_args)
         except TypeError as error:
             raise ValueError(f"rollout.engine_args: vLLM refuses them: {error}") from error
@@ -136,9 +136,8 @@ class VLLMEngine(ServableEngine):
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
         if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
-            raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+            raise ValueError(f"rollout.engine_args.{taken[0]}: the run sets it; take it out")
         check_speculation(options["engine_args"])
         check_sampling(sampling)
         if not options["merge_lora"]:
@@ -146,7 +145,6 @@ class VLLMEngine(ServableEngine):
 
     @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:
-        """See `Engine.check_here`."""
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(
                 "rollout.engine: vllm is not installed; install it with `pip install 'rft[vllm]'`, on a CPU with "
@@ -155,18 +153,17 @@ class VLLMEngine(ServableEngine):
 
     @staticmethod
     def server_api(engine_args: dict[str, Any]) -> ServerApi:
-        """What mode=serve starts."""
         from rft.rollout.server.vllm import VLLMApi
 
         return VLLMApi(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads the tensors into vLLM's layers and forgets the keys and values of the old ones.
+        """Loads the tensors into vLLM's layers and drops cached prefixes.
 
-        With `merge_lora=false` of `LoraWeights` the adapters, and the rest where it is not what came before.
+        With `merge_lora=false` it takes the adapters of `LoraWeights`, and the other weights only if they have changed.
 
         Raises:
-            ValueError: vLLM does not take the adapters.
+            ValueError: vLLM does not support the adapters.
         """
         apart = tensors if isinstance(tensors, LoraWeights) and not self._merge else None
         if apart is None or apart.base_version != self.base_version:
@@ -182,24 +179,23 @@ class VLLMEngine(ServableEngine):
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request; see `Engine.generate`."""
-        mine = [
-            (request.prompt, self._how(sampling, seed, request.limit(sample, sampling)))
+        local = [
+            (request.prompt, self._sampling_params(sampling, seed, request.limit(sample, sampling)))
             for request in requests
             for sample, seed in enumerate(request.seeds)
         ]
-        before, everyones = self._everyones(mine)
-        for number, (prompt, how) in enumerate(everyones):
+        before, requested = self._all_ranks(local)
+        for number, (prompt, how) in enumerate(requested):
             self._engine.add_request(str(number), self._prompt(prompt_token_ids=prompt), how, lora_request=self.adapter)
-        places = range(before, before + len(mine))
+        places = range(before, before + len(local))
         drawn: dict[int, tuple[list[int], list[float]]] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished and int(output.request_id) in places:
                     [answer] = output.outputs
                     ids = list(answer.token_ids)
-                    said = [of[token].logprob for of, token in zip(answer.logprobs, ids, strict=True)]
-                    drawn[int(output.request_id)] = (ids, said)
+                    numbers = [by_token[token].logprob for by_token, token in zip(answer.logprobs, ids, strict=True)]
+                    drawn[int(output.request_id)] = (ids, numbers)
                     if progress is not None:
                         progress(len(drawn))
         tokens, logprobs = [drawn[place][0] for place in places], [drawn[place][1] for place in places]
@@ -207,15 +203,15 @@ class VLLMEngine(ServableEngine):
         found = iter(completions(self.tokenizer, self.ends, sampling.stop, tokens, logprobs, versions))
         return [[next(found) for _ in request.seeds] for request in requests]
 
-    def _everyones(self, mine: list[Any]) -> tuple[int, list[Any]]:
-        """What all ranks of one engine ask for, since they take the same steps, after how much of it comes mine."""
+    def _all_ranks(self, local: list[Any]) -> tuple[int, list[Any]]:
+        """The requests of all ranks of one engine, which take the same steps, and how many come before this rank's."""
         if self._group is None:
-            return 0, mine
-        asked: list[list[Any]] = [[] for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather_object(asked, mine, self._group)
-        return sum(map(len, asked[: dist.get_rank(self._group)])), [row for theirs in asked for row in theirs]
+            return 0, local
+        by_rank: list[list[Any]] = [[] for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather_object(by_rank, local, self._group)
+        return sum(map(len, by_rank[: dist.get_rank(self._group)])), [row for rows in by_rank for row in rows]
 
-    def _how(self, sampling: Sampling, seed: int, limit: int) -> Any:
+    def _sampling_params(self, sampling: Sampling, seed: int, limit: int) -> Any:
         return self._params(
             max_tokens=limit,
             temperature=sampling.temperature,
@@ -225,22 +221,21 @@ class VLLMEngine(ServableEngine):
             seed=seed,
             stop=sampling.stop,
             stop_token_ids=self.ends,
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # of the sampled token and no other
             detokenize=bool(sampling.stop),
         )
 
     def sleep(self) -> None:
-        """Gives back what `sleep_level` says."""
+        """Frees what `sleep_level` says."""
         if self.sleep_level:
             self._llm.sleep(self.sleep_level)
 
     def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Takes memory for one part again."""
         if self.sleep_level:
             self._llm.wake_up([part])
 
     def close(self) -> None:
-        """Ends the engine, and leaves the process group to whom it belongs: vLLM's own way out would end that too."""
+        """Ends the engine but not the process group of the run, which vLLM's own shutdown would destroy."""
         from vllm.distributed.parallel_state import destroy_model_parallel
 
         client = self._engine.engine_core

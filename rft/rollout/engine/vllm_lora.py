@@ -1,6 +1,6 @@
-"""Adapters that vLLM applies beside the weights of a model, so that the weights need not come again with every version.
+"""Adapters that vLLM applies beside the weights of a model, so that a new version needs the adapters alone.
 
-Left out: what `sleep_level=2` forgets, and layers for which vLLM has no adapters; both are refused.
+Left out: `sleep_level=2`, which drops the weights, and layers for which vLLM has no adapters; both are refused.
 """
 
 import shutil
@@ -11,12 +11,12 @@ from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.distributed import World
 
 KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # there is one adapter, of one rank
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that it makes room for
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM allocates for
 MERGE = "set rollout.engine.merge_lora=true"
 
 
 def check_adapters(lora: Lora | None, sleep_level: int | None) -> None:
-    """Refuses what vLLM cannot apply.
+    """Checks that vLLM can apply the adapters.
 
     Args:
         lora: of the policy.
@@ -36,41 +36,41 @@ def check_adapters(lora: Lora | None, sleep_level: int | None) -> None:
         )
     if sleep_level == 2:
         raise ValueError(
-            "rollout.engine.sleep_level=2: the engine would forget the weights beside the adapters, which come once; "
-            f"set it to null, or {MERGE}"
+            "rollout.engine.sleep_level=2: the engine would drop the weights beside the adapters, which it takes "
+            f"once; set it to null, or {MERGE}"
         )
 
 
 def room(lora: Lora) -> dict[str, Any]:
-    """Arguments of vLLM for one adapter."""
+    """The arguments of vLLM for one adapter."""
     return {"enable_lora": True, "max_lora_rank": next(rank for rank in RANKS if rank >= lora.rank)}
 
 
 def refused(error: ValueError) -> ValueError:
-    """What vLLM says of adapters, with key and cure."""
-    said = str(error).rstrip(".")
+    """vLLM's error about adapters, with key and cure."""
+    message = str(error).rstrip(".")
     return ValueError(
-        f"rollout.engine.merge_lora=false: vLLM says: {said}; choose other actor.lora.targets, or {MERGE}"
+        f"rollout.engine.merge_lora=false: vLLM says: {message}; choose other actor.lora.targets, or {MERGE}"
     )
 
 
 def replace_adapter(engine: Any, weights: LoraWeights, before: Any, world: World, folder: Path) -> Any:
-    """Has an engine take the adapters of a model, by a file that is gone afterwards. A collective.
+    """Loads the adapters of a model into an engine, through a temporary file. A collective.
 
     Args:
         engine: of vLLM, in this process.
-        before: what the last call returned, None where the engine has none. There is room for one: it goes.
-        folder: where all ranks can read.
+        before: what the last call returned, or None. The engine replaces that adapter.
+        folder: of the file; all ranks can read it.
 
     Returns:
-        What a request says to be sampled with them.
+        The adapter as requests name it.
 
     Raises:
-        ValueError: vLLM does not take them.
+        ValueError: vLLM does not support the adapters.
     """
     from vllm.lora.request import LoRARequest
 
-    number = 1 if before is None else before.lora_int_id + 1  # one that vLLM knows it would not read again
+    number = 1 if before is None else before.lora_int_id + 1  # vLLM does not read a number again that it knows
     tensors = {name: tensor.cpu() for name, tensor in weights.alone() if world.rank == 0}
     world.decide(lambda: weights.adapters.save(tensors, folder))
     request = LoRARequest(str(number), number, str(folder))

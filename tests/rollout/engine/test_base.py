@@ -12,7 +12,7 @@ def calls(monkeypatch):
     seen = []
 
     def record(name, argument):
-        whole = vars(HFEngine)[name]
+        whole = getattr(HFEngine, name)
 
         def recording(engine, *given):
             seen.append(f"{name} {given[argument]}" if argument is not None else name)
@@ -46,6 +46,20 @@ def test_a_stage_that_samples_nothing_hands_no_weights_over_but_to_evaluate(tiny
     Job(tiny("warmup.steps=4", "warmup.eval_every=2", "warmup.stop_at=null", "steps=1")).fit("")
     warm = [*given(0), "generate", "sleep", *given(2), "generate", "sleep", *given(4), "generate"]
     assert calls == [*warm, "generate", "sleep", *given(5), "generate", "close"]
+
+
+def test_the_weights_of_the_policy_and_of_a_reference_that_samples_take_turns(tiny, calls):
+    """The reference samples, as it was when its iteration began; evaluations measure the policy."""
+    Job(tiny("algorithm=iterative_dpo", "algorithm.iteration=2", "warmup=none", "steps=3", "eval.every=2")).fit("")
+    step = ["generate", "sleep"]
+    assert calls == [
+        *given(0), "generate", "sleep",  # of the policy, for the first evaluation
+        *given(0), *step, *given(0), *step, *given(2), "sleep",  # of the reference
+        *given(2), "generate", "sleep",
+        *given(2), *step, *given(2), "sleep",
+        *given(3), "generate",
+        "close",
+    ]  # fmt: skip
 
 
 def test_a_run_that_fails_stops_its_engine(tiny, calls, monkeypatch):

@@ -162,8 +162,8 @@ def test_there_is_room_for_the_rank(rank, most):
     [
         (["actor/lora=none"], r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
         (["actor.lora.rank=513"], r"actor.lora.rank=513: vLLM applies adapters of a rank up to 512; lower it"),
-        (["rollout.engine.sleep_level=2"], r"rollout.engine.sleep_level=2: the engine would forget"),
-        (["+rollout.engine_args.max_loras=2"], r"rollout.engine_args.max_loras: it is what the run itself decides"),
+        (["rollout.engine.sleep_level=2"], r"rollout.engine.sleep_level=2: the engine would drop"),
+        (["+rollout.engine_args.max_loras=2"], r"rollout.engine_args.max_loras: the run sets it"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(resolved, changes, message):
