@@ -63,7 +63,7 @@ def generate(config: dict[str, Any], console: Console) -> float:
 def complete(
     job: Answering, sampler: Sampler, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
 ) -> None:
-    """Completes the rows after the first `done`, chunk by chunk; each rank completes its share, and rank zero writes."""
+    """Completes the rows after the first `done`, chunk by chunk; each rank does its share, and rank zero writes."""
     run, options, world = job.run, job.run.generate, job.world
     sampling = run.rollout.untruncated(0.0) if options.greedy else run.rollout
     for start in range(done, len(rows), options.chunk):
