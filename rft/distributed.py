@@ -76,6 +76,16 @@ class World:
         return answer[0]
 
 
+class SingleProcess(World):
+    """One process without a process group, which asks only for its rank and for the number of processes."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+
+
+SINGLE_PROCESS = SingleProcess()
+
+
 def start(device: str) -> World:
     """Joins the processes of torchrun, or starts a group of one. A second call keeps the process group.
 

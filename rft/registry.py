@@ -5,7 +5,6 @@ Every node of the resolved config is consumed by exactly one signature: a regist
 key and the cure. Nothing here imports torch, so a config is checked before anything slow is loaded.
 """
 
-import copy
 import dataclasses
 import difflib
 import importlib
@@ -176,13 +175,6 @@ class Target:
         options = {k: v for k, v in node.items() if k != "_target_"}
         self.options = take(options, self.factory, key, name, supplied)
         self.takes = set(inspect.signature(self.factory).parameters)
-
-    def narrowed(self, factory: type) -> "Target":
-        """The same for another class, which takes some of the options and of what is supplied."""
-        other = copy.copy(self)
-        other.factory, other.takes = factory, set(inspect.signature(factory).parameters)
-        other.options = {name: value for name, value in self.options.items() if name in other.takes}
-        return other
 
     def build(self, **supplied: Any) -> Any:
         """Builds the object; of the keyword arguments only those that it takes are handed on."""

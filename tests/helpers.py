@@ -20,12 +20,14 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import collate, dummy_row
+from rft.data.base import CheckContext, SourceContext
 from rft.data.encode.tokenizer import characters
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.registry import take
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
+from rft.rollout.source.base import RolloutContext
 from rft.strategy.base import Strategy
 from rft.strategy.fsdp2 import FSDP2
 from rft.train.trainer import Trainer
@@ -356,3 +358,32 @@ def interrupt(monkeypatch: Any, step: int, part: str = "update") -> None:
         return whole(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, part, failing)
+
+
+def source_context(world: World, encoder: Any, rows: Any, prompts: int, seed: int, **changes: Any) -> SourceContext:
+    """What a source of given texts is given; the algorithm reads nothing of note."""
+    shared = {"world": world, "seed": seed, "encoder": encoder, "rows": rows, "prompts": prompts, "columns": ()}
+    return SourceContext(**{**shared, **changes})
+
+
+def rollout_context(
+    world: World,
+    sampler: Any,
+    encoder: Any,
+    rows: Any,
+    prompts: int,
+    group_size: int,
+    sampling: Any,
+    seed: int,
+    **changes: Any,
+) -> RolloutContext:
+    """What a source that samples is given; nothing scores and no policy computes."""
+    shared = vars(source_context(world, encoder, rows, prompts, seed))
+    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "score": None, "logprobs": None}
+    return RolloutContext(**{**shared, **own, **changes})
+
+
+def check_context(**changes: Any) -> CheckContext:
+    """A run that no source objects to."""
+    shared = {"key": "algorithm.source", "prompts": 4, "group_size": 4, "max_new_tokens": 6, "reads": ()}
+    return CheckContext(**{**shared, "terms": ("right",), "streaming": None, "mixture": False, **changes})

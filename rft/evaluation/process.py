@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.data.given.steps import step_labels
-from rft.data.given.supervised import example_row
+from rft.data.given.supervised import given_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, SetResult
 from rft.evaluation.preference import ScoreEvaluator
@@ -91,7 +91,7 @@ class StepEvaluator(ScoreEvaluator):
         encoder = self._context.encoder
         encoded = [encoder.steps(rows[index], rows[index]["completions"], self._separator) for index in indices]
         examples = [
-            example_row(index, rows[index], ids, [place in ends for place in range(len(ids))])
+            given_row(index, rows[index], ids, [place in ends for place in range(len(ids))])
             for index, (ids, ends) in zip(indices, encoded, strict=True)
         ]
         probabilities = self._score(examples).sigmoid()  # (B, T)

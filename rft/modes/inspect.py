@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
-from rft.data.given.survey import SINGLE_PROCESS, epoch, given, only_reads
+from rft.data.base import GivenTexts, SourceContext, given_texts
+from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
 from rft.setup.assembly import Job
+from rft.setup.components import facts_of
 from rft.setup.datasets import Datasets
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
@@ -53,11 +55,14 @@ def inspect(config: dict[str, Any], console: Console) -> None:
 
 def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, console: Console) -> None:
     run, tokenizer = job.run, loaded.tokenizer
-    texts = given(source)
+    facts, texts = facts_of(source), given_texts(source.factory, source.options)
     reads = texts is not None
+    if texts is None and "prompt" not in facts.fields:
+        console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")
+        return
     examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
     does = "what trains is highlighted" if reads else "what answers are sampled from"
-    if reads and not only_reads(source):
+    if reads and facts.sampled != "never":
         does = "the given texts, what trains is highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
     for number, example in enumerate(examples[: run.inspect.rows], 1):
@@ -78,9 +83,10 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         )
 
 
-def _examples(loaded: Datasets, source: Target, prompts: int, seed: int) -> Iterable[Example]:
+def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int) -> Iterable[Example]:
     """The rows of an epoch in the order of the run."""
-    for batch in epoch(source, SINGLE_PROCESS, loaded.encoder, loaded.train, prompts, seed=seed, columns=()):
+    context = SourceContext(SINGLE_PROCESS, seed, loaded.encoder, loaded.train, prompts, columns=())
+    for batch in given.epoch(context):
         rows = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
         yield from (Example(ids[:length].tolist(), trains[:length].tolist()) for ids, trains, length in rows)
 

@@ -16,22 +16,22 @@ from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
-from rft.data.given.survey import SINGLE_PROCESS, given, only_reads
+from rft.data.base import GivenTexts, Source, given_texts
 from rft.data.rows.lazy import Rows
-from rft.distributed import World, start
+from rft.distributed import SINGLE_PROCESS, World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.modes.verify import certify
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
-from rft.rollout.source.rollout import Score
+from rft.rollout.source.base import RolloutContext, Score
 from rft.setup.components import Components
-from rft.setup.constraints import check_interruption, check_tokenizer
+from rft.setup.constraints import check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.train.checkpoint import Checkpoints
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
-from rft.train.stage import Source, Stage
+from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
 
@@ -138,7 +138,7 @@ class Job(Components):
             gone = role is REFERENCE and self.precompute  # it may be, where a run is resumed
             with check():
                 if role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
-                    temperature = 1.0 if only_reads(self.source) else run.rollout.temperature
+                    temperature = 1.0 if self.facts.sampled == "never" else run.rollout.temperature
                     helper.factory.check(helper.options, role.key, tokenizer, temperature)
         for actor in (self.actor, *self.helpers.values()):
             with check():
@@ -146,29 +146,28 @@ class Job(Components):
                     model = read_config(actor.options["path"], actor.options["model_config"], len(tokenizer), actor.key)
                     check_frozen(model, actor.options["head"], frozen, actor.key)
         with check():
-            check_interruption(self.source.options, encoder, run.rollout.max_new_tokens)
+            self.source.factory.check_tokens(self.source.options, self.check_context("train"), encoder)
         loaded = Datasets(tokenizer, encoder, train, held_out, self.lengths(world, encoder), stream)
         with check():
-            reads = given(self.source)
-            examples = None if reads is None else (lambda: self.examples(loaded, reads))
-            loaded.fit(run, check, shape, "prompt" in self.needs, not only_reads(self.source), examples)
+            given = given_texts(self.source.factory, self.source.options)
+            examples = None if given is None else (lambda: self.examples(loaded, given))
+            loaded.fit(run, check, shape, "prompt" in self.needs, self.facts.sampled != "never", examples)
         return loaded
 
-    def examples(self, loaded: Datasets, source: Target) -> list[int]:
-        """Tokens of each row that a source of given texts draws, until as many are drawn as there are."""
+    def examples(self, loaded: Datasets, given: GivenTexts) -> list[int]:
+        """Tokens of each row that a source of given texts draws, until as many are drawn as the data set has."""
         run, columns = self.run, tuple(sorted(self.algorithm.reads()))
-        supplied = {"seed": run.seed, "columns": columns}
-        return loaded.lengths.examples(source, loaded.train, run.batch.prompts, **supplied)
+        return loaded.lengths.examples(given, loaded.train, run.batch.prompts, seed=run.seed, columns=columns)
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
         if loaded.stream is not None:
             return None
-        source = given(self.source)
-        counts = [] if source is None else self.examples(loaded, source)
-        if not only_reads(self.source):
+        given = given_texts(self.source.factory, self.source.options)
+        counts = [] if given is None else self.examples(loaded, given)
+        if self.facts.sampled != "never" and "prompt" in self.needs:
             counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
-        return max(counts)
+        return max(counts, default=None)
 
     def assemble(
         self,
@@ -209,19 +208,21 @@ class Job(Components):
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
 
         def source(target: Target, prompts: int, algorithm: Algorithm) -> Source:
-            return target.build(
+            context = RolloutContext(
                 world=world,
-                engine=sampler,
+                seed=run.seed,
                 encoder=loaded.encoder,
-                score=score or self.reward.score,
                 rows=loaded.rows(run, log.message),
                 prompts=prompts,
+                columns=tuple(sorted(algorithm.reads())),
+                sampler=sampler,
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
-                seed=run.seed,
-                columns=tuple(sorted(algorithm.reads())),
+                score=score or self.reward.score,
                 logprobs=logprobs,
             )
+            made: Source = target.build(context=context)
+            return made
 
         stages = []
         if run.warmup is not None:

@@ -3,7 +3,7 @@
 import importlib
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,12 +11,13 @@ from rft.actor.base import ColumnModel
 from rft.actor.init import CLASSIFIERS
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
+from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.given.survey import SINGLE_PROCESS, only_reads
 from rft.data.rows.lazy import Rows, load
+from rft.data.rows.mixture import Mixture
 from rft.data.rows.stream import check_stream
-from rft.distributed import World
+from rft.distributed import SINGLE_PROCESS, World
 from rft.errors import Checks, Partial
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
@@ -38,29 +39,16 @@ from rft.setup.constraints import (
     check_packing,
     check_profile,
     check_reference,
-    check_source,
     check_training,
 )
 from rft.setup.schema import Run
 from rft.strategy.base import ModelFacts, Strategy
-from rft.train.schedules import SCHEDULES
+from rft.train.schedules import SCHEDULES, Schedule
 
 GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 FROM_RUN = ("context",)
 FROM_ENGINE = ("context",)
-FROM_ROLLOUT = (
-    "world",
-    "engine",
-    "encoder",
-    "score",
-    "rows",
-    "prompts",
-    "group_size",
-    "sampling",
-    "seed",
-    "columns",
-    "logprobs",
-)
+FROM_STAGE = ("context",)
 
 
 class Components:
@@ -86,7 +74,7 @@ class Components:
         self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
         with check():
             check_engine(run.rollout, self.engine, self.actor.options["lora"])
-        self.source = check.attempt(lambda: Target(run.algorithm.source, "algorithm.source", FROM_ROLLOUT))
+        self.source = check.attempt(lambda: source_of(run.algorithm.source, "algorithm.source"))
         self.train = check.attempt(lambda: Target(run.data.train, "data.train", ("key",)))
         self.held_out: dict[str, Target] = {}
         with check():
@@ -98,10 +86,11 @@ class Components:
             for name, node in run.logger.items():
                 self.sinks.append(check.attempt(lambda n=name, o=node: Target(o, f"logger.{n}").build()))
         self.algorithm = check.attempt(lambda: build_algorithm(run.algorithm, "algorithm", self.reward.weights))
-        self.schedules = [
-            check.attempt(lambda n=name, o=node: SCHEDULES.build(o, f"algorithm.schedules.{n}")())
-            for name, node in run.algorithm.schedules.items()
-        ]
+        self.schedules: list[Schedule] = []
+        with check():
+            for name, node in run.algorithm.schedules.items():
+                schedule = check.attempt(lambda n=name, o=node: SCHEDULES.build(o, f"algorithm.schedules.{n}")())
+                self.schedules.append(schedule)
         self._check_together()
         for sink in self.sinks:
             with check():
@@ -147,30 +136,34 @@ class Components:
                     "it finds in a response, so there is none to vote on; set eval.maj_k=[] or choose another accuracy"
                 )
         with check():
-            check_source(self.source.options, self.reward.names, run.algorithm.group_size)
+            self.source.factory.check(self.source.options, self.check_context("train"))
         with check():
-            check_mixtures(self.train, self.held_out, self.source)
+            check_mixtures(self.held_out)
         with check():
-            check_stream(run.data.streaming, self.train, self.source)
+            check_stream(run.data.streaming, self.train)
+        self.facts = check.attempt(lambda: facts_of(self.source))
         with check():
-            check_flow(run, self.algorithm, self.source)
+            check_flow(run, self.algorithm, self.facts)
         with check():
             copied = self.starts_as_policy(REFERENCE)
-            check_reference(run.algorithm, self.algorithm, not only_reads(self.source), self.precompute, copied)
+            check_reference(run.algorithm, self.algorithm, self.facts.sampled != "never", self.precompute, copied)
         self.needs: set[str] = set()
         with check():
-            self.needs |= set(self.source.factory.needs(self.source.options))
-            if "score" in self.source.takes:
+            self.needs |= set(self.facts.fields)
+            if self.facts.scores:
                 self.needs |= set(self.reward.fields)
         with check():
             if run.warmup is not None:
                 warmup = run.warmup
                 self.warmup_method = check.attempt(lambda: build_algorithm(warmup.algorithm(), "warmup"))
-                self.warmup_source = check.attempt(lambda: Target(warmup.source, "warmup.source", FROM_ROLLOUT))
+                self.warmup_source = check.attempt(lambda: source_of(warmup.source, "warmup.source"))
+                facts = check.attempt(lambda: facts_of(self.warmup_source))
                 with check():
-                    check_flow(run, self.warmup_method, self.warmup_source)
+                    self.warmup_source.factory.check(self.warmup_source.options, self.check_context("warmup"))
                 with check():
-                    self.needs |= set(self.warmup_source.factory.needs(self.warmup_source.options))
+                    check_flow(run, self.warmup_method, facts)
+                with check():
+                    self.needs |= set(facts.fields)
         with check():
             algorithms = {"algorithm": self.algorithm} | (
                 {"warmup": self.warmup_method} if run.warmup is not None else {}
@@ -194,6 +187,26 @@ class Components:
             head = options["head"]
             facts[key] = ModelFacts(head, head in CLASSIFIERS, options["lora"] is not None, optimizers, hooked)
         return facts
+
+    def check_context(self, stage: Literal["warmup", "train"]) -> CheckContext:
+        """What a source can be checked against; what is wrong itself skips the checks that look at it."""
+        run, check, warmup = self.run, self.check, self.run.warmup
+        if stage == "warmup":
+            assert warmup is not None
+            key, prompts, group_size, algorithm = self.warmup_source.key, warmup.rows, 1, self.warmup_method
+        else:
+            key, prompts, group_size = self.source.key, run.batch.prompts, run.algorithm.group_size
+            algorithm = self.algorithm
+        return CheckContext(
+            key=key,
+            prompts=prompts,
+            group_size=group_size,
+            max_new_tokens=run.rollout.max_new_tokens,
+            reads=check.attempt(algorithm.reads),
+            terms=check.attempt(lambda: self.reward.names),
+            streaming=run.data.streaming,
+            mixture=check.attempt(lambda: self.train.factory is Mixture),
+        )
 
     def starts_as_policy(self, role: Role) -> bool:
         """True where an actor names the same model as the policy, and follows it."""
@@ -265,6 +278,27 @@ class Components:
             seed=run.seed,
         )
         return GenerationEvaluator(context, sampler, self.reward, drawn)
+
+
+def source_of(node: Any, key: str) -> Target:
+    """What makes the batches of a stage.
+
+    Raises:
+        ValueError: names the key; among others where the class is no `Source`.
+    """
+    target = Target(node, key, FROM_STAGE)
+    if not (isinstance(target.factory, type) and issubclass(target.factory, Source)):
+        raise ValueError(
+            f"{key}._target_: {target.factory.__name__} is no source of batches; name a class that implements "
+            "rft.data.base.Source"
+        )
+    return target
+
+
+def facts_of(source: Target) -> SourceFacts:
+    """What a source with the options of its yaml does."""
+    facts: SourceFacts = source.factory.facts(source.options)
+    return facts
 
 
 def actor_of(node: Any, key: str) -> Target:

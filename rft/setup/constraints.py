@@ -12,7 +12,7 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.roles import ROLES
 from rft.batch.columns import check_columns
-from rft.data.encode.encoder import Encoder
+from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.errors import Checks
 from rft.registry import Target, did_you_mean
@@ -101,44 +101,14 @@ def check_metric(run: Run, metrics: list[str]) -> None:
         )
 
 
-def check_source(options: dict[str, Any], terms: tuple[str, ...], group_size: int) -> None:
-    """What a source looks at is a reward term that there is, and can differ within a group.
-
-    Args:
-        options: of the source.
-        terms: the names of the reward's terms.
-        group_size: responses per prompt.
-    """
-    for name in ("redraw", "tracking"):
-        node = options.get(name)
-        if node is not None and node.term not in terms:
-            raise ValueError(
-                f"algorithm.source.{name}.term={node.term}: none of reward.terms, which are {', '.join(terms)}"
-                f"{did_you_mean(node.term, terms)}"
-            )
-    share = options.get("sampled_share")
-    if share is not None and not 0 <= share <= 1:
-        raise ValueError(f"algorithm.source.sampled_share={share}: a chance is at least 0 and at most 1")
-    if options.get("redraw") is not None and group_size < 2:
-        raise ValueError(
-            f"algorithm.group_size={group_size}: a group of one never differs, so dynamic sampling would draw it again "
-            "and again; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
-        )
-
-
-def check_mixtures(train: Target, held_out: dict[str, Target], source: Target) -> None:
-    """A mixture is drawn from by its weights, and by nothing else."""
+def check_mixtures(held_out: dict[str, Target]) -> None:
+    """Only `data.train` may be a mixture."""
     for target in held_out.values():
         if target.factory is Mixture:
             raise ValueError(
                 f"{target.key}: an evaluation has all rows of a set, whatever their weights; give each part of the "
                 "mixture a name of its own under data.eval"
             )
-    if train.factory is Mixture and source.options.get("priority") is not None:
-        raise ValueError(
-            "data.train is a mixture, and algorithm.source.priority would draw its rows by other weights; set "
-            "algorithm.source.priority=null, or train on one of its parts"
-        )
 
 
 def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
@@ -188,40 +158,16 @@ def check_head(options: dict[str, Any], algorithms: dict[str, Algorithm], engine
     check.end()
 
 
-def check_interruption(options: dict[str, Any], encoder: Encoder, new_tokens: int) -> None:
-    """An answer that is interrupted has room for the phrase, within the cap on new tokens that `check_lengths` knows.
-
-    Args:
-        options: of the source.
-    """
-    interruption = options.get("interruption")
-    if interruption is None:
-        return
-    phrase = len(encoder.encode([interruption.phrase])[0])
-    if phrase + 2 > new_tokens:
-        raise ValueError(
-            f"algorithm.source.interruption.phrase has {phrase} tokens, which with one before and one behind is more "
-            f"than rollout.max_new_tokens={new_tokens}; shorten it, raise rollout.max_new_tokens or choose another "
-            "algorithm/source"
-        )
-
-
-def check_flow(run: Run, algorithm: Algorithm, source: Target) -> None:
+def check_flow(run: Run, algorithm: Algorithm, source: SourceFacts) -> None:
     """Every column that a step reads has one writer before it.
 
     Args:
-        source: its class has the columns that it `writes` always, and those that it `can_write` where they are read. An
-            option of such a column's name is the field that it is taken from, or null.
+        source: of the batches.
     """
-    reads, can_write = algorithm.reads(), source.factory.can_write
-    if unread := [name for name in can_write if source.options.get(name) is not None and name not in reads]:
-        raise ValueError(
-            f"{source.key}.{unread[0]}={source.options[unread[0]]}: nothing reads {unread[0]!r}; set it to null"
-        )
-    given = [name for name in can_write if name in reads and source.options.get(name, name) is not None]
+    reads = algorithm.reads()
     copied = run.algorithm.old_logprobs == "rollout"
     stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        ("algorithm.source", (), (*source.factory.writes, *given)),
+        ("algorithm.source", (), (*source.writes, *(name for name in source.writes_if_read if name in reads))),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
     ]
     if algorithm.selection.facts.groups:
@@ -366,6 +312,20 @@ def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_toke
             f"{key}: the prompt of row {longest} has {counts[longest]} tokens; with rollout.max_new_tokens="
             f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
             "out or choose a model with a longer context"
+        )
+
+
+def check_examples(counts: list[int], context: int) -> None:
+    """No given text is longer than the model's context.
+
+    Args:
+        counts: tokens of each row.
+        context: of the model.
+    """
+    if max(counts) > context:
+        raise ValueError(
+            f"data.train: the longest row has {max(counts)} tokens, over the model's context of {context}; take out "
+            "what is too long (mode=inspect counts it) or choose a model with a longer context"
         )
 
 

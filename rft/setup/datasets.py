@@ -7,11 +7,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, filter_overlong_prompts
-from rft.data.given.survey import check_examples
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows, check_room
 from rft.errors import Checks
-from rft.setup.constraints import check_lengths
+from rft.setup.constraints import check_examples, check_lengths
 from rft.setup.schema import Run
 
 
@@ -79,7 +78,7 @@ class Datasets:
             with check():
                 if samples:
                     check_room(run.data.streaming, most, context, new_tokens)
-        elif most is not None or samples:
+        elif most is not None or (samples and prompted):
             with check():
                 counts = self.lengths.prompts(self.train)
                 self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.said.append)

@@ -2,39 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from tensordict import TensorDict
 
 from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
-from rft.metrics import Metrics
+from rft.data.base import Source
 from rft.train.schedules import Schedule
-
-
-class Source(Protocol):
-    """Where batches come from."""
-
-    temperature: float
-    writes: tuple[str, ...]
-    can_write: tuple[str, ...]
-
-    def samples(self) -> bool:
-        """Whether the engine answers for the next step; otherwise its texts are given. The same on every rank."""
-        ...
-
-    def next(self, metrics: Metrics) -> TensorDict:
-        """This rank's rows of the next step."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this rank."""
-        ...
-
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes up the states of all ranks that wrote the checkpoint."""
-        ...
 
 
 @dataclass

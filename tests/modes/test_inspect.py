@@ -6,8 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
+from rft.data.base import SourceContext, given_texts
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import SINGLE_PROCESS, epoch
+from rft.distributed import SINGLE_PROCESS
 from rft.modes.inspect import READ, SPECIAL, TRAINED, Example, inspect, spelled
 from rft.setup.assembly import Job
 
@@ -63,7 +64,8 @@ def test_it_is_what_the_first_step_trains_on(shown, tiny, monkeypatch):
     job = Job(tiny("algorithm=sft"))
     loaded = job.load(1)
     run = job.run
-    batch = next(epoch(job.source, SINGLE_PROCESS, loaded.encoder, loaded.train, run.batch.prompts, seed=run.seed))
+    context = SourceContext(SINGLE_PROCESS, run.seed, loaded.encoder, loaded.train, run.batch.prompts, columns=())
+    batch = next(given_texts(job.source.factory, job.source.options).epoch(context))
     for ids, trains in zip(batch["tokens", "input_ids"], batch["response_mask"], strict=True):
         answer = loaded.tokenizer.decode(ids[trains])
         assert f"{loaded.tokenizer.decode(ids[~trains])}⟦{answer}⟧\n" in said

@@ -17,15 +17,14 @@ import tokenizers
 import transformers
 
 from rft.batch.columns import lengths
+from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import encoder as encode
 from rft.data.encode import masks, templates
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
-from rft.data.given.survey import SINGLE_PROCESS, epoch
 from rft.data.rows.lazy import Row, Rows, subset
 from rft.data.rows.mixture import Mixed
-from rft.distributed import World
-from rft.registry import Target
+from rft.distributed import SINGLE_PROCESS, World
 
 CHUNK = 1024  # rows that one rank hashes at once
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
@@ -59,18 +58,23 @@ class Lengths:
 
         return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
 
-    def examples(self, source: Target, rows: Rows, prompts: int, **supplied: Any) -> list[int]:
-        """Tokens of each row of the batches of an epoch; arguments as of `epoch`.
+    def examples(
+        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]
+    ) -> list[int]:
+        """Tokens of each row of the batches of an epoch.
+
+        Args:
+            rows, prompts, seed, columns: see `SourceContext`.
 
         Raises:
             ValueError: a row cannot be encoded.
         """
 
         def count(world: World) -> list[int]:
-            batches = epoch(source, world, self._encoder, rows, prompts, **supplied)
-            return [length for batch in batches for length in lengths(batch).tolist()]
+            context = SourceContext(world, seed, self._encoder, rows, prompts, columns)
+            return [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
 
-        made_of = (_code(source.factory), source.options, prompts, supplied)
+        made_of = (_code(given.source), dict(given.options), prompts, {"seed": seed, "columns": columns})
         return self._known(rows, lambda row: row, made_of, count)
 
     def _known(
@@ -126,7 +130,8 @@ def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
 
 def _code(kind: type) -> list[bytes]:
     """The source files of a class and of its base classes."""
-    return [Path(inspect.getfile(one)).read_bytes() for one in kind.__mro__ if one.__module__ != "builtins"]
+    bases = [one for one in kind.__mro__ if one.__module__ not in ("builtins", "abc")]
+    return [Path(inspect.getfile(one)).read_bytes() for one in bases]
 
 
 def filter_overlong_prompts(

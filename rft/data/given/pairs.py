@@ -1,56 +1,52 @@
 """Batches of given preferences: pairs of a better and a worse response, or single responses that are good or bad."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensordict import TensorDict
 
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
-from rft.data.encode.encoder import Encoder
+from rft.data.base import CheckContext, SourceContext, SourceFacts
 from rft.data.given.supervised import DatasetSource
-from rft.data.rows.lazy import Rows
-from rft.distributed import World
 from rft.metrics import Metrics
 
-TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # files of text have no others
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # as files of text spell them
 
 
 class PairSource(DatasetSource):
     """Draws pairs: a prompt with a chosen and a rejected response, two rows that train and stay together.
 
     Args:
-        world, encoder, rows, prompts, seed: supplied; `prompts` is the number of pairs of a step over all ranks.
+        context: of the stage; `prompts` is the number of pairs of a step.
         chosen, rejected: the fields that hold the two responses.
         margin: the field that says how much better the chosen one is, a number, or null.
     """
 
-    writes = (*SOURCE_COLUMNS, "chosen")
-    can_write = ("margin",)
-
-    def __init__(
-        self,
-        world: World,
-        encoder: Encoder,
-        rows: Rows,
-        prompts: int,
-        seed: int,
-        chosen: str,
-        rejected: str,
-        margin: str | None,
-    ) -> None:
-        super().__init__(world, encoder, rows, prompts, seed, chosen)
+    def __init__(self, context: SourceContext, *, chosen: str, rejected: str, margin: str | None) -> None:
+        super().__init__(context, response=chosen)
         self._rejected = rejected
         self._margin = margin
 
-    @staticmethod
-    def needs(options: dict[str, Any]) -> tuple[str, ...]:
-        """The fields of a row that this source reads."""
-        fields = (options["chosen"], options["rejected"], options["margin"])
-        return ("prompt", *(field for field in fields if field is not None))
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`."""
+        margin = options["margin"]
+        return SourceFacts(
+            writes=(*SOURCE_COLUMNS, "chosen", *(("margin",) if margin is not None else ())),
+            fields=("prompt", options["chosen"], options["rejected"], *((margin,) if margin is not None else ())),
+            sampled="never",
+        )
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """Refuses a margin that no function reads."""
+        if options["margin"] is not None and "margin" not in context.reads:
+            raise ValueError(f"{context.key}.margin={options['margin']}: nothing reads 'margin'; set it to null")
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        return collate([row for position, pair in self._drawn() for row in self._pair(position, pair)])
+        return collate([row for position, pair in self._draw() for row in self._pair(position, pair)])
 
     def _pair(self, position: int, pair: dict[str, Any]) -> list[dict[str, Any]]:
         margin = {} if self._margin is None else {"margin": _number(pair[self._margin], self._margin)}
@@ -61,45 +57,39 @@ class PairSource(DatasetSource):
 
 
 class LabelledSource(DatasetSource):
-    """Draws responses that are labelled good or bad, each with a mismatched row: the next one's, behind its prompt.
+    """Draws responses that are labelled good or bad, each with a mismatched row: the next response behind its prompt.
 
-    A mismatched row is there to be measured: it tells how far the policy is from the reference on what has nothing to
-    do with the prompt (KTO, arXiv 2402.01306, section 4.1). The next one of the last row of a step is its first.
+    A mismatched row is measured and does not train: it tells how far the policy is from the reference on text that has
+    nothing to do with the prompt (KTO, arXiv 2402.01306, section 4.1). The last row of a step has the response of the
+    first.
 
     Args:
-        world, encoder, rows, prompts, seed: supplied; `prompts` is the number of responses of a step over all ranks.
+        context: of the stage; `prompts` is the number of responses of a step.
         response: the field that holds the response.
         label: the field that is true where the response is good.
-
-    Raises:
-        ValueError: a step has one response alone.
     """
 
-    writes = (*SOURCE_COLUMNS, "label", "mismatched")
-
-    def __init__(
-        self,
-        world: World,
-        encoder: Encoder,
-        rows: Rows,
-        prompts: int,
-        seed: int,
-        response: str,
-        label: str,
-    ) -> None:
-        super().__init__(world, encoder, rows, prompts, seed, response)
+    def __init__(self, context: SourceContext, *, response: str, label: str) -> None:
+        super().__init__(context, response=response)
         self._label = label
-        if prompts < 2:
-            raise ValueError("batch.prompts=1: a response needs another one's prompt beside it; set it to 2 or more")
 
-    @staticmethod
-    def needs(options: dict[str, Any]) -> tuple[str, ...]:
-        """The fields of a row that this source reads."""
-        return ("prompt", options["response"], options["label"])
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`."""
+        fields = ("prompt", options["response"], options["label"])
+        return SourceFacts((*SOURCE_COLUMNS, "label", "mismatched"), fields, sampled="never")
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """Refuses a step of one response: it has no other one to be mismatched with."""
+        if context.prompts == 1:
+            raise ValueError(
+                "batch.prompts=1: a mismatched row takes the response of another row of the step; set it to 2 or more"
+            )
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's responses of the next step, and behind each its mismatched row."""
-        taken = self._sampler.take(self._prompts)
+        taken = self._row_sampler.take(self._prompts)
         pairs = list(zip(taken, [*taken[1:], taken[0]], strict=True))[self._world.rank :: self._world.size]
         rows = []
         for (position, own), (_, other) in pairs:

@@ -1,71 +1,60 @@
 """Batches of given answers whose steps are labelled one by one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS
-from rft.data.encode.encoder import Encoder
-from rft.data.given.supervised import DatasetSource, example_row
-from rft.data.rows.lazy import Rows
-from rft.distributed import World
+from rft.data.base import CheckContext, SourceContext, SourceFacts
+from rft.data.given.supervised import DatasetSource, given_row
 
 
 class StepSource(DatasetSource):
-    """Draws answers in steps; of each step the last token trains, and has the label of the step.
+    """Draws answers in steps; the last token of each step trains, and has the label of the step.
 
     The rows are those that TRL calls stepwise supervision: `{prompt, completions: [step, ...], labels: [true, ...]}`.
 
     Args:
-        world, encoder, rows, prompts, seed: supplied; `prompts` is the number of answers of a step over all ranks.
+        context: of the stage; `prompts` is the number of answers of a step.
         steps: the field that holds the texts of the steps.
-        labels: the field that says of each whether the answer is right up to there: true or false, or from 0 to 1.
-        separator: what stands behind every step.
-
-    Raises:
-        ValueError: the separator is empty.
+        labels: the field with a label for each step: true or false, or a number from 0 to 1.
+        separator: the text behind every step.
     """
 
-    writes = (*SOURCE_COLUMNS, "step_labels")
-
-    def __init__(
-        self,
-        world: World,
-        encoder: Encoder,
-        rows: Rows,
-        prompts: int,
-        seed: int,
-        steps: str,
-        labels: str,
-        separator: str,
-    ) -> None:
-        super().__init__(world, encoder, rows, prompts, seed, steps)
+    def __init__(self, context: SourceContext, *, steps: str, labels: str, separator: str) -> None:
+        super().__init__(context, response=steps)
         self._labels = labels
         self._separator = separator
-        if not separator:
-            raise ValueError("algorithm.source.separator is empty: nothing would end a step; give it a text")
 
-    @staticmethod
-    def needs(options: dict[str, Any]) -> tuple[str, ...]:
-        """The fields of a row that this source reads."""
-        return ("prompt", options["steps"], options["labels"])
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`."""
+        fields = ("prompt", options["steps"], options["labels"])
+        return SourceFacts((*SOURCE_COLUMNS, "step_labels"), fields, sampled="never")
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """Refuses an empty separator."""
+        if not options["separator"]:
+            raise ValueError(f"{context.key}.separator is empty: nothing would end a step; give it a text")
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
         ids, ends = self._encoder.steps(row, response, self._separator)
-        column = torch.zeros(len(ids))
+        column = torch.zeros(len(ids))  # (T,)
         column[ends] = torch.tensor(
             step_labels(row[self._labels], len(ends), f"algorithm.source.labels={self._labels}")
         )
         places = set(ends)
-        return example_row(position, row, ids, [place in places for place in range(len(ids))]) | {"step_labels": column}
+        return given_row(position, row, ids, [place in places for place in range(len(ids))]) | {"step_labels": column}
 
 
 def step_labels(labels: Any, count: int, where: str) -> list[float]:
     """The labels of the steps of a row, from 0 to 1.
 
     Args:
-        count: of its steps.
-        where: they are, for messages.
+        count: the number of its steps.
+        where: the place of the labels, for messages.
 
     Raises:
         ValueError: a label is something else, or there are not as many of them as steps.

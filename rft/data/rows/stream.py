@@ -59,8 +59,8 @@ class StreamableRows(ABC):
         """
 
 
-def check_stream(buffer: int | None, train: Target, source: Target) -> None:
-    """Raises a ValueError if the rows cannot be streamed, or if the source needs to know all of them."""
+def check_stream(buffer: int | None, train: Target) -> None:
+    """Raises a ValueError if the rows cannot be streamed."""
     if buffer is None:
         return
     cure = "set data.streaming=null"
@@ -69,11 +69,6 @@ def check_stream(buffer: int | None, train: Target, source: Target) -> None:
             f"data.streaming={buffer}: it is the number of rows that are shuffled together; give at least 1, or {cure}"
         )
     check_streamable(train)
-    if source.options.get("tracking") is not None:
-        raise ValueError(
-            f"data.streaming={buffer}: algorithm.source.tracking counts how often each row is solved, and the "
-            f"rows of a stream are not known; choose algorithm/source=rollout, or {cure}"
-        )
 
 
 def check_streamable(rows: Target) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rft.actor.base import ModelContext, TrainableModel, trainable
 from rft.algorithm.roles import POLICY
-from rft.data.given.survey import given, sample_always
+from rft.data.base import given_texts
 from rft.distributed import World
 from rft.logger.log import SilentLog
 from rft.modes.doctor.examine import Examination, RunFacts
@@ -53,8 +53,8 @@ def run(config: dict[str, Any]) -> float:
     """
     job = DoctorJob(config)
     run, spread = job.run, job.strategy.factory
-    sample_always(job.source)
-    if given(job.source) is not None:
+    job.source.options = job.source.factory.always_sampled(job.source.options)
+    if given_texts(job.source.factory, job.source.options) is not None:
         raise ValueError(
             f"mode=doctor: algorithm={run.algorithm.name} has no steps of samples alone; choose another algorithm"
         )

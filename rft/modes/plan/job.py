@@ -8,9 +8,9 @@ import torch
 
 from rft.actor.base import TrainableModel
 from rft.actor.init import init_without_loading, read_config
+from rft.data.base import given_texts
 from rft.data.encode.lengths import Lengths
-from rft.data.given.survey import SINGLE_PROCESS, only_reads, sample_always
-from rft.distributed import World, pretend
+from rft.distributed import SINGLE_PROCESS, World, pretend
 from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.memory_tracker import MemoryTracker
@@ -85,13 +85,19 @@ class PlanJob(Job):
             else:
                 self._suppose(run.plan.prompt_tokens)
         check.end()
-        sample_always(self.source)  # a step that is sampled holds all that one with given texts does, and more
+        # A sampled step holds everything that a step of given texts does, and more.
+        self.source.options = self.source.factory.always_sampled(self.source.options)
 
     def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
         if "prompt" in self.needs:
             return max(loaded.lengths.prompts(loaded.train))
-        return max(1, max(self.examples(loaded, self.source)) - self.run.rollout.max_new_tokens)
+        given = given_texts(self.source.factory, self.source.options)
+        if given is None:
+            raise ValueError(
+                "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"
+            )
+        return max(1, max(self.examples(loaded, given)) - self.run.rollout.max_new_tokens)
 
     def _suppose(self, prompt_tokens: int) -> None:
         run, check = self.run, self.check
@@ -146,7 +152,7 @@ class PlanJob(Job):
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)
             plain = self.engine.factory.facts.plain_torch
-            if plain and not only_reads(self.source):
+            if plain and self.facts.sampled != "never":
                 walk.sample("rollout", groups, run.rollout, size)
             if plain and self._held_out and self.grader is None:
                 walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))

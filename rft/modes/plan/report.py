@@ -14,7 +14,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rft.algorithm.roles import ROLES
-from rft.data.given.survey import only_reads
 from rft.modes.plan.config_origin import Origin
 from rft.modes.plan.job import Forecast, PlanJob
 
@@ -88,7 +87,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
         "of a rank, where all rows are that long",
         "optimizer steps": f"{updates * steps:,}: {updates:,} in each of {steps:,} steps{before}",
     }
-    if not only_reads(job.source):
+    if job.facts.sampled != "never":
         if run.algorithm.sampler == "reference":
             updates *= run.algorithm.iteration or run.steps
         after = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"

@@ -49,7 +49,6 @@ class Completion:
         finish_reason: `stop` at an end token or a stop string, `length` at the cap.
         text: the tokens decoded without special tokens, cut before the stop string.
         versions: of the weights that sampled each token.
-        given: places in `tokens` of what was put in and not sampled; the log-probability there is 0.
     """
 
     tokens: list[int]
@@ -57,7 +56,6 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     text: str
     versions: list[int]
-    given: range = range(0)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,22 @@
 """Batches of new text whose prompts are chosen by how often they are solved, which is tracked while training."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.collate import collate
-from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Rows
-from rft.distributed import World
+from rft.batch.trajectory import Trajectory, given_segments, to_row
+from rft.data.base import CheckContext, SourceFacts
+from rft.errors import Checks
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Engine
-from rft.rollout.engine.sampling import Sampling
+from rft.rollout.source.base import RolloutContext
 from rft.rollout.source.forced_stop import ForcedStop
-from rft.rollout.source.rollout import DynamicSampling, RolloutSource, Score
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource, check_term
 
 
 class PromptRecord(NamedTuple):
@@ -107,57 +105,69 @@ class CurriculumSource(RolloutSource):
     Each row gets `baseline_scores`: the solve rate of its prompt as it was known before this visit.
 
     Args:
-        world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns: see `RolloutSource`.
-        logprobs: supplied: log-probabilities (B, T) of the `keep` tokens of a batch by the policy as it is now.
+        context: see `RolloutSource`; with `tracking.forget` the source also calls `logprobs`.
         redraw, interruption: see `RolloutSource`.
         tracking: how the solve rate is tracked.
-        priority: how often which prompt is drawn; null for epochs.
-        retire: prompts of at least this solve rate are not drawn any more, or null (ScaleRL, 2510.13786).
+        priority: how often a prompt is drawn; null for epochs.
+        retire: prompts of at least this solve rate are not drawn again, or null (ScaleRL, 2510.13786).
     """
-
-    writes = (*RolloutSource.writes, "baseline_scores")
 
     def __init__(
         self,
-        world: World,
-        engine: Engine,
-        encoder: Encoder,
-        score: Score,
-        rows: Rows,
-        prompts: int,
-        group_size: int,
-        sampling: Sampling,
-        seed: int,
-        columns: tuple[str, ...],
-        logprobs: Callable[[TensorDict], Tensor],
+        context: RolloutContext,
+        *,
         redraw: DynamicSampling | None,
         interruption: ForcedStop | None,
         tracking: SolveRate,
         priority: Priority | None,
         retire: float | None,
     ) -> None:
-        super().__init__(
-            world, engine, encoder, score, rows, prompts, group_size, sampling, seed, columns, redraw,
-            interruption,
-        )  # fmt: skip
-        self._logprobs = logprobs
+        super().__init__(context, redraw=redraw, interruption=interruption)
         self._tracking = tracking
         self._priority = priority
         self._retire = retire
-        self._counts = torch.tensor([tracking.right, tracking.wrong]).double().repeat(len(rows), 1)  # (N, 2)
+        self._counts = torch.tensor([tracking.right, tracking.wrong]).double().repeat(len(context.rows), 1)  # (N, 2)
         self._visits: dict[int, PromptRecord] = {}
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`."""
+        facts = super().facts(options)
+        return replace(facts, writes=(*facts.writes, "baseline_scores"))
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """The solve rate is that of a reward term, of rows that are known and drawn by these weights alone."""
+        check = Checks()
+        with check():
+            super().check(options, context)
+        with check():
+            check_term(f"{context.key}.tracking", options["tracking"].term, context)
+        with check():
+            if context.mixture and options["priority"] is not None:
+                raise ValueError(
+                    f"data.train is a mixture, and {context.key}.priority would draw its rows by other weights; set "
+                    f"{context.key}.priority=null, or train on one of its parts"
+                )
+        with check():
+            if context.streaming is not None:
+                raise ValueError(
+                    f"data.streaming={context.streaming}: {context.key}.tracking counts how often each row is solved, "
+                    "and the rows of a stream are not known; choose algorithm/source=rollout, or set "
+                    "data.streaming=null"
+                )
+        check.end()
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         rates = self._counts[:, 0] / self._counts.sum(1)  # (N,)
-        by_weight = self._priority is not None
-        take = self._rows_sampler.take_by_weight if by_weight else self._rows_sampler.take
-        mine = take(self._prompts, self._weights(rates, metrics))[self._mine]
-        groups = self._answer(mine, metrics)
-        metrics.mean("rollout/solve_rate", rates[[row for _, row in mine]])
-        for (_, row), group in zip(mine, groups, strict=True):
+        take = self._row_sampler.take if self._priority is None else self._row_sampler.take_by_weight
+        local = take(self._context.prompts, self._weights(rates, metrics))[self._local]
+        groups = self._answer(local, metrics)
+        metrics.mean("rollout/solve_rate", rates[[row for _, row in local]])
+        for (_, row), group in zip(local, groups, strict=True):
             for answer in group:
                 answer["baseline_scores"] = rates[row].float()
-        self._learn(mine, groups, metrics)
+        self._update_counts(local, groups, metrics)
         return groups
 
     def _weights(self, rates: Tensor, metrics: Metrics) -> Tensor:
@@ -175,15 +185,17 @@ class CurriculumSource(RolloutSource):
             weights = (rates * (1 - rates)).sqrt() + self._priority.floor
         return torch.where(retired, 0.0, weights)
 
-    def _learn(self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]], metrics: Metrics) -> None:
-        """Takes up the outcome of a round. Every rank learns of all groups, in the order of their positions."""
+    def _update_counts(
+        self, local: list[tuple[int, int]], groups: list[list[dict[str, Any]]], metrics: Metrics
+    ) -> None:
+        """Counts the outcome of a round. Every rank counts the groups of all ranks, in the order of their positions."""
         visits: dict[int, PromptRecord] = {}
         changes: dict[int, float] = {}
         if self._tracking.forget is not None:
-            visits, changes = self._compare(mine, groups)
+            visits, changes = self._compare(local, groups)
             metrics.mean("rollout/policy_change", torch.tensor(list(changes.values())))
         found = []
-        for (position, row), group in zip(mine, groups, strict=True):
+        for (position, row), group in zip(local, groups, strict=True):
             scores = torch.stack([answer["terms"][self._tracking.term] for answer in group]).double()
             if not (scores.min() >= 0 and scores.max() <= 1):  # so that NaN is refused too
                 raise ValueError(
@@ -192,44 +204,46 @@ class CurriculumSource(RolloutSource):
                 )
             share = self._tracking.share(changes.get(row, 0.0))
             found.append((position, row, share, torch.stack([scores.sum(), (1 - scores).sum()])))
-        everyones = self._world.gather((found, visits))
-        for _, row, share, counts in sorted((o for outcomes, _ in everyones for o in outcomes), key=itemgetter(0)):
+        parts = self._context.world.gather((found, visits))
+        for _, row, share, counts in sorted((o for outcomes, _ in parts for o in outcomes), key=itemgetter(0)):
             self._counts[row] = share * self._counts[row] + counts
-        latest = {position: visit for _, theirs in everyones for position, visit in theirs.items()}
+        latest = {position: visit for _, part in parts for position, visit in part.items()}
         self._visits |= {visit.row: visit for _, visit in sorted(latest.items())}
 
     def _compare(
-        self, mine: list[tuple[int, int]], groups: list[list[dict[str, Any]]]
+        self, local: list[tuple[int, int]], groups: list[list[dict[str, Any]]]
     ) -> tuple[dict[int, PromptRecord], dict[int, float]]:
         """These visits by position, and by row how much the policy has changed since the visit before.
 
-        The first answer stands for its group. Old policies are gone, but what they said of their own answer is kept.
+        The first answer stands for its group. The old policy is gone, but its log-probabilities of the old answer are
+        kept.
         """
-        before = [self._visits[row] for row in sorted({row for _, row in mine}) if row in self._visits]
+        before = [self._visits[row] for row in sorted({row for _, row in local}) if row in self._visits]
         answers = [(group[0]["tokens"]["input_ids"], group[0]["response_mask"]) for group in groups]
-        said = self._say([*answers, *((visit.ids.long(), visit.sampled) for visit in before)])
+        current = self._logprobs([*answers, *((visit.ids.long(), visit.sampled) for visit in before)])
         visits = {
             position: PromptRecord(row, ids.int(), sampled, logprobs)
-            for (position, row), (ids, sampled), logprobs in zip(mine, answers, said, strict=False)
+            for (position, row), (ids, sampled), logprobs in zip(local, answers, current, strict=False)
         }
-        again = zip(before, said[len(mine) :], strict=True)
+        again = zip(before, current[len(local) :], strict=True)
         return visits, {visit.row: float((visit.logprobs - now).abs().mean()) for visit, now in again}
 
-    def _say(self, texts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """What the policy says now of the sampled tokens of each text (T,): log-probabilities, (L,) each."""
+    def _logprobs(self, texts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The current policy's log-probabilities of the sampled tokens of each text (T,), (L,) each."""
         rows = []
         for unit, (ids, sampled) in enumerate(texts):
-            tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            rows.append({"tokens": tokens, "response_mask": sampled, "keep": sampled, "unit": unit, "group": unit})
-        found = self._logprobs(collate(rows))  # (B, T)
+            text = Trajectory(given_segments(ids.tolist(), sampled.tolist()), None, {})
+            rows.append(to_row(text, group=unit, unit=unit) | {"keep": sampled})
+        found = self._context.logprobs(collate(rows))  # (B, T)
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Also the counts and visits: every rank knows all of them, and rank zero hands them in."""
-        known = {"counts": self._counts.clone(), "visits": dict(self._visits)} if self._world.rank == 0 else {}
+        """Also counts and visits. They are the same on every rank, so that of rank 0 alone has them."""
+        known = {"counts": self._counts.clone(), "visits": dict(self._visits)} if self._context.world.rank == 0 else {}
         return super().state_dict() | known
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """See `Source.load_state_dict`."""
         super().load_state_dict(states)
         self._counts = states[0]["counts"].clone()
         self._visits = dict(states[0]["visits"])

@@ -1,22 +1,26 @@
-"""Forced interruption: an answer that goes on for too long is told to conclude, and does so in the same row."""
+"""Forced stop: an answer that is too long gets a phrase that tells the model to conclude, and continues behind it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from rft.rollout.engine.base import Completion, Engine, Request, row_seed
+from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.sampler import Sampler
+from rft.rollout.source.base import answer, sampled_segment
 
 
 @dataclass
 class ForcedStop:
     """Control of the length by a phrase in the middle of an answer (ScaleRL, 2510.13786).
 
-    An answer that has not ended in time gets the phrase and goes on to its end; the two parts and the phrase together
-    are no longer than `rollout.max_new_tokens`. The phrase is read and does not train, because nobody sampled it.
+    An answer that has not ended in time gets the phrase and continues to its end. Both parts and the phrase together
+    have at most `rollout.max_new_tokens` tokens. The phrase does not train, because the engine did not sample it.
 
     Attributes:
-        after: smallest and largest share of `rollout.max_new_tokens` that an answer has before the phrase, drawn evenly
-            for every row; less where it would leave no room for the phrase and one token more.
-        phrase: what is put in.
+        after: smallest and largest share of `rollout.max_new_tokens` that an answer has before the phrase. The length
+            is drawn uniformly for every row; it is less where there would be no room for the phrase and one token more.
+        phrase: the text that is inserted.
     """
 
     after: list[float]
@@ -29,38 +33,61 @@ class ForcedStop:
                 "rollout.max_new_tokens above 0 and below 1"
             )
         if not self.phrase:
-            raise ValueError("algorithm.source.interruption.phrase is empty: write what an answer is told")
+            raise ValueError("algorithm.source.interruption.phrase is empty: give the text that is inserted")
 
-    def generate(
-        self, engine: Engine, requests: list[Request], sampling: Sampling, phrase: list[int]
-    ) -> list[list[Completion]]:
-        """As `Engine.generate`, with answers that were interrupted. A row depends on its own seed, as ever.
+    def check(self, key: str, phrase: int, new_tokens: int) -> None:
+        """Refuses a phrase that leaves no room for an answer.
 
         Args:
+            key: the yaml key of the source.
+            phrase: tokens of the phrase.
+            new_tokens: cap on the tokens of a response.
+        """
+        if phrase + 2 > new_tokens:
+            raise ValueError(
+                f"{key}.interruption.phrase has {phrase} tokens, which with one before and one behind is more than "
+                f"rollout.max_new_tokens={new_tokens}; shorten it, raise rollout.max_new_tokens or choose another "
+                "algorithm/source"
+            )
+
+    def generate(
+        self,
+        sampler: Sampler,
+        requests: list[Request],
+        rows: list[dict[str, Any]],
+        sampling: Sampling,
+        phrase: list[int],
+    ) -> list[list[Trajectory]]:
+        """Samples every request. A trajectory depends on its own seed alone, as with `Sampler.generate`.
+
+        Args:
+            rows: of the data set, one a request.
             phrase: the tokens of the phrase.
+
+        Returns:
+            Trajectories per request: one sampled segment, or two around the phrase.
         """
         most = sampling.max_new_tokens
         first = [replace(r, limits=[self._limit(seed, most, len(phrase)) for seed in r.seeds]) for r in requests]
-        found = engine.generate(first, sampling, None)
-        cut = [(i, j) for i, group in enumerate(found) for j, c in enumerate(group) if c.finish_reason == "length"]
+        started = sampler.generate(first, sampling, progress=None)
+        found = [
+            [answer(request.prompt, completion, row) for completion in group]
+            for request, group, row in zip(requests, started, rows, strict=True)
+        ]
+        cut = [(i, j) for i, group in enumerate(started) for j, c in enumerate(group) if c.finish_reason == "length"]
         rest = []
         for i, j in cut:
-            said = found[i][j].tokens + phrase
-            rest.append(Request(requests[i].prompt + said, [row_seed(requests[i].seeds[j], 0, 1)], [most - len(said)]))
-        ends = engine.generate(rest, replace(sampling, first_token=None), None)
+            tokens = started[i][j].tokens + phrase
+            seeds = [row_seed(requests[i].seeds[j], 0, 1)]
+            rest.append(Request(requests[i].prompt + tokens, seeds, [most - len(tokens)]))
+        ends = sampler.generate(rest, replace(sampling, first_token=None), progress=None)
         for (i, j), [end] in zip(cut, ends, strict=True):
-            start = found[i][j]
-            found[i][j] = replace(
-                end,
-                tokens=start.tokens + phrase + end.tokens,
-                logprobs=start.logprobs + [0.0] * len(phrase) + end.logprobs,
-                text=start.text + self.phrase + end.text,
-                versions=start.versions + end.versions[:1] * len(phrase) + end.versions,
-                given=range(len(start.tokens), len(start.tokens) + len(phrase)),
-            )
+            segments = [*found[i][j].segments, Segment(phrase, trains=False), sampled_segment(end)]
+            text = started[i][j].text + self.phrase + end.text
+            found[i][j] = replace(found[i][j], segments=segments, finish=Finish(end.finish_reason, text))
         return found
 
     def _limit(self, seed: int, most: int, phrase: int) -> int:
-        """Tokens of a row before a phrase of so many, of at most so many in all."""
+        """Tokens of an answer before a phrase of `phrase` tokens, where it has at most `most` tokens in all."""
         low, high = (max(1, min(round(share * most), most - phrase - 1)) for share in self.after)
         return low + row_seed(seed, 0, 0) % (high - low + 1)

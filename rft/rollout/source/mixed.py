@@ -1,5 +1,7 @@
-"""Batches of given texts, or of new ones: which of the two a step trains on is drawn anew for each."""
+"""Batches of given texts or of new ones: a random draw decides for every step."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,79 +10,78 @@ from tensordict import TensorDict
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.counter_rng import generator
+from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.given.supervised import DatasetSource, supervised_row
-from rft.data.rows.lazy import Rows
-from rft.distributed import World
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Engine
-from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.rollout import RolloutSource, Score
+from rft.rollout.source.base import RolloutContext
+from rft.rollout.source.rollout import RolloutSource
 
 
 class MixedSource(RolloutSource):
-    """Draws prompts: the policy answers those of some steps, and the others come with the responses of the data.
+    """Draws prompts: in some steps the policy answers them, in the others the responses of the data train.
 
     GKD, arXiv 2306.13649, algorithm 1. Both kinds of steps draw from one order, so that every row comes once an epoch.
 
     Args:
-        world, engine, encoder, score, rows, prompts, group_size, sampling, seed: see `RolloutSource`. The temperature
-            is that of sampling in every step.
+        context: see `RolloutSource`. The temperature is that of sampling in every step.
         response: the field of a row that holds the given response.
-        sampled_share: the chance of a step to be sampled. The draw is a function of the seed and the step alone.
+        sampled_share: the probability that a step is sampled. The draw is a function of the seed and the step alone.
     """
 
-    writes = SOURCE_COLUMNS
-    can_write = ()
-
-    def __init__(
-        self,
-        world: World,
-        engine: Engine,
-        encoder: Encoder,
-        score: Score,
-        rows: Rows,
-        prompts: int,
-        group_size: int,
-        sampling: Sampling,
-        seed: int,
-        response: str,
-        sampled_share: float,
-    ) -> None:
-        supplied = (world, engine, encoder, score, rows, prompts, group_size, sampling, seed)
-        super().__init__(*supplied, columns=(), redraw=None, interruption=None)
+    def __init__(self, context: RolloutContext, *, response: str, sampled_share: float) -> None:
+        super().__init__(replace(context, columns=()), redraw=None, interruption=None)
         self._response = response
         self._share = sampled_share
         self._steps = 0
 
-    @staticmethod
-    def given(options: dict[str, Any]) -> type[DatasetSource] | None:
-        """See `RolloutSource.given`."""
-        return DatasetSource if options["sampled_share"] < 1 else None
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`. Only the columns that both kinds of steps have are promised."""
+        if options["sampled_share"] >= 1:
+            return SourceFacts(SOURCE_COLUMNS, fields=("prompt",), sampled="always", scores=True)
+        given = GivenTexts(DatasetSource, {"response": options["response"]})
+        fields = ("prompt", options["response"])
+        return SourceFacts(SOURCE_COLUMNS, fields=fields, sampled="sometimes", scores=True, given=given)
 
-    @staticmethod
-    def needs(options: dict[str, Any]) -> tuple[str, ...]:
-        """The fields of a row that this source reads."""
-        return (MixedSource.given(options) or RolloutSource).needs(options)
+    @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """Refuses what is no probability."""
+        if not 0 <= options["sampled_share"] <= 1:
+            raise ValueError(
+                f"{context.key}.sampled_share={options['sampled_share']}: a chance is at least 0 and at most 1"
+            )
+
+    @classmethod
+    def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
+        """See `Source.check_tokens`: there is no forced stop."""
+
+    @classmethod
+    def always_sampled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Source.always_sampled`. With `sampled_share=0` no step is ever sampled."""
+        return {**options, "sampled_share": 1.0} if options["sampled_share"] else dict(options)
 
     def samples(self) -> bool:
         """See `Source.samples`."""
-        return float(torch.rand((), generator=generator(self._seed, self._steps))) < self._share
+        draw = torch.rand((), generator=generator(self._context.seed, self._steps))
+        return float(draw) < self._share
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: groups of answers, or a row for each prompt."""
-        sampled = self.samples()
+        sampled, context = self.samples(), self._context
         self._steps += 1
         if sampled:
             return super().next(metrics)
-        drawn = [(position, self._rows[row]) for position, row in self._rows_sampler.take(self._prompts)[self._mine]]
-        return collate([supervised_row(self._encoder, place, row, row[self._response]) for place, row in drawn])
+        drawn = [
+            (position, context.rows[row]) for position, row in self._row_sampler.take(context.prompts)[self._local]
+        ]
+        return collate([supervised_row(context.encoder, place, row, row[self._response]) for place, row in drawn])
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the data this source is, and how many steps it has drawn."""
+        """The place in the data, and how many steps were drawn."""
         return super().state_dict() | {"steps": self._steps}
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Takes up the states of all ranks of the run that wrote them, on any number of ranks."""
+        """See `Source.load_state_dict`."""
         super().load_state_dict(states)
         self._steps = states[0]["steps"]

@@ -1,58 +1,44 @@
 """Batches of pairs whose better response is given, and whose worse one is sampled."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensordict import TensorDict
 
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
-from rft.data.encode.encoder import Encoder
+from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
+from rft.data.base import GivenTexts, SourceFacts
 from rft.data.given.supervised import DatasetSource
-from rft.data.rows.lazy import Rows
-from rft.distributed import World
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Engine, Request, row_seed
-from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.rollout import rollout_row
+from rft.rollout.source.base import RolloutContext
 
 
 class SelfPlaySource(DatasetSource):
-    """Draws prompts: the response of the data is the chosen one, and each that is sampled is rejected for it.
+    """Draws prompts: the response of the data is the chosen one, and each sampled response is rejected for it.
 
-    SPIN, arXiv 2401.01335, algorithm 1, where there is one sample for a prompt. With more the given response comes as
-    often. No reward is asked.
+    SPIN, arXiv 2401.01335, algorithm 1, where there is one sample for a prompt. With more, the given response comes as
+    often. The reward is not asked.
 
     Args:
-        world, engine, encoder, rows, prompts, group_size, sampling, seed: supplied; `prompts` is the number of prompts
-            of a step over all ranks, `group_size` that of the samples for each.
+        context: of the stage; `prompts` is the number of prompts of a step, `group_size` that of the samples for each.
         response: the field that holds the response of the data.
     """
 
-    writes = (*SOURCE_COLUMNS, "chosen")
+    def __init__(self, context: RolloutContext, *, response: str) -> None:
+        super().__init__(context, response=response)
+        self.temperature = context.sampling.temperature
+        self._context = context
 
-    def __init__(
-        self,
-        world: World,
-        engine: Engine,
-        encoder: Encoder,
-        rows: Rows,
-        prompts: int,
-        group_size: int,
-        sampling: Sampling,
-        seed: int,
-        response: str,
-    ) -> None:
-        super().__init__(world, encoder, rows, prompts, seed, response)
-        self.temperature = sampling.temperature
-        self._engine = engine
-        self._group_size = group_size
-        self._sampling = sampling
-        self._seed = seed
-
-    @staticmethod
-    def given(options: dict[str, Any]) -> type[DatasetSource] | None:
-        """See `RolloutSource.given`."""
-        return DatasetSource
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+        """See `Source.facts`."""
+        return SourceFacts(
+            writes=(*SOURCE_COLUMNS, "chosen"),
+            fields=("prompt", options["response"]),
+            sampled="always",
+            given=GivenTexts(DatasetSource, options),
+        )
 
     def samples(self) -> bool:
         """See `Source.samples`."""
@@ -60,18 +46,19 @@ class SelfPlaySource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        drawn = self._drawn()
+        context, drawn = self._context, self._draw()
         prompts = self._encoder.prompts([row for _, row in drawn])
-        seeds = [[row_seed(self._seed, position, n) for n in range(self._group_size)] for position, _ in drawn]
+        requests = context.requests(prompts, [position for position, _ in drawn])
         with metrics.timer("rollout"):
-            requests = [Request(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
-            completions = self._engine.generate(requests, self._sampling, None)
+            completions = context.sampler.generate(requests, context.sampling, progress=None)
         pairs: list[dict[str, Any]] = []
         for (position, row), prompt, samples in zip(drawn, prompts, completions, strict=True):
             given = self._example(position, row, row[self._response])
             for number, completion in enumerate(samples):
-                unit = {"unit": position * self._group_size + number}
-                sampled = rollout_row(prompt, completion, row)
-                both = ({"chosen": True}, {"chosen": False} | {name: sampled[name] for name in given.keys() & sampled})
-                pairs += [given | unit | own for own in both]
+                unit = position * context.group_size + number
+                # A row of a pair has no numbers of the sampling: the chosen one has none either.
+                segments = [Segment(prompt, trains=False), Segment(completion.tokens, trains=True)]
+                sampled = Trajectory(segments, Finish(completion.finish_reason, completion.text), row)
+                pairs.append(given | {"unit": unit, "chosen": True})
+                pairs.append(to_row(sampled, group=position, unit=unit) | {"chosen": False})
         return collate(pairs)

@@ -3,19 +3,17 @@
 import subprocess
 import sys
 
+from rft.data.base import GivenTexts
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import SINGLE_PROCESS
-from rft.registry import Target
-from rft.setup.components import FROM_ROLLOUT
+from rft.data.given.supervised import DatasetSource
+from rft.distributed import SINGLE_PROCESS
 
 ROWS = [{"prompt": "1" * (1 + n % 9), "response": "2" * (n % 5)} for n in range(2500)]
 FEW = ROWS[:40]
-SOURCE = Target(
-    {"_target_": "rft.data.given.supervised.DatasetSource", "response": "response"}, "algorithm.source", FROM_ROLLOUT
-)
+GIVEN = GivenTexts(DatasetSource, {"response": "response"})
 
 
 class Counting(Encoder):
@@ -72,17 +70,16 @@ def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
 
 
 def test_examples_are_remembered_by_their_source(tmp_path):
-    def examples(seed=0, source=SOURCE, rows=FEW):
+    def examples(seed=0, given=GIVEN, rows=FEW):
         made = encoder()
-        return Lengths(SINGLE_PROCESS, made, str(tmp_path)).examples(source, rows, 4, seed=seed, columns=()), made.asked
+        return Lengths(SINGLE_PROCESS, made, str(tmp_path)).examples(given, rows, 4, seed=seed, columns=()), made.asked
 
     counts, asked = examples()
     assert asked == 40 and sorted(counts) == sorted(len(r["prompt"]) + len(r["response"]) + 1 for r in FEW)
     assert examples() == (counts, 0)
     assert examples(seed=1)[1] == 40
     assert examples(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
-    other = {"_target_": "rft.data.given.supervised.DatasetSource", "response": "prompt"}
-    assert examples(source=Target(other, "algorithm.source", FROM_ROLLOUT))[1] == 40
+    assert examples(given=GivenTexts(DatasetSource, {"response": "prompt"}))[1] == 40
 
 
 def test_a_damaged_or_exchanged_entry_is_counted_again(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, filter_overlong_prompts
 from rft.data.encode.tokenizer import characters
-from rft.data.given.survey import SINGLE_PROCESS
 from rft.data.rows.mixture import Mixed
+from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")

@@ -4,26 +4,31 @@ import pytest
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.data.base import GivenTexts, given_texts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.pairs import LabelledSource, PairSource
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
+from tests.helpers import check_context, source_context
 
 ROWS = [
     {"prompt": f"{n}=", "good": str(n), "bad": str(n) * (2 + n % 3), "gap": n / 2, "right": n % 3 == 0}
     for n in range(9)
 ]
 TOKENIZER = characters(alphabet="0123456789=")
+PAIR = {"chosen": "good", "rejected": "bad", "margin": None}
+LABELLED = {"response": "bad", "label": "right"}
 
 
 def pairs(world, prompts=4, margin=None, rows=ROWS):
-    encoder = Encoder(TOKENIZER, "none", None)
-    return PairSource(world, encoder, rows, prompts, 2, chosen="good", rejected="bad", margin=margin)
+    context = source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 2)
+    return PairSource(context, chosen="good", rejected="bad", margin=margin)
 
 
 def labelled(world, prompts=4, rows=ROWS):
-    return LabelledSource(world, Encoder(TOKENIZER, "none", None), rows, prompts, 2, response="bad", label="right")
+    context = source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 2)
+    return LabelledSource(context, response="bad", label="right")
 
 
 def texts(batch):
@@ -37,7 +42,7 @@ def texts(batch):
 
 def test_a_pair_is_two_rows_of_one_unit_the_chosen_first(ranks):
     [batch] = ranks(1, lambda world: pairs(world).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(PairSource.writes)
+    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(PairSource.facts(PAIR).writes)
     order = RowSampler(range(9), 2).take(4)
     positions = [position for position, _ in order for _ in range(2)]
     assert batch["group"].tolist() == batch["unit"].tolist() == positions
@@ -58,15 +63,26 @@ def test_both_rows_of_a_pair_have_its_margin(ranks):
 
 
 def test_sources_say_what_a_row_must_have():
-    options = {"chosen": "good", "rejected": "bad"}
-    assert set(PairSource.needs({**options, "margin": None})) == {"prompt", "good", "bad"}
-    assert set(PairSource.needs({**options, "margin": "gap"})) == {"prompt", "good", "bad", "gap"}
-    assert set(LabelledSource.needs({"response": "bad", "label": "right"})) == {"prompt", "bad", "right"}
+    plain, graded = PairSource.facts(PAIR), PairSource.facts({**PAIR, "margin": "gap"})
+    assert set(plain.fields) == {"prompt", "good", "bad"} and "margin" not in plain.writes
+    assert set(graded.fields) == {"prompt", "good", "bad", "gap"} and "margin" in graded.writes
+    facts = LabelledSource.facts(LABELLED)
+    assert set(facts.fields) == {"prompt", "bad", "right"}
+    for one in (plain, graded, facts):
+        assert one.sampled == "never" and not one.scores and not one.writes_if_read
+    assert given_texts(PairSource, PAIR) == GivenTexts(PairSource, PAIR)
+
+
+def test_a_margin_that_nothing_reads_is_refused():
+    PairSource.check({**PAIR, "margin": "gap"}, check_context(reads=("margin",)))
+    PairSource.check(PAIR, check_context())
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: nothing reads 'margin'; set it to null$"):
+        PairSource.check({**PAIR, "margin": "gap"}, check_context())
 
 
 def test_a_labelled_row_is_followed_by_the_next_response_behind_its_prompt(ranks):
     [batch] = ranks(1, lambda world: labelled(world).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "label", "mismatched"} == set(LabelledSource.writes)
+    assert set(batch.keys()) == {*SOURCE_COLUMNS, "label", "mismatched"} == set(LabelledSource.facts(LABELLED).writes)
     assert batch["mismatched"].tolist() == [False, True] * 4
     order = [place for _, place in RowSampler(range(9), 2).take(4)]
     found = texts(batch)
@@ -113,7 +129,7 @@ def test_what_cannot_be_read_is_refused(ranks):
         return lambda world: make(world).next(Metrics())
 
     with pytest.raises(ValueError, match=r"^batch\.prompts=1: .* set it to 2 or more$"):
-        ranks(1, lambda world: labelled(world, prompts=1))
+        LabelledSource.check(LABELLED, check_context(prompts=1))
     wrong = [row | {"right": "good", "gap": "wide"} for row in ROWS]
     with pytest.raises(
         ValueError, match=r"^algorithm\.source\.label=right: 'good' .* not true or false; name another field$"

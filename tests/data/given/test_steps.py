@@ -9,7 +9,9 @@ from rft.data.encode.tokenizer import characters
 from rft.data.given.steps import StepSource
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
+from tests.helpers import check_context, source_context
 
+FACTS = StepSource.facts({"steps": "a", "labels": "b", "separator": "c"})
 TOKENIZER = characters(alphabet="0123456789=\n;")
 ROWS = [
     {"prompt": "1=", "completions": ["12", "3"], "labels": [True, False]},
@@ -20,7 +22,7 @@ ROWS = [
 
 def source(world, rows=ROWS, separator=";\n", prompts=3):
     options = {"steps": "completions", "labels": "labels", "separator": separator}
-    return StepSource(world, Encoder(TOKENIZER, "none", None), rows, prompts, 0, **options)
+    return StepSource(source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 0), **options)
 
 
 def steps(batch):
@@ -44,12 +46,12 @@ EXPECTED = [
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_separator_ends_every_step_and_has_its_label_on_any_number_of_ranks(ranks, size):
     batches = ranks(size, lambda world: source(world).next(Metrics()))
-    assert set(batches[0].keys()) == {*SOURCE_COLUMNS, "step_labels"} == set(StepSource.writes)
+    assert set(batches[0].keys()) == {*SOURCE_COLUMNS, "step_labels"} == set(FACTS.writes)
     found = {text: told for batch in batches for text, told in steps(batch)}
     assert found == dict(EXPECTED) and {place for _, place in RowSampler(range(3), 0).take(3)} == {0, 1, 2}
     for batch in batches:
         assert not batch["step_labels"][~batch["response_mask"]].any() and batch["step_labels"].dtype == torch.float32
-    assert StepSource.needs({"steps": "a", "labels": "b", "separator": "c"}) == ("prompt", "a", "b")
+    assert FACTS.fields == ("prompt", "a", "b") and FACTS.sampled == "never"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,6 @@ def test_what_is_no_labelled_answer_is_refused(ranks, changes, message):
         ranks(1, lambda world: source(world, [ROWS[0] | changes], prompts=1).next(Metrics()))
 
 
-def test_a_separator_is_a_text(ranks):
+def test_a_separator_is_a_text():
     with pytest.raises(ValueError, match=r"^algorithm\.source\.separator is empty"):
-        ranks(1, lambda world: source(world, separator=""))
+        StepSource.check({"steps": "a", "labels": "b", "separator": ""}, check_context())

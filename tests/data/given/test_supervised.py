@@ -4,23 +4,27 @@ import pytest
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.data.base import GivenTexts, given_texts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.sampler import RowSampler
+from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
+from tests.helpers import source_context
 
 ROWS = [{"prompt": f"{n}=", "answer": str(n), "shown": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")
 
 
 def source(world, prompts=4):
-    return DatasetSource(world, Encoder(TOKENIZER, "none", None), ROWS, prompts, seed=2, response="shown")
+    context = source_context(world, Encoder(TOKENIZER, "none", None), ROWS, prompts, seed=2)
+    return DatasetSource(context, response="shown")
 
 
 def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
-    assert set(batch.keys()) == set(SOURCE_COLUMNS) == set(DatasetSource.writes)
+    assert set(batch.keys()) == set(SOURCE_COLUMNS) == set(DatasetSource.facts({"response": "shown"}).writes)
     order = RowSampler(range(9), 2).take(4)
     assert batch["group"].tolist() == batch["unit"].tolist() == [position for position, _ in order]
     assert not batch["truncated"].any()
@@ -32,8 +36,22 @@ def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
         assert fields(batch)[number] == ROWS[row]
 
 
-def test_it_says_what_a_row_must_have():
-    assert set(DatasetSource.needs({"response": "shown"})) == {"prompt", "shown"}
+def test_its_facts():
+    options = {"response": "shown"}
+    facts = DatasetSource.facts(options)
+    assert set(facts.fields) == {"prompt", "shown"} and facts.sampled == "never" and not facts.scores
+    assert given_texts(DatasetSource, options) == GivenTexts(DatasetSource, options)
+    assert TextSource.facts({"response": "text"}).fields == ("text",)
+    assert DatasetSource.always_sampled(options) == options, "there are no others"
+
+
+def test_an_epoch_has_every_row_in_the_order_of_the_run(ranks):
+    given = GivenTexts(DatasetSource, {"response": "shown"})
+    context = source_context(SINGLE_PROCESS, Encoder(TOKENIZER, "none", None), ROWS, 4, seed=2)
+    drawn = [row for batch in given.epoch(context) for row in fields(batch)]
+    assert sorted(row["prompt"] for row in drawn[:9]) == sorted(row["prompt"] for row in ROWS) and len(drawn) == 12
+    [run] = ranks(1, lambda world: fields(source(world).next(Metrics())))
+    assert drawn[:4] == run
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -72,11 +90,11 @@ def test_a_field_that_holds_the_whole_has_no_prompt_beside_it(ranks):
     rows = [{"prompt": "7=", "text": f"{n}={n}"} for n in range(4)]
 
     def draw(world):
-        return TextSource(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2, response="text").next(Metrics())
+        context = source_context(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2)
+        return TextSource(context, response="text").next(Metrics())
 
     [batch] = ranks(1, draw)
     for number, (_, row) in enumerate(RowSampler(range(4), 2).take(4)):
         assert TOKENIZER.decode(batch["tokens", "input_ids"][number]) == f"{row}={row}<eos>"
         assert batch["response_mask"][number].tolist() == [False, True, True, True]
         assert fields(batch)[number] == rows[row]
-    assert TextSource.needs({"response": "text"}) == ("text",)

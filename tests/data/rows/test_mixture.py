@@ -17,6 +17,7 @@ from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.train.trainer import sampled_texts
+from tests.helpers import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")
 SIZES = {"a": 10, "b": 3, "c": 50, "d": 10}
@@ -121,7 +122,8 @@ def test_ranks_share_what_one_draws_and_go_on_on_another_number(size, ranks):
     rows = mixed({"a": 3, "b": 1})
 
     def steps(world, states=None):
-        source = DatasetSource(world, Encoder(TOKENIZER, "none", None, None, "response"), rows, 8, 2, "response")
+        encoder = Encoder(TOKENIZER, "none", None, None, "response")
+        source = DatasetSource(source_context(world, encoder, rows, 8, 2), response="response")
         if states:
             source.load_state_dict(states)
         found = []
@@ -189,7 +191,7 @@ def test_streams_go_on_with_the_very_rows_on_any_number_of_ranks(size, ranks, st
     def steps(world, states=None):
         encoder = Encoder(TOKENIZER, "none", None, None, "response")
         rows = streamed({"a": 3, "c": 2}, most=1)
-        source = DatasetSource(world, encoder, rows, 8, 2, "answer")
+        source = DatasetSource(source_context(world, encoder, rows, 8, 2), response="answer")
         if states:
             source.load_state_dict(json.loads(json.dumps(states)))
         return [(world.gather(source.state_dict()), told(source.next(Metrics()))) for _ in range(5)]

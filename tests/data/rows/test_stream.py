@@ -14,6 +14,7 @@ from rft.data.rows.stream import RowStream
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
+from tests.helpers import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")
 ENCODER = Encoder(TOKENIZER, "none", None)
@@ -91,7 +92,7 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
 
     def steps(world, states=None):
         stream = parts(files).open(5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
-        source = kind(world, ENCODER, stream, 8, seed=2, **options)
+        source = kind(source_context(world, ENCODER, stream, 8, seed=2), **options)
         if states is not None:
             source.load_state_dict(json.loads(json.dumps(states)))
         return [(world.gather(source.state_dict()), source.next(Metrics())) for _ in range(6)]

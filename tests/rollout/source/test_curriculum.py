@@ -14,13 +14,16 @@ from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import hf_engine
+from tests.helpers import check_context, hf_engine, rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 SEED = 5
 FIXED = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.75, forget=None)
 FADING = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.96, forget=Forget(half=0.04, least=0.875))
+
+
+OPTIONS_OF_YAML = {"redraw": None, "interruption": None, "tracking": FIXED, "priority": None, "retire": None}
 
 
 class Encoder:
@@ -74,10 +77,11 @@ def source(
     interruption=None,
 ):
     policy = policy or Policy()
-    return CurriculumSource(
-        world, Engine(), Encoder(), score, ROWS, prompts, group, SAMPLING, SEED, (), policy, redraw, interruption,
-        tracking, priority, retire,
-    )  # fmt: skip
+    context = rollout_context(
+        world, Engine(), Encoder(), ROWS, prompts, group, SAMPLING, SEED, score=score, logprobs=policy
+    )
+    options = {"redraw": redraw, "interruption": interruption, "priority": priority, "retire": retire}
+    return CurriculumSource(context, tracking=tracking, **options)
 
 
 def rates(mine):
@@ -90,7 +94,7 @@ def test_rates_by_hand(ranks):
     def work(world):
         mine = source(world, prompts=10)
         first, second = mine.next(Metrics()), mine.next(Metrics())
-        assert set(first.keys()) == set(CurriculumSource.writes)
+        assert set(first.keys()) == set(CurriculumSource.facts(OPTIONS_OF_YAML).writes)
         right = {row: [0.5, 0.5] for row in range(10)}
         for batch in (first, second):
             before = {row: r / (r + w) for row, (r, w) in right.items()}
@@ -126,7 +130,8 @@ def test_a_prompt_that_comes_twice_in_a_step_is_learnt_of_in_order(ranks):
 
 def test_epochs_draw_what_the_plain_source_draws(ranks):
     def work(world):
-        plain = RolloutSource(world, Engine(), Encoder(), parity, ROWS, 4, 4, SAMPLING, SEED, (), None, None)
+        context = rollout_context(world, Engine(), Encoder(), ROWS, 4, 4, SAMPLING, SEED, score=parity)
+        plain = RolloutSource(context, redraw=None, interruption=None)
         mine = source(world)
         for _ in range(4):
             a, b = plain.next(Metrics()), mine.next(Metrics())
@@ -201,7 +206,7 @@ def test_solved_prompts_are_not_drawn_again(ranks):
             numbers.append(metrics.reduce(world.gather)["rollout/retired"])
             assert numbers[-1] == pytest.approx(len(before) / 10)
         assert before >= {0, 1, 2} and numbers == sorted(numbers)
-        return mine._rows_sampler.position
+        return mine._row_sampler.position
 
     assert ranks(1, work) == ranks(2, work)[:1]
 
@@ -231,7 +236,7 @@ OPTIONS = [
 
 def step(mine, heat):
     """One step of a policy that moves; what was drawn, by unit."""
-    mine._logprobs.heat = heat
+    mine._context.logprobs.heat = heat
     batch = mine.next(Metrics())
     texts = [row["text"] for row in fields(batch)]
     return dict(zip(batch["unit"].tolist(), zip(texts, batch["baseline_scores"].tolist(), strict=True), strict=True))
@@ -305,6 +310,31 @@ def test_a_floor_of_nothing_is_refused():
         Priority(0.0)
 
 
+def test_its_facts():
+    facts = CurriculumSource.facts(OPTIONS_OF_YAML)
+    assert facts.sampled == "always" and facts.scores and facts.given is None and facts.fields == ("prompt",)
+    assert set(facts.writes) == {*RolloutSource.facts(OPTIONS_OF_YAML).writes, "baseline_scores"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "run", "message"),
+    [
+        ({}, {"terms": ("left",)}, r"^algorithm\.source\.tracking\.term=right: none of reward\.terms, which are left"),
+        (
+            {"priority": Priority(0.1)},
+            {"mixture": True},
+            r"^data\.train is a mixture, and algorithm\.source\.priority ",
+        ),
+        ({}, {"streaming": 8}, r"^data\.streaming=8: algorithm\.source\.tracking counts"),
+        ({"redraw": DynamicSampling("left", None, 2)}, {}, r"^algorithm\.source\.redraw\.term=left: none of"),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused_before_a_model_is_loaded(changes, run, message):
+    CurriculumSource.check(OPTIONS_OF_YAML, check_context(mixture=True))
+    with pytest.raises(ValueError, match=message):
+        CurriculumSource.check(OPTIONS_OF_YAML | changes, check_context(**run))
+
+
 def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
     """A model of ours samples; between two visits its weights change, and the counts fade by just that."""
     vocabulary = {f"w{i}": i for i in range(16)}
@@ -331,10 +361,11 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
         return right, {"right": right}
 
     def work(world):
-        mine = CurriculumSource(
-            world, hf_engine(model, tokenizer, 64), Encoder(), score, ROWS, 10, 1, sampling, SEED, (), logprobs, None,
-            None, SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01)), None, None,
-        )  # fmt: skip
+        engine = hf_engine(model, tokenizer, 64)
+        context = rollout_context(world, engine, Encoder(), ROWS, 10, 1, sampling, SEED, score=score, logprobs=logprobs)
+        tracking = SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01))
+        options = {"redraw": None, "interruption": None, "priority": None, "retire": None}
+        mine = CurriculumSource(context, tracking=tracking, **options)
         first = mine.next(Metrics())
         sampled = first["response_mask"]
         for row, answer in enumerate(fields(first)):

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rft.batch.columns import fields
+from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, Request, row_seed
@@ -15,10 +16,9 @@ from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
 from rft.rollout.source.forced_stop import ForcedStop
-from rft.rollout.source.rollout import RolloutSource, rollout_row
+from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
-from rft.setup.constraints import check_interruption
-from tests.helpers import hf_engine
+from tests.helpers import check_context, hf_engine, rollout_context
 
 SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 TIME = ForcedStop(after=[0.4, 0.6], phrase="time")
@@ -47,7 +47,8 @@ class Engine:
 def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
     engine = Engine()
     requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
-    return engine, requests, time.generate(engine, requests, sampling, phrase)
+    rows = [{"number": number} for number in range(len(requests))]
+    return engine, requests, time.generate(engine, requests, rows, sampling, phrase)
 
 
 def test_what_is_too_long_is_interrupted_and_goes_on():
@@ -59,10 +60,12 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
     limits = {seed: limit for r in first for seed, limit in zip(r.seeds, r.limits, strict=True)}
     assert {*limits.values()} == {8, 9, 10, 11, 12}, "every length from 0.4 to 0.6 of 20"
     later = iter(second)
-    for request, group in zip(requests, found, strict=True):
+    for number, (request, group) in enumerate(zip(requests, found, strict=True)):
+        prompt, row = Segment(request.prompt, trains=False), {"number": number}
         for seed, answer in zip(request.seeds, group, strict=True):
             if seed % 3 == 0:
-                assert answer == Completion([seed % 50] * 2, [-0.25] * 2, "stop", f"{seed}.", [7, 7])
+                whole = Segment([seed % 50] * 2, True, [-0.25] * 2, [7, 7])
+                assert answer == Trajectory([prompt, whole], Finish("stop", f"{seed}."), row)
                 continue
             size, asked = limits[seed], next(later)
             assert asked.prompt == request.prompt + [seed % 50] * size + PHRASE
@@ -70,13 +73,12 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
             [again] = asked.seeds
             assert again == row_seed(seed, 0, 1) != seed
             rest = 2 if again % 3 == 0 else 20 - size - 3
-            assert answer.tokens == [seed % 50] * size + PHRASE + [again % 50] * rest
-            assert answer.logprobs == [-0.25] * size + [0.0] * 3 + [-0.25] * rest
-            assert answer.given == range(size, size + 3)
-            assert answer.text == f"{seed}.time{again}."
-            assert answer.finish_reason == ("stop" if again % 3 == 0 else "length")
-            assert set(answer.versions) == {7, 8}, "those that began it, then those that ended it"
-            assert len(answer.tokens) <= 20 and (len(answer.tokens) == 20) == (again % 3 != 0)
+            start = Segment([seed % 50] * size, True, [-0.25] * size, [7] * size)
+            end = Segment([again % 50] * rest, True, [-0.25] * rest, [8] * rest)
+            assert answer.segments == [prompt, start, Segment(PHRASE, trains=False), end]
+            assert answer.finish == Finish("stop" if again % 3 == 0 else "length", f"{seed}.time{again}.")
+            assert size + 3 + rest <= 20 and (size + 3 + rest == 20) == (again % 3 != 0)
+            assert answer.row == row and answer.turns == 2
     assert next(later, None) is None
 
 
@@ -91,7 +93,8 @@ def test_there_is_room_for_the_phrase_and_a_token(most, limits):
     sampling = Sampling(most, 1.0, 1.0, 0, 0.0, [], None)
     engine, _, found = generated(sampling=sampling)
     assert {limit for request in engine.calls[0][0] for limit in request.limits} == limits
-    assert all(len(answer.tokens) <= most for group in found for answer in group)
+    lengths = [[len(part.tokens) for part in answer.segments[1:]] for group in found for answer in group]
+    assert all(sum(parts) <= most for parts in lengths)
     assert all(request.limits[0] >= 1 for request in engine.calls[1][0])
 
 
@@ -101,12 +104,14 @@ def test_equal_shares_are_one_length():
 
 
 def test_the_row_reads_the_phrase_and_does_not_train_it():
-    answer = Completion([7, 8, 90, 9], [-0.25, -1.5, 0.0, -0.5], "length", "said", [3, 3, 4, 4], given=range(2, 3))
-    row = rollout_row([5, 6], answer, {})
+    start, end = Segment([7, 8], True, [-0.25, -1.5], [3, 3]), Segment([9], True, [-0.5], [4])
+    segments = [Segment([5, 6], trains=False), start, Segment([90], trains=False), end]
+    row = to_row(Trajectory(segments, Finish("length", "said"), {}), group=0, unit=0, turns=True)
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 7, 8, 90, 9]
     assert row["tokens"]["attention_mask"].tolist() == [1] * 6
     assert row["response_mask"].tolist() == [False, False, True, True, False, True]
     assert row["rollout_logprobs"].tolist() == [0, 0, -0.25, -1.5, 0, -0.5]
+    assert row["turn"].tolist() == [0, 0, 1, 1, 0, 2]
     assert row["truncated"] is True
 
 
@@ -158,10 +163,9 @@ def words(texts, rows):
 
 def with_a_model(world, prompts=8, columns=(), max_rows=64):
     encoder = Encoder(tokenizer(), "none", None)
-    return RolloutSource(
-        world, hf_engine(model(), tokenizer(), max_rows), encoder, words, ROWS, prompts, 4, NUMBERS, 5, columns, None,
-        ForcedStop([0.4, 0.6], "w6 w7"),
-    )  # fmt: skip
+    engine = hf_engine(model(), tokenizer(), max_rows)
+    context = rollout_context(world, engine, encoder, ROWS, prompts, 4, NUMBERS, 5, score=words, columns=columns)
+    return RolloutSource(context, redraw=None, interruption=ForcedStop([0.4, 0.6], "w6 w7"))
 
 
 @torch.no_grad()
@@ -173,6 +177,7 @@ def test_the_log_probabilities_of_a_row_are_those_of_one_forward_over_it(ranks):
 
     [(batch, numbers)] = ranks(1, work)
     sampled = batch["response_mask"]
+    assert set(batch.keys()) == set(RolloutSource.facts({"redraw": None, "interruption": True}).writes)
     torch.testing.assert_close(batch["rollout_logprobs"], said(model(), batch) * sampled, rtol=0, atol=1e-5)
     ids, attended = batch["tokens", "input_ids"], batch["tokens", "attention_mask"].bool()
     interrupted = 0
@@ -184,6 +189,8 @@ def test_the_log_probabilities_of_a_row_are_those_of_one_forward_over_it(ranks):
         total = int(attended[row].sum()) - begin
         assert total <= 12
         assert bool(batch["truncated"][row]) == (total == 12 and ids[row][attended[row]][-1] != 2)
+        assert (batch["turn"][row] > 0).equal(sampled[row])
+        assert set(batch["turn"][row][sampled[row]].tolist()) == ({1, 2} if given.any() else {1})
         interrupted += int(given.any())
     assert 0 < interrupted < len(batch)
     assert numbers["rollout/interrupted"] == pytest.approx(interrupted / len(batch))
@@ -227,11 +234,11 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
             return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
 
     def work(world):
-        mine = CurriculumSource(
-            world, Words(), Encoder(tokenizer(), "none", None), words, ROWS, 8, 2, NUMBERS, 5, (), logprobs, None,
-            ForcedStop([0.4, 0.6], "w6 w7"),
-            SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0)), None, None,
-        )  # fmt: skip
+        encoder, stop = Encoder(tokenizer(), "none", None), ForcedStop([0.4, 0.6], "w6 w7")
+        context = rollout_context(world, Words(), encoder, ROWS, 8, 2, NUMBERS, 5, score=words, logprobs=logprobs)
+        tracking = SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0))
+        options = {"tracking": tracking, "priority": None, "retire": None}
+        mine = CurriculumSource(context, redraw=None, interruption=stop, **options)
         mine.next(Metrics())
         heat[0] = -5.0
         metrics = Metrics()
@@ -245,11 +252,10 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     encoder = Encoder(tokenizer(), "none", None)
     options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
-    check_interruption(options, encoder, 4)
-    check_interruption({"interruption": None}, encoder, 1)
-    check_interruption({}, encoder, 1)
+    RolloutSource.check_tokens(options, check_context(max_new_tokens=4), encoder)
+    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=1), encoder)
     with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.*max_new_tokens=3;"):
-        check_interruption(options, encoder, 3)
+        RolloutSource.check_tokens(options, check_context(max_new_tokens=3), encoder)
 
 
 def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):

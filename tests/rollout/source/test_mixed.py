@@ -4,16 +4,18 @@ import pytest
 import torch
 
 from rft.batch.columns import fields
+from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource
-from rft.data.given.survey import SINGLE_PROCESS
 from rft.data.sampler import RowSampler
+from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.mixed import MixedSource
 from rft.rollout.source.rollout import RolloutSource
+from tests.helpers import check_context, rollout_context
 
 ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")
@@ -38,8 +40,8 @@ def score(texts, rows):
 
 
 def source(world, share=0.5, prompts=4, samples=1, seed=SEED):
-    supplied = (world, Engine(), ENCODER, score, ROWS, prompts, samples, SAMPLING, seed)
-    return MixedSource(*supplied, "good", share)
+    context = rollout_context(world, Engine(), ENCODER, ROWS, prompts, samples, SAMPLING, seed, score=score)
+    return MixedSource(context, response="good", sampled_share=share)
 
 
 def told(batch):
@@ -62,7 +64,8 @@ def test_a_step_is_all_given_or_all_sampled_and_every_row_comes_once_an_epoch(sa
     kinds, order = [sampled for sampled, _ in alone], RowSampler(range(9), SEED)
     assert len(set(kinds)) == 2, "there is something to tell apart"
     for sampled, batch in alone:
-        assert set(batch.keys()) == set((RolloutSource if sampled else DatasetSource).writes)
+        kind, options = (RolloutSource, {"interruption": None}) if sampled else (DatasetSource, {"response": "good"})
+        assert set(batch.keys()) == set(kind.facts(options).writes)
         said = {}
         for position, place in order.take(4):
             row = ROWS[place]
@@ -110,9 +113,24 @@ def test_it_goes_on_where_it_was(ranks):
         assert all(one == other for one, other in pairs)
 
 
-def test_what_it_reads_of_a_row():
-    def of(share):
-        return {"response": "good", "sampled_share": share}
+def of(share):
+    return {"response": "good", "sampled_share": share}
 
-    assert MixedSource.needs(of(0.5)) == MixedSource.needs(of(0.0)) == ("prompt", "good")
-    assert MixedSource.needs(of(1.0)) == ("prompt",), "no response is ever asked for"
+
+def test_its_facts():
+    for share in (0.0, 0.5):
+        facts = MixedSource.facts(of(share))
+        assert facts.fields == ("prompt", "good") and facts.sampled == "sometimes" and facts.scores
+        assert facts.given == GivenTexts(DatasetSource, {"response": "good"})
+    facts = MixedSource.facts(of(1.0))
+    assert facts.fields == ("prompt",), "no response is ever asked for"
+    assert facts.sampled == "always" and facts.given is None
+    assert MixedSource.always_sampled(of(0.3)) == of(1.0)
+    assert MixedSource.always_sampled(of(0.0)) == of(0.0), "no step ever is"
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_a_probability(share):
+    MixedSource.check(of(0.0), check_context())
+    with pytest.raises(ValueError, match=rf"^algorithm\.source\.sampled_share={share}: a chance is at least 0"):
+        MixedSource.check(of(share), check_context())

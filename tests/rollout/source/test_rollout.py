@@ -5,16 +5,21 @@ import logging
 import pytest
 import torch
 
-from rft.batch.columns import fields
+from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.batch.trajectory import to_row
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Completion
+from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import FirstToken, Sampling
-from rft.rollout.source.rollout import DynamicSampling, RolloutSource, rollout_row, row_seed
+from rft.rollout.source.base import answer
+from rft.rollout.source.forced_stop import ForcedStop
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource
+from tests.helpers import check_context, rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 GROUP = 4
+PLAIN = {"redraw": None, "interruption": None}
 SEED = 5
 
 
@@ -53,11 +58,11 @@ def score(signal):
     return run
 
 
-def source(world, signal=range(10), prompts=4, redraw=None, columns=(), interruption=None):
-    return RolloutSource(
-        world, Engine(), Encoder(), score(signal), ROWS, prompts, GROUP, SAMPLING, SEED, columns, redraw,
-        interruption,
-    )  # fmt: skip
+def source(world, signal=range(10), prompts=4, redraw=None, columns=(), scores=None):
+    context = rollout_context(
+        world, Engine(), Encoder(), ROWS, prompts, GROUP, SAMPLING, SEED, score=scores or score(signal), columns=columns
+    )
+    return RolloutSource(context, redraw=redraw, interruption=None)
 
 
 def drawn(batch):
@@ -80,19 +85,21 @@ def test_seeds_of_rows_are_all_different():
 
 def test_a_row_of_the_batch():
     completion = Completion([7, 8], [-0.25, -1.5], "length", "said", [3, 4])
-    row = rollout_row([5, 6, 4], completion, {"prompt": "p", "answer": "a"})
+    row = to_row(answer([5, 6, 4], completion, {"prompt": "p", "answer": "a"}), group=3, unit=13)
+    assert set(row) == {*SOURCE_COLUMNS, "rollout_logprobs", "version"} and (row["group"], row["unit"]) == (3, 13)
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 4, 7, 8]
     assert row["tokens"]["attention_mask"].tolist() == [1, 1, 1, 1, 1]
     assert row["response_mask"].tolist() == [False, False, False, True, True]
     assert row["rollout_logprobs"].tolist() == [0, 0, 0, -0.25, -1.5]
     assert row["truncated"] is True and row["version"].tolist() == [0, 0, 0, 3, 4]
     assert row["fields"] == {"prompt": "p", "answer": "a", "text": "said", "finish_reason": "length"}
-    assert rollout_row([5], Completion([7], [0.0], "stop", "", [0]), {})["truncated"] is False
+    ended = answer([5], Completion([7], [0.0], "stop", "", [0]), {})
+    assert to_row(ended, group=0, unit=0)["truncated"] is False
 
 
 def test_a_batch_has_the_columns_that_it_promises(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
-    assert set(batch.keys()) == set(RolloutSource.writes)
+    assert set(batch.keys()) == set(RolloutSource.facts(PLAIN).writes)
     assert len(batch) == 4 * GROUP
     order = RowSampler(range(10), SEED).take(4)
     assert drawn(batch) == [position for position, _ in order]
@@ -136,6 +143,30 @@ def test_a_source_goes_on_where_it_was(ranks):
         assert found == expected
 
 
+def test_its_facts():
+    facts = RolloutSource.facts(PLAIN)
+    assert facts.sampled == "always" and facts.scores and facts.given is None and facts.fields == ("prompt",)
+    assert "turn" not in facts.writes and facts.writes_if_read == ("greedy_scores",)
+    stopped = RolloutSource.facts({"redraw": None, "interruption": ForcedStop([0.4, 0.6], "time")})
+    assert set(stopped.writes) == {*facts.writes, "turn"}
+    assert RolloutSource.always_sampled(PLAIN) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("term", "size", "message"),
+    [
+        ("wrong", 4, r"^algorithm\.source\.redraw\.term=wrong: none of reward\.terms, which are right$"),
+        ("right", 1, r"^algorithm\.group_size=1: a group of one never differs"),
+        ("wrong", 1, r"redraw\.term=wrong: .*\nalgorithm\.group_size=1: "),
+    ],
+)
+def test_dynamic_sampling_that_finds_nothing_is_refused_before_a_model_is_loaded(term, size, message):
+    options = {"redraw": DynamicSampling(term, None, 2), "interruption": None}
+    with pytest.raises(ValueError, match=message):
+        RolloutSource.check(options, check_context(group_size=size))
+    RolloutSource.check(options | {"redraw": None}, check_context(group_size=size))
+
+
 # Greedy baselines
 
 
@@ -149,15 +180,15 @@ def prompt_scores(texts, rows):
 @pytest.mark.parametrize("redraw", [None, DynamicSampling(term="right", between=None, max_rounds=2)])
 def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, ranks):
     def work(world):
-        mine = source(world, redraw=redraw, columns=("greedy_scores", "scores"))
-        mine._score = prompt_scores
+        mine = source(world, redraw=redraw, columns=("greedy_scores", "scores"), scores=prompt_scores)
         metrics = Metrics()
         batch = mine.next(metrics)
         return batch, metrics.reduce(world.gather)["rollout/greedy_score"]
 
     found = ranks(size, work)
     for batch, _ in found:
-        assert set(batch.keys()) == {*RolloutSource.writes, *RolloutSource.can_write}
+        facts = RolloutSource.facts(PLAIN)
+        assert set(batch.keys()) == {*facts.writes, *facts.writes_if_read}
         assert batch["greedy_scores"].shape == (16 // size,) and batch["greedy_scores"].dtype == torch.float32
         assert batch["greedy_scores"].tolist() == [int(row["answer"]) + 1 for row in fields(batch)]
         assert batch["rollout_logprobs"][batch["response_mask"]].lt(0).all(), "the greedy answer is not trained"
@@ -287,8 +318,7 @@ def test_groups_outside_the_middle_are_drawn_again(size, ranks):
         return torch.tensor(right), {"right": torch.tensor(right)}
 
     def work(world):
-        mine = source(world, redraw=DynamicSampling("right", [0.3, 0.8], 5))
-        mine._score = uneven
+        mine = source(world, redraw=DynamicSampling("right", [0.3, 0.8], 5), scores=uneven)
         return mine.next(Metrics())
 
     assert sorted(group for batch in ranks(size, work) for group in drawn(batch)) == positions_with(range(5), 4)

@@ -4,17 +4,23 @@ import pytest
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.data.given.supervised import DatasetSource
 from rft.data.sampler import RowSampler
+from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.self_play import SelfPlaySource
+from tests.helpers import rollout_context
 
 ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+
+FACTS = SelfPlaySource.facts({"response": "good"})
 
 
 class Engine:
@@ -29,7 +35,8 @@ class Engine:
 
 
 def source(world, samples=1):
-    return SelfPlaySource(world, Engine(), Encoder(TOKENIZER, "none", None), ROWS, 4, samples, SAMPLING, 2, "good")
+    encoder = Encoder(TOKENIZER, "none", None)
+    return SelfPlaySource(rollout_context(world, Engine(), encoder, ROWS, 4, samples, SAMPLING, 2), response="good")
 
 
 def told(batch):
@@ -46,7 +53,7 @@ def told(batch):
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_pair_is_the_given_answer_and_one_that_is_sampled(samples, ranks):
     [batch] = ranks(1, lambda world: source(world, samples).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(SelfPlaySource.writes)
+    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(FACTS.writes)
     assert batch["chosen"].tolist() == [True, False] * 4 * samples
     assert batch["truncated"].tolist() == [False, True] * 4 * samples
     found, order = told(batch), RowSampler(range(9), 2).take(4)
@@ -58,7 +65,8 @@ def test_a_pair_is_the_given_answer_and_one_that_is_sampled(samples, ranks):
             assert found[unit, True] == (position, row["prompt"] + row["good"] + "<eos>", row["good"] + "<eos>")
             assert found[unit, False] == (position, row["prompt"] + said, said)
     assert fields(batch)[0] == ROWS[order[0][1]] and fields(batch)[1]["text"] == f"{row_seed(2, 0, 0) % 100:02}"
-    assert source(None).temperature == 0.7 and SelfPlaySource.needs({"response": "good"}) == ("prompt", "good")
+    assert source(SINGLE_PROCESS).temperature == 0.7 and FACTS.fields == ("prompt", "good") and not FACTS.scores
+    assert FACTS.sampled == "always" and FACTS.given == GivenTexts(DatasetSource, {"response": "good"})
 
 
 def test_ranks_share_the_prompts(ranks):
