@@ -10,9 +10,8 @@ import torch
 
 from rft.evaluation.base import EvaluationContext, summary
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
-from rft.rollout.engine.base import Completion
+from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.rollout import row_seed
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
 GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
