@@ -261,6 +261,12 @@ def make_algorithm(
     return build_algorithm(AlgorithmOptions(**METHOD | changes | critic), "algorithm")
 
 
+def plain_algorithm(term_weights: dict[str, float] | None = None, **changes: Any) -> Algorithm:
+    """A clipped loss of Dr.GRPO's advantage, token mean, nothing beside it, and some options changed."""
+    plain = {"terms": {}, "critic_loss": None, "advantage": {"name": "dr_grpo"}, "aggregation": {"name": "token_mean"}}
+    return build_algorithm(AlgorithmOptions(**METHOD | plain | changes), "algorithm", term_weights)
+
+
 def update(
     actor: Actor,
     batch: TensorDict,

@@ -1,39 +1,19 @@
 """An algorithm from its yaml: which columns it reads, in which order it shapes, and what it refuses."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import RewardKL
 from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
-from rft.setup.schema import Warmup
+from tests.helpers import plain_algorithm
 
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
 KL = {"name": "kl", "estimator": "k3", "coef": 0.1}
 ADAPTIVE = {"name": "adaptive", "initial": 0.1, "target": 2.0, "horizon": 100.0}
 OVERLONG = {"name": "overlong", "max_tokens": 3, "buffer": 2 / 3, "factor": 1.0}
-
-
-PLAIN = Warmup(
-    steps=1,
-    rows=1,
-    stop_at=None,
-    eval_every=0,
-    source=None,
-    loss=CLIP,
-    aggregation={"name": "token_mean"},
-    optimizer=None,
-).algorithm()
-
-
-def make(**changes):
-    plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return build_algorithm(replace(PLAIN, **plain | changes), "algorithm")
 
 
 GAE = {
@@ -57,11 +37,13 @@ GAE = {
     ],
 )
 def test_what_is_read_decides_which_actors_exist(changes, reads):
-    assert make(**changes).reads() == reads
+    assert plain_algorithm(**changes).reads() == reads
 
 
 def test_stages_say_who_reads_and_who_writes():
-    algorithm = make(**GAE, shaping={"overlong": OVERLONG}, terms={"entropy": {"name": "entropy", "coef": 0.1}})
+    algorithm = plain_algorithm(
+        **GAE, shaping={"overlong": OVERLONG}, terms={"entropy": {"name": "entropy", "coef": 0.1}}
+    )
     assert algorithm.stages() == [
         ("algorithm.shaping", ("scores",), ()),
         ("algorithm.advantage", ("scores", "values"), ("advantages", "returns")),
@@ -128,14 +110,14 @@ def test_stages_say_who_reads_and_who_writes():
 )
 def test_what_does_not_fit(changes, message):
     with pytest.raises(ValueError, match=message):
-        make(**changes)
+        plain_algorithm(**changes)
 
 
 @pytest.mark.parametrize(("mask_truncated", "second"), [(False, [False, True, True]), (True, [False] * 3)])
 def test_rows_that_were_cut_off_may_be_left_out(mask_truncated, second):
     response = torch.tensor([[False, True, False], [False, True, True]])
     batch = TensorDict({"response_mask": response, "truncated": torch.tensor([False, True])}, batch_size=[2])
-    make(mask_truncated=mask_truncated).build_loss_mask(batch)
+    plain_algorithm(mask_truncated=mask_truncated).build_loss_mask(batch)
     assert batch["keep"].tolist() == [[False, True, False], second]
     batch["keep"][0, 1] = False
     assert response.tolist() == [[False, True, False], [False, True, True]], "the response mask itself never changes"
@@ -147,7 +129,7 @@ def test_no_half_of_a_pair_is_left():
     columns |= {"unit": torch.tensor([5, 3, 3, 5]), "chosen": torch.tensor([True, False, True, False])}
     batch = TensorDict(columns, batch_size=[4])
     loss = {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}
-    make(advantage=None, loss=loss, aggregation=None, mask_truncated=True).build_loss_mask(batch)
+    plain_algorithm(advantage=None, loss=loss, aggregation=None, mask_truncated=True).build_loss_mask(batch)
     assert batch["keep"].any(1).tolist() == [True, False, False, True]
 
 
@@ -161,7 +143,7 @@ def test_the_best_row_of_a_group_may_train_alone_or_with_the_worst(order):
     def filtered(**changes):
         columns = {"response_mask": torch.tensor([[False, True]] * 7), "truncated": torch.zeros(7, dtype=torch.bool)}
         batch = TensorDict(columns | {"scores": SCORES, "group": GROUP, "unit": UNIT}, batch_size=[7])[order]
-        make(advantage=None, **changes).build_loss_mask(batch)
+        plain_algorithm(advantage=None, **changes).build_loss_mask(batch)
         return batch, set(batch["unit"][batch["keep"].any(1)].tolist())
 
     loss = {"loss": {"name": "nll"}}
@@ -188,7 +170,7 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
         "scores": scores,
         "group": group,
     }
-    algorithm = make(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
+    algorithm = plain_algorithm(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
     batch = TensorDict(columns, batch_size=[6])
     algorithm.build_loss_mask(batch)
     assert batch["keep"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
@@ -196,7 +178,7 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
     assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
     assert batch["unit_weights"].tolist() == pytest.approx([0] * 4 + ([1, 0] if mask_truncated else [0.5, 0.5]))
     every = TensorDict(columns, batch_size=[6])
-    make(mask_truncated=mask_truncated).build_loss_mask(every)
+    plain_algorithm(mask_truncated=mask_truncated).build_loss_mask(every)
     assert every["keep"][:4, 1:].all()
 
 
@@ -207,7 +189,7 @@ def test_tied_groups_count_in_no_deviation_either():
     batch = TensorDict(
         {"response_mask": keep, "truncated": ~keep[:, 0], "scores": scores, "group": group}, batch_size=[6]
     )
-    algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    algorithm = plain_algorithm(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
     algorithm.build_loss_mask(batch)
     algorithm.estimate_advantages(batch, alone, Metrics())
     expected = 0.5 / (0.5**0.5 + 1e-6)
@@ -218,7 +200,7 @@ def test_where_every_group_is_tied_nothing_trains_and_nothing_fails():
     keep = torch.ones(4, 3, dtype=torch.bool)
     columns = {"response_mask": keep, "truncated": ~keep[:, 0], "group": torch.tensor([0, 0, 1, 1])}
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, 1.0, 0.0, 0.0])}, batch_size=[4])
-    algorithm = make(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
+    algorithm = plain_algorithm(mask_tied=True, advantage={"name": "group_norm", "scale": "batch"})
     algorithm.build_loss_mask(batch)
     algorithm.estimate_advantages(batch, alone, Metrics())
     algorithm.compute_loss_weights(batch, alone)
@@ -250,7 +232,7 @@ def advantages(algorithm):
 
 
 def test_scores_are_shaped_then_kl_is_taken_off_then_they_are_compared():
-    algorithm = make(shaping={"overlong": OVERLONG}, reward_kl=RewardKL("k1", 0.1))
+    algorithm = plain_algorithm(shaping={"overlong": OVERLONG}, reward_kl=RewardKL("k1", 0.1))
     batch, numbers = advantages(algorithm)
     # lengths 2 and 3: punished by 0.5 and 1; KL sums 1 + 2 and 0 + 1: scores 0.5 - 0.3 and 1 - 0.1, mean 0.55
     assert batch["advantages"].tolist() == [
@@ -262,7 +244,7 @@ def test_scores_are_shaped_then_kl_is_taken_off_then_they_are_compared():
 
 
 def test_shapings_run_in_order():
-    algorithm = make()
+    algorithm = plain_algorithm()
     algorithm.shaping = [lambda scores, batch: scores + 1, lambda scores, batch: scores * scores]
     batch, numbers = advantages(algorithm)
     assert numbers == pytest.approx({"reward/shaped": (4 + 9) / 2})
@@ -270,7 +252,7 @@ def test_shapings_run_in_order():
 
 
 def test_kl_in_the_reward_is_paid_by_its_token():
-    algorithm = make(advantage={"name": "reinforce_pp", "gamma": 1.0}, reward_kl=RewardKL("k1", 0.1))
+    algorithm = plain_algorithm(advantage={"name": "reinforce_pp", "gamma": 1.0}, reward_kl=RewardKL("k1", 0.1))
     batch, _ = advantages(algorithm)
     # rewards: [-0.1, 1 - 0.2] and [0, -0.1, 2]; sums of what follows, whitened over the five
     following = torch.tensor([0.7, 0.8, 1.9, 1.9, 2.0], dtype=torch.float64)
@@ -280,7 +262,7 @@ def test_kl_in_the_reward_is_paid_by_its_token():
 
 
 def test_without_an_advantage_nothing_is_written():
-    batch, numbers = advantages(make(advantage=None, loss={"name": "nll"}))
+    batch, numbers = advantages(plain_algorithm(advantage=None, loss={"name": "nll"}))
     assert "advantages" not in batch.keys() and numbers == {}
 
 
@@ -291,7 +273,7 @@ def test_weights_are_over_all_ranks():
         others.append(tensor)
         return tensor + 5  # what another rank has
 
-    make().compute_loss_weights(batch, all_sum)
+    plain_algorithm().compute_loss_weights(batch, all_sum)
     assert batch["loss_weights"].tolist() == [[0, *[pytest.approx(0.1)] * 2, 0], [0, *[pytest.approx(0.1)] * 3]]
     assert batch["unit_weights"].tolist() == [pytest.approx(1 / 7)] * 2
     assert [int(tensor) for tensor in others] == [5, 2]
@@ -299,7 +281,7 @@ def test_weights_are_over_all_ranks():
 
 def test_controllers_are_steered_by_their_own_kl():
     terms = {"kl": KL | {"coef": ADAPTIVE}, "entropy": {"name": "entropy", "coef": 0.5}}
-    algorithm = make(terms=terms, reward_kl=RewardKL("k1", ADAPTIVE | {"initial": 1.0}))
+    algorithm = plain_algorithm(terms=terms, reward_kl=RewardKL("k1", ADAPTIVE | {"initial": 1.0}))
     algorithm.update_controllers({"kl/reward": 2.2, "kl/ref": 9.0}, rows=50)
     # 10 % over the target; far over it, so clipped to 20 %
     assert algorithm.reward_control.coef == pytest.approx(1.0 * (1 + 0.1 * 50 / 100))
@@ -310,19 +292,19 @@ def test_controllers_are_steered_by_their_own_kl():
 
 def test_coefficients_come_back():
     def build():
-        return make(terms={"kl": KL | {"coef": ADAPTIVE}}, reward_kl=RewardKL("k1", ADAPTIVE))
+        return plain_algorithm(terms={"kl": KL | {"coef": ADAPTIVE}}, reward_kl=RewardKL("k1", ADAPTIVE))
 
     algorithm, other = build(), build()
     algorithm.update_controllers({"kl/reward": 9.0, "kl/ref": 0.0}, rows=10)
     other.load_state_dict(algorithm.state_dict())
     assert other.reward_control.coef == algorithm.reward_control.coef != 0.1
     assert other.policy.terms[1].coef.coef == algorithm.policy.terms[1].coef.coef != 0.1
-    make().load_state_dict(make().state_dict())
+    plain_algorithm().load_state_dict(plain_algorithm().state_dict())
 
 
 def test_an_idle_row_weighs_nothing():
     batch = scored()
-    make().compute_loss_weights(batch, alone)
+    plain_algorithm().compute_loss_weights(batch, alone)
     batch["prepared"] = torch.ones(2, 4)
     row = dummy_row(batch.exclude("prepared"), batch[:0])
     assert row["prepared"].tolist() == [[0.0] * 4]
@@ -338,6 +320,6 @@ def test_a_loss_whose_unit_nothing_weighs_is_refused():
         with pytest.raises(
             ValueError, match=r"algorithm\.loss: 'of_words' states unit='word'.*token, sequence, pair, group$"
         ):
-            make(loss={"name": "of_words"})
+            plain_algorithm(loss={"name": "of_words"})
     finally:
         del LOSSES._entries["of_words"]

@@ -1,17 +1,14 @@
 """Functions that do not go together, and what a method says of the passes that it needs."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.check import build_algorithm
 from rft.algorithm.correction import CorrectionOptions, Rule
 from rft.algorithm.options import RewardKL
 from rft.metrics import Metrics
-from rft.setup.schema import Warmup
+from tests.helpers import plain_algorithm
 
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 TOKEN_TIS = Rule("ratio", "token", None, "clamp", None, 2.0, "any")
@@ -29,21 +26,8 @@ def forgotten(monkeypatch):
     )
 
 
-PLAIN = Warmup(
-    steps=1,
-    rows=1,
-    stop_at=None,
-    eval_every=0,
-    source=None,
-    loss=CLIP,
-    aggregation={"name": "token_mean"},
-    optimizer=None,
-).algorithm()
-
-
 def make(**changes):
-    plain = {"group_size": 2, "advantage": {"name": "dr_grpo"}}
-    return build_algorithm(replace(PLAIN, **plain | changes), "algorithm", {"right": 1.0})
+    return plain_algorithm({"right": 1.0}, **changes)
 
 
 def correction(anchor, *rules):

@@ -268,15 +268,15 @@ def test_a_run_without_a_second_model(tiny, monkeypatch):
     def begins(trainer, number, stage, saved):
         before = weights(trainer.policy)
         done = begin(trainer, number, stage, saved)
-        seen.append((before, weights(trainer.helpers["reference"]), trainer))
+        seen.append((before, weights(trainer.models["reference"]), trainer))
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
     Job(tiny("algorithm/terms=[kl]", "actor/lora=lora", "actor.lora.rank=4")).fit("")
     trainer = seen[1][2]
-    assert type(trainer.helpers["reference"]) is AdapterReference
+    assert type(trainer.models["reference"]) is AdapterReference
     same(seen[1][1], seen[1][0], 0.0)
-    same(weights(trainer.helpers["reference"]), seen[1][0], 0.0)
+    same(weights(trainer.models["reference"]), seen[1][0], 0.0)
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(seen[0][0][name], seen[1][0][name]), "the warm-up did something"
     assert not torch.equal(weights(trainer.policy)[name], seen[1][0][name])

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm import ADVANTAGES, LOSSES
 from rft.metrics import Metrics
-from tests.algorithm.test_algorithm import make
+from tests.helpers import plain_algorithm
 
 F64 = torch.float64
 SCORES = torch.tensor([1.0, 0.3 * 7, 0.0, 1.0, 0.5, 2.1], dtype=F64)  # 0.3 * 7 is not 2.1, but for rounding
@@ -76,7 +76,7 @@ def test_sppo_rests_where_the_policy_is_a_step_of_multiplicative_weights():
 
 def test_the_best_and_the_worst_row_may_train_alone_by_their_win_rates_against_all():
     parts = {"advantage": {"name": "win_rate", "softness": None}, "loss": {"name": "sppo", "eta": 8.0}}
-    algorithm = make(**parts, aggregation=None, group_size=3, pick="best_and_worst")
+    algorithm = plain_algorithm(**parts, aggregation=None, group_size=3, pick="best_and_worst")
     columns = {"response_mask": torch.tensor([[False, True]] * 3), "truncated": torch.zeros(3, dtype=torch.bool)}
     columns |= {"scores": torch.tensor([0.0, 1.0, 0.5]), "group": torch.zeros(3, dtype=torch.int64)}
     batch = TensorDict(columns | {"unit": torch.arange(3)}, batch_size=[3])
