@@ -78,7 +78,7 @@ def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated)
 def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, annotated, monkeypatch):
     """Also of rows that come again, and by no other model than the policy."""
     loaded = []
-    monkeypatch.setattr("rft.actor.actor.load_model", lambda *given: loaded.append(given) or load_model(*given))
+    monkeypatch.setattr("rft.actor.model.load_model", lambda *given: loaded.append(given) or load_model(*given))
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'plain'}")).fit("")
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
     assert len(loaded) == 2 + 1
@@ -89,7 +89,7 @@ def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tm
     for one, other in zip(steps(tmp_path / "plain"), steps(tmp_path / "ahead"), strict=True):
         same = [name for name in one if name.startswith(("loss/", "preference/", "grad_norm"))]
         assert {name: other[name] for name in same} == pytest.approx({name: one[name] for name in same}, abs=2e-5)
-    reference = ahead[0][0].helpers["reference"]
+    reference = ahead[0][0].models["reference"]
     assert isinstance(reference, PrecomputedReference) and len(reference._rows) == 2 * 9
 
 
@@ -102,7 +102,7 @@ def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone
     kept = torch.load(file)
     torch.save({**kept, "keys": kept["keys"] + 1}, file)
     with pytest.raises(
-        ValueError, match=r"^reference\.precompute: a row of the step is none of those in .*resume=false"
+        ValueError, match=r"^reference\.precompute: a row of the step is not in .*resume=false"
     ):
         Job(config).fit("")
     file.unlink()
