@@ -45,12 +45,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 # KNOWN
 KNOWN: dict[str, tuple[str, ...]] = {
-    "floors": (
-        "rft.remote.load_balancer: imports rft.rollout.server.options",
-        "rft.remote.requests: imports rft.rollout.server.server_api",
-        "rft.remote.server_process: imports rft.rollout.server.server_api",
-        "rft.setup.assembly: imports rft.modes.verify",
-    ),
+    "floors": ("rft.setup.assembly: imports rft.modes.verify",),
     "cycles": (
         "rft.actor.packing.layout: in a cycle with rft.actor.packing.sequence_shard",
         "rft.actor.packing.sequence_shard: in a cycle with rft.actor.packing.layout",
@@ -66,15 +61,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "backends": (
         "rft.modes.plan.memory_tracker: fsdp",
         "rft.modes.plan.skip_compute: fsdp",
-        "rft.rollout.server.engine: sglang",
         "rft.rollout.server.prompt_logprobs: sglang",
         "rft.rollout.server.prompt_logprobs: vllm",
     ),
-    "modalities": (
-        "rft.report.chart: pixel",
-        "rft.rollout.server.sglang: image",
-        "rft.rollout.server.vllm: image",
-    ),
+    "modalities": ("rft.report.chart: pixel",),
     "metaphors": (
         "rft.actor.heads",
         "rft.actor.lora.adapters",
@@ -88,21 +78,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "rft.algorithm.objective",
         "rft.errors",
         "rft.metrics",
-        "rft.remote.load_balancer",
-        "rft.remote.process_supervisor",
-        "rft.remote.requests",
-        "rft.remote.server_process",
         "rft.reward.gsm8k",
         "rft.reward.model",
-        "rft.rollout.server.engine",
-        "rft.rollout.server.prompt_logprobs",
-        "rft.rollout.server.server_api",
         "rft.rollout.server.server_pool",
-        "rft.rollout.server.sglang",
-        "rft.rollout.server.teacher_check",
-        "rft.rollout.server.vllm",
-        "rft.rollout.server.weight_broadcast",
-        "rft.rollout.server.weight_store",
         "rft.setup.components",
         "rft.train.checkpoint",
         "rft.train.profiler",

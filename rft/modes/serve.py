@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from rft.actor.init import meta_model, read_config
-from rft.remote.http_client import LOOK_S, ServerClient
+from rft.remote.http_client import PROBE_S, ServerClient
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.server.servable import ServableEngine
@@ -77,8 +77,8 @@ def serve(config: dict[str, Any], console: Console) -> None:
 
 def _answers(server_api: ServerApi, address: str) -> bool:
     async def ask() -> None:
-        async with asyncio.timeout(LOOK_S):
-            await server_api.healthy(ServerClient(0, address))
+        async with asyncio.timeout(PROBE_S):
+            await server_api.healthy(ServerClient.at(0, address))
 
     try:
         asyncio.run(ask())

@@ -1,141 +1,178 @@
-"""A server by its address: JSON over HTTP/1.1, one connection a call, and waits that have a deadline and a name.
+"""The HTTP client for engines, teachers and judges: JSON requests, errors that name the server, named deadlines.
 
-Left out on purpose: kept connections, redirects, compression and TLS; servers of one run stand in one network.
+Every call opens its own connection and closes it. Calls are long (seconds to minutes), so a kept connection saves
+nothing, and a server that runs under uvicorn aborts the work of a client whose connection closes.
 """
 
 import asyncio
+import functools
 import json
 import logging
+import re
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-SAY_EVERY = 30.0  # seconds between the lines of a long wait
-LOOK_S = 10.0  # deadline of a call that needs no work
-LARGEST = 2**16  # bytes of the head of an answer
+try:  # huggingface_hub depends on httpx2 from version 2 on and on httpx before; the names used here are in both
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # type: ignore[no-redef]
+
+LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
+PROBE_S = 10.0  # deadline of a call that needs no computation
+PORTS = {"http": 80, "https": 443}
+SHOWN = 500  # characters of a refusal that the error message quotes
+CLOSED = re.compile("disconnected|closed connection")  # in the error of a response that ends early
+logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # it logs every request at level info
 
 
 class RequestFailed(OSError):
-    """A call that did not bring what was asked for; the message names the server.
+    """A call that returned no usable response; the message names the server.
 
     Attributes:
-        busy: the server says that the same call may succeed later.
+        busy: the server rejects requests for now; the same call may succeed later.
+        transient: the same call may succeed when it is repeated.
     """
 
     busy = False
+    transient = True
 
 
 class RequestRefused(RequestFailed):
-    """An answer that is not a success, with this status of HTTP."""
+    """A response with an HTTP status other than 2xx."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.busy = status in (429, 503)
+        self.transient = status in (408, 409, 429) or status >= 500
 
 
 class BadResponse(RequestFailed):
-    """An answer that does not hold what was asked for."""
+    """A response that is not valid HTTP or JSON, or lacks required fields."""
 
 
 class ServerClient:
-    """One server.
+    """The client of one server.
 
     Args:
-        number: its place in the list of servers.
-        address: host:port.
-        kind: what messages call it.
+        name: names the server in messages.
+        url: http://host:port or https://host:port, optionally followed by a path.
+        headers: sent with every request.
+        use_proxies: connect through the proxies in the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
+
+    Attributes:
+        name: as given.
+        host, port: of the server.
+
+    Raises:
+        ValueError: `url` is malformed.
     """
 
-    def __init__(self, number: int, address: str, kind: str = "server") -> None:
-        self.name = f"{kind} {number} ({address})"
-        self.host, _, port = address.rpartition(":")
-        self.port = int(port)
+    def __init__(
+        self, name: str, url: str, headers: Mapping[str, str] | None = None, use_proxies: bool = False
+    ) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{name}: {url} is not a URL: {error}") from error
+        self.name = name
+        if parsed.scheme not in PORTS:
+            raise ValueError(f"{name}: {url} is not a URL: it starts with neither http:// nor https://")
+        self.host, self.port = parsed.host, parsed.port or PORTS[parsed.scheme]
+        self._url = url.rstrip("/")
+        self._headers = {"Connection": "close", "Content-Type": "application/json", **(headers or {})}
+        self._use_proxies = use_proxies
+
+    @classmethod
+    def at(cls, number: int, address: str, kind: str = "server") -> "ServerClient":
+        """The client of a server in a list.
+
+        Args:
+            number: position in the list of servers.
+            address: host:port.
+            kind: what messages call the server.
+        """
+        return cls(f"{kind} {number} ({address})", f"http://{address}")
 
     async def get(self, path: str) -> Any:
-        """What a GET answers: JSON, or None for an empty body. Raises as `post`."""
+        """Sends a GET and returns the parsed JSON, or None for an empty body. Raises as `post`."""
         return self._json(f"GET {path}", await self._call("GET", path, b""))
 
-    async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What a POST of JSON answers: JSON, or None for an empty body. It waits for as long as it is let.
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Sends JSON in a POST and returns the parsed JSON, or None for an empty body. The caller sets the deadline.
 
         Raises:
-            Refused: the status is not 2xx.
-            Garbage: the answer is no HTTP or no JSON.
-            Failed: the connection could not be made, or broke.
+            RequestRefused: the status is not 2xx.
+            BadResponse: the response is not HTTP or not JSON.
+            RequestFailed: the connection could not be made, or closed before the end of the response.
         """
-        return self._json(f"POST {path}", await self.tell(path, body))
+        return self._json(f"POST {path}", await self.post_raw(path, body))
 
-    async def tell(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """What a POST of JSON answers that may be no JSON. Raises as `post`."""
+    async def post_raw(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """Sends JSON in a POST and returns the body of the response, which may be anything. Raises as `post`."""
         return await self._call("POST", path, json.dumps(body or {}).encode())
 
     def _json(self, call: str, answer: bytes) -> Any:
         try:
             return json.loads(answer) if answer.strip() else None
         except ValueError as error:
-            raise self.bad_response(f"{call}: no JSON: {answer[:80]!r}") from error
+            raise self.bad_response(f"{call}: not JSON: {answer[:80]!r}") from error
 
     async def _call(self, method: str, path: str, body: bytes) -> bytes:
+        call = f"{method} {path}"
+        # A request made here, not by the client, carries none of the client's default headers.
+        request = httpx.Request(method, self._url + path, headers=self._headers, content=body)
         try:
-            status, answer = await self._exchange(method, path, body)
-        except RequestFailed:
-            raise
-        except (OSError, EOFError) as error:
-            raise RequestFailed(f"{self.name}: {method} {path}: {error or type(error).__name__}") from error
-        if not 200 <= status < 300:
-            said = answer[:500].decode(errors="replace")
-            raise RequestRefused(f"{self.name}: {method} {path}: status {status}: {said}", status)
-        return answer
+            async with httpx.AsyncClient(verify=_tls(), trust_env=self._use_proxies, timeout=None) as client:
+                response = await client.send(request)
+        except httpx.RemoteProtocolError as error:
+            if CLOSED.search(str(error)):
+                raise RequestFailed(f"{self.name}: {call}: {error}") from error
+            raise self.bad_response(f"{call}: not HTTP: {error}") from error
+        except (httpx.HTTPError, OSError) as error:
+            raise RequestFailed(f"{self.name}: {call}: {_root_cause(error)}") from error
+        if not response.is_success:
+            said = response.content[:SHOWN].decode(errors="replace")
+            raise RequestRefused(f"{self.name}: {call}: status {response.status_code}: {said}", response.status_code)
+        return bytes(response.content)
 
-    def bad_response(self, what: str) -> BadResponse:
-        """The error of an answer that makes no sense."""
-        return BadResponse(f"{self.name}: {what}")
+    def bad_response(self, problem: str) -> BadResponse:
+        """The error for a response that cannot be used; the caller raises it."""
+        return BadResponse(f"{self.name}: {problem}")
 
     @contextmanager
     def parse(self, what: str) -> Iterator[None]:
-        """Where an answer is taken apart: what it lacks is raised as Garbage."""
+        """Surrounds code that reads a response: a missing or malformed field is raised as `BadResponse`."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self.bad_response(f"{what} makes no sense: {error!r}") from error
+            raise self.bad_response(f"{what} cannot be read: {error!r}") from error
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        reader, writer = await asyncio.open_connection(self.host, self.port, limit=LARGEST)
-        try:
-            head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nConnection: close\r\n"
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-            return await self._answer(reader)
-        finally:
-            writer.close()  # a server ends the work of a client that is gone
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        try:
-            first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            status = int(first.split(" ")[1])
-            fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            if fields.get("transfer-encoding", "").lower() == "chunked":
-                parts = []
-                while size := int((await reader.readline()).split(b";")[0], 16):
-                    parts.append(await reader.readexactly(size))
-                    await reader.readline()
-                return status, b"".join(parts)
-            if "content-length" in fields:
-                return status, await reader.readexactly(int(fields["content-length"]))
-            return status, await reader.read()
-        except (ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            raise self.bad_response(f"an answer that is no HTTP: {error}") from error
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Trusts the certificates that Python trusts, which SSL_CERT_FILE names."""
+    return ssl.create_default_context()
+
+
+def _root_cause(error: BaseException) -> str:
+    """The operating system's message, such as "Connect call failed", which the client's own errors leave out."""
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, OSError) and found.errno is not None):
+        causes = found.exceptions if isinstance(found, BaseExceptionGroup) else (found.__cause__ or found.__context__,)
+        found = causes[0]
+    return str(found or error) or type(error).__name__
 
 
 @asynccontextmanager
 async def deadline(what: str | Callable[[], str], deadline: float | None) -> AsyncIterator[None]:
-    """A wait with a name, which is logged while it lasts.
+    """Limits the time of the code inside, and logs at intervals that the process still waits.
 
     Args:
-        what: who waits for whom to do what.
-        deadline: seconds, or None where what is waited for has deadlines of its own.
+        what: who waits for what.
+        deadline: seconds, or None where the code inside has deadlines of its own.
 
     Raises:
         TimeoutError: names the wait.
@@ -145,12 +182,12 @@ async def deadline(what: str | Callable[[], str], deadline: float | None) -> Asy
     def name() -> str:
         return what if isinstance(what, str) else what()
 
-    async def say() -> None:
+    async def log() -> None:
         while True:
-            await asyncio.sleep(SAY_EVERY)
+            await asyncio.sleep(LOG_EVERY_S)
             logging.getLogger(__name__).warning("%s, %.0f s", name(), time.monotonic() - start)
 
-    saying = asyncio.create_task(say())
+    logging_task = asyncio.create_task(log())
     try:
         async with asyncio.timeout(deadline) as limit:
             yield
@@ -159,4 +196,4 @@ async def deadline(what: str | Callable[[], str], deadline: float | None) -> Asy
             raise TimeoutError(f"{name()}, {deadline:g} s") from error
         raise
     finally:
-        saying.cancel()
+        logging_task.cancel()

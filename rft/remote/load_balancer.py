@@ -1,8 +1,8 @@
-"""Spreads groups of questions over servers: least loaded first, every answer taken once, whatever a server does.
+"""Distributes groups of requests over servers: least loaded first, every result taken once, failed requests repeated.
 
-A group, such as the samples of one prompt, goes to one server, which then computes the prompt once. How much a server
-is given at once is halved where it is busy or late, and grows again with every answer. When no group is left to hand
-out, an idle server is given the oldest group of another one too, and the first answers win.
+A group, such as the samples of one prompt, goes to one server, which then computes the prompt once. A server that is
+busy or exceeds its deadline gets half as many requests at once; every answer raises that number again. When all groups
+are handed out, an idle server also gets the oldest unfinished group of another server, and the first result is taken.
 """
 
 import asyncio
@@ -12,26 +12,26 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from rft.remote.http_client import LOOK_S, RequestFailed, ServerClient, deadline
-from rft.remote.requests import Assignment, RequestGroup, SampleRequest, Server
-from rft.rollout.server.options import RetryPolicy
+from rft.remote.http_client import PROBE_S, RequestFailed, ServerClient, deadline
+from rft.remote.requests import Assignment, RequestGroup, Server, ServerRequest
+from rft.remote.retry import ServerPolicy
 
-TICK = 0.1  # seconds between looks at groups that are late
-LATE = 2.0  # times the mean of the groups that are done,
-LATE_S = 1.0  # and no less than so many seconds
+TICK_S = 0.1  # between looks for groups that are late
+LATE = 2.0  # a group is late after so many times the mean duration of finished groups,
+LATE_S = 1.0  # and after no less than so many seconds
 
 
 class LoadBalancer:
-    """One round of groups.
+    """Distributes one round of groups.
 
     Args:
-        who, what, wanted: who asks for what of which servers, for messages and logs.
-        servers: what is learnt about them is kept from round to round.
-        look: asks a server whether it can be asked: None, or why not.
-        options: cap on a server's window, failures of a group that are put up with, deadlines.
-        key: of the options in the yaml.
+        who, what, wanted: who requests what from servers that do what, for messages and logs.
+        servers: their windows and backoffs are kept from round to round.
+        probe: asks a server whether it can take requests; returns None, or the reason why it cannot.
+        policy: most requests at once, tolerated failures of a group, deadlines.
+        key: of the policy's options in the yaml.
         counts: receives `retries` and `hedged`, in groups.
-        progress: called with the number of answers that are there.
+        progress: called with the number of results so far.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class LoadBalancer:
         what: str,
         wanted: str,
         servers: list[Server],
-        look: Callable[[ServerClient], Awaitable[str | None]],
-        options: RetryPolicy,
+        probe: Callable[[ServerClient], Awaitable[str | None]],
+        policy: ServerPolicy,
         key: str,
         counts: Counter[str],
         progress: Callable[[int], None] | None,
@@ -50,36 +50,33 @@ class LoadBalancer:
         self._what = what
         self._wanted = wanted
         self._servers = servers
-        self._ask = look
-        self._options = options
+        self._probe_server = probe
+        self._policy = policy
         self._key = key
         self._counts = counts
         self._progress = progress
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: deque[RequestGroup] = deque()
-        self._begun: set[RequestGroup] = set()
-        self._seconds: list[float] = []  # that groups took
+        self._started: set[RequestGroup] = set()
+        self._seconds: list[float] = []  # that finished groups took
         self._done = 0
 
-    async def run(self, asked: Sequence[Sequence[SampleRequest]]) -> list[list[Any]]:
-        """The answers, in the order of the questions.
-
-        Args:
-            asked: per group, its questions.
+    async def run(self, groups: Sequence[Sequence[ServerRequest]]) -> list[list[Any]]:
+        """Returns the results of every group, in the order of its requests.
 
         Raises:
-            Failed: a group has failed too often; names the server.
-            TimeoutError: no server is ready within its deadline; names them all.
+            RequestFailed: a group has failed too often; names the server.
+            TimeoutError: no server is ready within `start_s`; names all servers.
         """
-        groups = [RequestGroup(list(group)) for group in asked if group]
-        self._queue.extend(groups)
-        total = sum(len(group.questions) for group in groups)
+        waiting = [RequestGroup(list(group)) for group in groups if group]
+        self._queue.extend(waiting)
+        total = sum(len(group.requests) for group in waiting)
         for server in self._servers:
             server.ready, server.running = False, 0
         try:
-            # All are asked before any is given work, but who does not answer is not waited for.
-            await asyncio.wait([self._start(self._look(server)) for server in self._servers], timeout=LATE_S)
+            # All servers are probed before the first gets requests, but a slow one delays the round by LATE_S at most.
+            await asyncio.wait([self._start(self._probe(server)) for server in self._servers], timeout=LATE_S)
             for server in self._servers:
                 self._start(self._watch(server))
             has = f"{self._who} has {{}} of {total} {self._what}s ({{}})"
@@ -87,27 +84,27 @@ class LoadBalancer:
                 while self._done < total:
                     if not any(server.ready for server in self._servers):
                         await self._until_ready()
-                    self._stirred.clear()
+                    self._changed.clear()
                     self._hand_out()
-                    await self._stir(TICK)
+                    await self._wait_for_change(TICK_S)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        done = iter(groups)
-        return [[answer for _, answer in sorted(next(done).found.items())] if group else [] for group in asked]
+        done = iter(waiting)
+        return [[result for _, result in sorted(next(done).results.items())] if group else [] for group in groups]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(lambda _: self._stirred.set())
+        task.add_done_callback(lambda _: self._changed.set())
         return task
 
-    async def _stir(self, seconds: float) -> None:
-        """Waits until something has happened; raises what a task has raised."""
+    async def _wait_for_change(self, seconds: float) -> None:
+        """Waits until a task ends or a request is answered; raises what a task has raised."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stirred.wait()
+                await self._changed.wait()
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.discard(task)
             if not task.cancelled():
@@ -115,29 +112,29 @@ class LoadBalancer:
 
     def _loads(self) -> str:
         return ", ".join(
-            f"{server.peer.name}: {f'{server.running} running' if server.ready else server.problem}"
+            f"{server.client.name}: {f'{server.running} running' if server.ready else server.problem}"
             for server in self._servers
         )
 
     async def _until_ready(self) -> None:
         what = f"{self._who} waits for a server that {self._wanted}"
-        async with deadline(lambda: f"{what} ({self._loads()})", self._options.start_s):
+        async with deadline(lambda: f"{what} ({self._loads()})", self._policy.start_s):
             while not any(server.ready for server in self._servers):
-                self._stirred.clear()
-                await self._stir(self._options.poll_s)
+                self._changed.clear()
+                await self._wait_for_change(self._policy.poll_s)
 
     async def _watch(self, server: Server) -> None:
-        """Looks at a server that is not ready, again and again."""
+        """Probes a server at intervals while it is not ready."""
         while True:
-            await asyncio.sleep(self._options.poll_s)
+            await asyncio.sleep(self._policy.poll_s)
             if not server.ready:
-                await self._look(server)
+                await self._probe(server)
 
-    async def _look(self, server: Server) -> None:
-        what = f"{self._who} waits for {server.peer.name} to say what it serves"
+    async def _probe(self, server: Server) -> None:
+        what = f"{self._who} waits for {server.client.name} to report what it serves"
         try:
-            async with deadline(what, min(LOOK_S, self._options.answer_s)):
-                problem = await self._ask(server.peer)
+            async with deadline(what, min(PROBE_S, self._policy.answer_s)):
+                problem = await self._probe_server(server.client)
         except OSError as error:
             problem = str(error)
         server.ready, server.problem = problem is None, problem or ""
@@ -145,89 +142,90 @@ class LoadBalancer:
     def _hand_out(self) -> None:
         now = asyncio.get_running_loop().time()
         ready = [server for server in self._servers if server.ready]
-        free = [server for server in ready if server.resting <= now]
+        free = [server for server in ready if server.resting_until <= now]
         for group in list(self._queue):
-            least = min((group.failed[server] for server in ready), default=0)
+            fewest = min((group.failures[server] for server in ready), default=0)
             need = len(group.missing())
             choices = [s for s in free if s.running == 0 or s.running + need <= s.window]
-            choices = [server for server in choices if group.failed[server] == least]
+            choices = [server for server in choices if group.failures[server] == fewest]
             if choices:
                 self._queue.remove(group)
-                self._give(group, min(choices, key=lambda server: server.running))
+                self._assign(group, min(choices, key=lambda server: server.running))
         if not self._queue and self._seconds:
             late = now - max(LATE_S, LATE * sum(self._seconds) / len(self._seconds))
             for server in free:
                 if server.running == 0:
-                    self._take_over(server, late)
+                    self._hedge(server, late)
 
-    def _take_over(self, server: Server, late: float) -> None:
-        """Gives an idle server the oldest group of the others that was begun before `late`."""
-        since = {group: run.since for group in self._begun for run in group.runs.values() if len(group.runs) == 1}
+    def _hedge(self, server: Server, late: float) -> None:
+        """Assigns an idle server the oldest group that one other server has worked on since before `late`."""
+        since = {
+            group: assignment.since
+            for group in self._started
+            for assignment in group.assignments.values()
+            if len(group.assignments) == 1
+        }
         if since and min(since.values()) < late:
             self._counts["hedged"] += 1
-            self._give(min(since, key=lambda group: since[group]), server)
+            self._assign(min(since, key=lambda group: since[group]), server)
 
-    def _give(self, group: RequestGroup, server: Server) -> None:
+    def _assign(self, group: RequestGroup, server: Server) -> None:
         numbers = group.missing()
         server.running += len(numbers)
-        run = Assignment(
-            asyncio.get_running_loop().time(), len(numbers), self._start(self._work(server, group, numbers))
-        )
-        group.runs[server] = run
-        self._begun.add(group)
-        run.task.add_done_callback(lambda _: self._leave(server, group, run))
+        task = self._start(self._work(server, group, numbers))
+        assignment = Assignment(asyncio.get_running_loop().time(), len(numbers), task)
+        group.assignments[server] = assignment
+        self._started.add(group)
+        task.add_done_callback(lambda _: self._end(server, group, assignment))
 
-    def _leave(self, server: Server, group: RequestGroup, run: Assignment) -> None:
-        server.running -= run.owes
-        del group.runs[server]
-        if not group.runs:
-            self._begun.discard(group)
+    def _end(self, server: Server, group: RequestGroup, assignment: Assignment) -> None:
+        server.running -= assignment.outstanding
+        del group.assignments[server]
+        if not group.assignments:
+            self._started.discard(group)
             if group.missing():
                 self._queue.appendleft(group)
 
     async def _work(self, server: Server, group: RequestGroup, numbers: list[int]) -> None:
-        """Has a server answer these of a group."""
-        work = (self._answer(server, group, number) for number in numbers)
+        """Sends these requests of a group to a server."""
+        work = (self._request(server, group, number) for number in numbers)
         problems = [found for found in await asyncio.gather(*work, return_exceptions=True) if found is not None]
         for problem in problems:
             if not isinstance(problem, OSError):
                 raise problem
         if problems:
-            self._blame(server, group, problems[0])
+            self._record_failure(server, group, problems[0])
 
-    async def _answer(self, server: Server, group: RequestGroup, number: int) -> None:
-        question, run = group.questions[number], group.runs[server]
-        call = question.call(server.peer)
+    async def _request(self, server: Server, group: RequestGroup, number: int) -> None:
+        request, assignment, client = group.requests[number], group.assignments[server], server.client
+        call = request.call(client)
+        what = f"{self._who} waits for {client.name} to answer a {self._what}"
         try:
-            async with asyncio.timeout(self._options.answer_s):
-                answer = await server.peer.post(call.path, call.body)
-        except TimeoutError as error:
-            what = f"{self._who} waits for {server.peer.name} to answer a {self._what}, {self._options.answer_s:g} s"
-            raise TimeoutError(what) from error
+            answer = await self._policy.within_deadline(what, client.post(call.path, call.body))
         finally:
             server.running -= 1
-            run.owes -= 1
-            self._stirred.set()
-        with server.peer.parse(f"the answer to a {self._what}"):
-            found = question.read(server.peer, answer)
-        server.answered(self._options.concurrency)
-        self._take(group, number, found, run)
+            assignment.outstanding -= 1
+            self._changed.set()
+        with client.parse(f"the answer to a {self._what}"):
+            result = request.read(client, answer)
+        server.answered(self._policy.concurrency)
+        self._take(group, number, result, assignment)
 
-    def _take(self, group: RequestGroup, number: int, found: Any, run: Assignment) -> None:
-        """Takes an answer that nobody has brought yet; with the last one of its group all work on it ends."""
-        if number in group.found:
+    def _take(self, group: RequestGroup, number: int, result: Any, assignment: Assignment) -> None:
+        """Keeps the first result of a request; with the last result of a group all other work on it is cancelled."""
+        if number in group.results:
             return
-        group.found[number] = found
+        group.results[number] = result
         self._done += 1
         if self._progress is not None:
             self._progress(self._done)
         if not group.missing():
-            self._seconds.append(asyncio.get_running_loop().time() - run.since)
-            for other in group.runs.values():
+            self._seconds.append(asyncio.get_running_loop().time() - assignment.since)
+            for other in group.assignments.values():
                 other.task.cancel()
 
-    def _blame(self, server: Server, group: RequestGroup, problem: BaseException) -> None:
-        """Takes note of a failure. The group waits for its turn again, unless that was one failure too many."""
+    def _record_failure(self, server: Server, group: RequestGroup, problem: BaseException) -> None:
+        """Counts a failure of a group, which `_end` puts back into the queue; raises at one failure too many."""
         now = asyncio.get_running_loop().time()
         busy = isinstance(problem, RequestFailed) and problem.busy
         if busy or isinstance(problem, TimeoutError):
@@ -235,15 +233,15 @@ class LoadBalancer:
         else:
             server.ready, server.problem = False, str(problem)
         if busy:
-            server.busy = now if server.busy is None else server.busy
-            if now - server.busy < self._options.answer_s:
+            server.busy_since = now if server.busy_since is None else server.busy_since
+            if now - server.busy_since < self._policy.answer_s:
                 return
-        logging.getLogger(__name__).warning("%s; its %ss are asked for again", problem, self._what)
+        logging.getLogger(__name__).warning("%s; its %ss are requested again", problem, self._what)
         self._counts["retries"] += 1
-        group.failed[server] += 1
-        failures = group.failed.total()
-        if failures > self._options.retries and len(group.runs) == 1:
+        group.failures[server] += 1
+        failures = group.failures.total()
+        if failures > self._policy.retries and len(group.assignments) == 1:
             raise RequestFailed(
-                f"{self._who} gives up on {len(group.questions)} {self._what}s after {failures} failures "
-                f"({self._key}.retries={self._options.retries}); the last: {problem}"
+                f"{self._who} gives up on {len(group.requests)} {self._what}s after {failures} failures "
+                f"({self._key}.retries={self._policy.retries}); the last: {problem}"
             )

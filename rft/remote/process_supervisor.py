@@ -1,9 +1,10 @@
-"""Runs a command, and ends it with all that it has started as soon as whoever asked for it is gone, however it went.
+"""Runs a command and ends it, with all processes that it started, when the parent process ends for any reason.
 
-Used as a script of the standard library alone: `python warden.py <seconds> <command> ...`. Its standard input is a pipe
-that nobody writes to; it ends with the process at its other end. The command then has some seconds to end by itself.
-Shared memory outlives processes that are killed. What the command's processes have mapped is removed here, if it has
-come since they began, is its owner's alone, as such memory is, and nobody else has mapped it.
+A script that needs the standard library alone: `python process_supervisor.py <seconds> <command> ...`. Its standard
+input is a pipe into which the parent writes nothing; the pipe closes when the parent ends. The command then gets
+SIGTERM, and after so many seconds SIGKILL. Shared memory outlives killed processes, so the supervisor removes files of
+it that processes of the command have mapped, if they were created after the start, are accessible to the owner alone,
+as such memory is, and no other process has mapped them.
 """
 
 import contextlib
@@ -15,33 +16,33 @@ import sys
 import threading
 import time
 
-LOOK_S = 1.0  # between looks at what shared memory there is
+SCAN_S = 1.0  # between scans of shared memory
 SHARED = "/dev/shm"
-PRIVATE = 0o100600  # a plain file that its owner alone reads and writes
+PRIVATE = 0o100600  # a regular file that its owner alone can read and write
 
 
 def main() -> None:
-    """Ends with the status of the command."""
+    """Exits with the status of the command."""
     before = set(glob.glob(f"{SHARED}/*"))
     child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
     held: set[str] = set()
 
-    def look() -> None:
-        if mine := mapped(child.pid):
-            held.update(file.path for file in os.scandir(SHARED) if file.inode() in mine)
+    def scan() -> None:
+        if inodes := mapped(child.pid):
+            held.update(file.path for file in os.scandir(SHARED) if file.inode() in inodes)
 
     def watch() -> None:
         known = before
         while True:
             files = set(glob.glob(f"{SHARED}/*"))
-            if files - known:  # for to ask the processes costs milliseconds
-                look()
+            if files - known:  # since a scan of the processes takes milliseconds
+                scan()
             known = files
-            time.sleep(LOOK_S)
+            time.sleep(SCAN_S)
 
     def end() -> None:
-        os.read(0, 1)  # not through sys.stdin, whose lock the end of the interpreter would wait for
-        look()
+        os.read(0, 1)  # not through sys.stdin: the end of the interpreter would wait for its lock
+        scan()
         send(child.pid, signal.SIGTERM)
         time.sleep(float(sys.argv[1]))
         send(child.pid, signal.SIGKILL)
@@ -49,10 +50,10 @@ def main() -> None:
     for work in (watch, end):
         threading.Thread(target=work, daemon=True).start()
     status = child.wait()
-    look()
-    send(child.pid, signal.SIGTERM)  # what it has left behind, such as a helper that tidies up and then ends
-    patience = time.monotonic() + float(sys.argv[1])
-    while lives(child.pid) and time.monotonic() < patience:
+    scan()
+    send(child.pid, signal.SIGTERM)  # to processes that the command left behind, such as a helper that cleans up
+    deadline = time.monotonic() + float(sys.argv[1])
+    while exists(child.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     send(child.pid, signal.SIGKILL)
     others = mapped(child.pid, by_others=True)
@@ -64,8 +65,8 @@ def main() -> None:
     sys.exit(status if status >= 0 else 128 - status)
 
 
-def lives(group: int) -> bool:
-    """True where a process group has a process, be it one that has ended and that nobody has fetched."""
+def exists(group: int) -> bool:
+    """True while a process group has a process, zombies included."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, 0)
         return True
@@ -73,13 +74,13 @@ def lives(group: int) -> bool:
 
 
 def mapped(group: int, by_others: bool = False) -> set[int]:
-    """The numbers of the files of shared memory that processes of a group have mapped, or all others.
+    """Inodes of files of shared memory that processes of a group, or all other processes, have mapped.
 
-    Not the names: a semaphore is mapped before it has its own.
+    Inodes and not names, because a semaphore is mapped before it is renamed.
     """
     found = set()
     for path in glob.iglob("/proc/[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if (os.getpgid(int(path.split("/")[2])) == group) != by_others:
                 with open(path) as lines:
                     found |= {int(line.split()[4]) for line in lines if f" {SHARED}/" in line}
@@ -87,7 +88,7 @@ def mapped(group: int, by_others: bool = False) -> set[int]:
 
 
 def send(group: int, number: signal.Signals) -> None:
-    """Sends a signal to a process group, where there still is one."""
+    """Sends a signal to a process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 

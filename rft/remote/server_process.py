@@ -1,4 +1,4 @@
-"""A server process of this run's own, which ends with the run however that ends, and a port for it."""
+"""A server process that the run starts and that ends with the run, and a free port for it."""
 
 import os
 import socket
@@ -7,32 +7,37 @@ import sys
 import time
 from pathlib import Path
 
-from rft.remote import process_supervisor as warden
-from rft.remote.http_client import LOOK_S
-from rft.rollout.server.server_api import LOCAL
+from rft.remote import process_supervisor
+from rft.remote.http_client import PROBE_S
 
-GRACE_S = 5.0  # that a process has to end by itself
-LONGEST_S = 60.0  # between two starts of a process that ends at once
+LOCAL = "127.0.0.1"  # where the servers that a run starts listen
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+LONGEST_S = 60.0  # between two starts of a process that keeps ending
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind((LOCAL, 0))
         return int(probe.getsockname()[1])
 
 
 class ServerProcess:
-    """A server process of our own.
+    """A server process under `process_supervisor`, so that it ends when this process ends.
 
     Args:
-        command, environment: what is run, and what is added to the environment.
-        log: the file that takes what it says.
+        command, environment: the command line, and variables added to the environment.
+        log: the file that receives its output.
+
+    Attributes:
+        log: as given.
+        started: the time of its last start, of `time.monotonic`.
+        restart_after: the earliest time of its next start; it moves away with every start until `reset_restarts`.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
-        self._command = [sys.executable, warden.__file__, str(GRACE_S), *command]
+        self._command = [sys.executable, process_supervisor.__file__, str(GRACE_S), *command]
         self._environment = os.environ | environment
         self._starts = 0
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -40,9 +45,9 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Starts it, and notes when it may be started again."""
+        """Starts the process."""
         self.started = time.monotonic()
-        self.again = self.started + min(2.0**self._starts, LONGEST_S)
+        self.restart_after = self.started + min(2.0**self._starts, LONGEST_S)
         self._starts += 1
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -55,21 +60,21 @@ class ServerProcess:
             )
 
     def ended(self) -> str:
-        """How it ended, with its last words; empty while it runs."""
+        """The exit status and the end of the log; empty while the process runs."""
         status = self._process.poll()
         if status is None:
             return ""
         return f"ended with status {status}; the end of {self.log}:\n{self.log.read_text(errors='replace')[-2000:]}"
 
-    def calm(self) -> None:
-        """It is well: when it ends, it is started anew at once."""
+    def reset_restarts(self) -> None:
+        """Notes that the server works: when it ends, it may be restarted at once."""
         self._starts = 0
 
     def end(self) -> None:
-        """Has it end, with all that it has started."""
+        """Starts to end the process and all its children; `wait` waits for it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def wait(self) -> None:
-        """Waits until it has ended."""
-        self._process.wait(2 * GRACE_S + LOOK_S)
+        """Waits until the process has ended."""
+        self._process.wait(2 * GRACE_S + PROBE_S)

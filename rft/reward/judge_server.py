@@ -1,46 +1,41 @@
-"""A judge behind an address that speaks OpenAI's chat completions, as the servers of vLLM and SGLang do."""
+"""A judge behind a server with OpenAI's chat completions API, which vLLM and SGLang have too."""
 
-import json
+import asyncio
 import os
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft.remote.http_client import RequestFailed, ServerClient
+from rft.remote.retry import Backoff, RetryPolicy
 from rft.reward.grade import Grade, about_one
 from rft.reward.term import Term
 
-BUSY = (408, 409, 429)  # the same call may succeed later, as after any failure of the server's own (5xx)
-PAUSE_S = 0.25  # before the second call twice as long, and twice that before each later one
-SHOWN = 500  # bytes of a refusal that a message quotes
+PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls
 
 
 class JudgeFailed(OSError):
-    """A judge that did not answer; the message names the key, the address and what it said."""
+    """A judge that returned no verdict; the message names the yaml key, the address and the problem."""
 
 
 class ServedJudge(Term):
-    """What a served model says of each response, at temperature 0, is read by a regular expression.
+    """Asks a served model about each response, at temperature 0, and reads its text with a regular expression.
 
     Args:
-        key: supplied; its place in the yaml.
+        key: supplied; the term's place in the yaml.
         address: of the server, with the version: http://host:8000/v1.
-        model: its name there.
-        question: what is asked about a response, see `SampleRequest`.
+        model: its name on the server.
+        question: the question about a response, see `Question`.
         grade: how the text becomes a number, see `Grade`.
         system: message in front of the question, or null.
         max_new_tokens: of the judge's text.
         body: more fields of the request, such as those of the chat template.
-        token: the name of the environment variable that holds the key of the server, or null where it asks for none.
-        concurrency: questions at work at once, of each process.
+        token: the name of the environment variable that holds the server's API key, or null where it needs none.
+        concurrency: requests in flight of each process.
         deadline_s: seconds that one call may take.
-        tries: calls for one question before the run ends.
+        tries: calls for one question before the run fails.
 
     Raises:
-        ValueError: question or grade are wrong, or a number is below 1; names the key.
+        ValueError: question, grade or address are malformed, or a number is below 1; names the key.
     """
 
     def __init__(
@@ -71,17 +66,15 @@ class ServedJudge(Term):
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._body = {"model": model, "temperature": 0.0, "max_tokens": max_new_tokens, **body}
         self._token = token
-        self._concurrency = concurrency
-        self._deadline = deadline_s
-        self._tries = tries
+        self._policy = RetryPolicy(concurrency=concurrency, retries=tries - 1, answer_s=deadline_s)
         self.reads = self._question.reads
 
     def check(self) -> None:
-        """Asks the server for its models."""
+        """Checks that the server has the model. Raises a ValueError that names the key and the cure."""
         if self._token is not None and self._token not in os.environ:
             raise ValueError(f"{self._key}.token={self._token}: there is no such environment variable; set it")
         try:
-            known = self._call("/models", None, lambda answer: [model["id"] for model in answer["data"]])
+            known = asyncio.run(self._models())
         except JudgeFailed as error:
             raise ValueError(str(error)) from error
         if self._model not in known:
@@ -93,42 +86,52 @@ class ServedJudge(Term):
         """See `Term.values`.
 
         Raises:
-            JudgeFailed: a question was not answered in as many calls as there may be.
+            JudgeFailed: a question got no answer within the allowed calls.
         """
-        asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
-        with ThreadPoolExecutor(self._concurrency) as threads:
-            return list(threads.map(self._ask, asked))
+        questions = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
+        return asyncio.run(self._ask_all(questions))
 
-    def _ask(self, question: str) -> float:
-        messages = [*self._system, {"role": "user", "content": question}]
-        body = self._body | {"messages": messages}
-        return self._grade(self._call("/chat/completions", body, _text))
+    async def _ask_all(self, questions: Sequence[str]) -> list[float]:
+        client, slots = self._client(), asyncio.Semaphore(self._policy.concurrency)
 
-    def _call(self, path: str, body: dict[str, Any] | None, read: Callable[[Any], Any]) -> Any:
-        """What is read in the answer to a GET, or to a POST of a body."""
-        headers = {"Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self._token]}"
-        request = urllib.request.Request(
-            self._address + path, None if body is None else json.dumps(body).encode(), headers
-        )
-        for number in range(1, self._tries + 1):
-            try:
-                with urllib.request.urlopen(request, timeout=self._deadline) as answer:
-                    return read(json.load(answer))
-            except urllib.error.HTTPError as error:
-                said = f"status {error.code}: {error.read(SHOWN).decode(errors='replace')}"
-                if error.code not in BUSY and error.code < 500:
-                    break
-            except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-                said = f"{type(error).__name__}: {error}"
-            if number < self._tries:
-                time.sleep(PAUSE_S * 2**number)
-        raise JudgeFailed(
-            f"{self._key}.address={self._address}: {path} failed in call {number} with {said}; see to the server, or "
-            f"raise {self._key}.tries={self._tries} or {self._key}.deadline_s={self._deadline:g}"
-        )
+        async def ask(question: str) -> float:
+            async with slots:
+                return self._grade(await self._text(client, question))
 
+        return await asyncio.gather(*map(ask, questions))
 
-def _text(answer: Any) -> str:
-    return answer["choices"][0]["message"]["content"] or ""
+    async def _text(self, client: ServerClient, question: str) -> str:
+        """The judge's text."""
+        body = self._body | {"messages": [*self._system, {"role": "user", "content": question}]}
+
+        async def post() -> str:
+            answer = await client.post("/chat/completions", body)
+            with client.parse("the answer of /chat/completions"):
+                return str(answer["choices"][0]["message"]["content"] or "")
+
+        return await self._repeat(post)
+
+    async def _models(self) -> list[str]:
+        """The models that the server has."""
+        client = self._client()
+
+        async def get() -> list[str]:
+            answer = await client.get("/models")
+            with client.parse("the answer of /models"):
+                return [str(model["id"]) for model in answer["data"]]
+
+        return await self._repeat(get)
+
+    async def _repeat(self, request: Any) -> Any:
+        what = f"{self._key}.address={self._address}: waits for an answer"
+        try:
+            return await self._policy.repeat(what, request, Backoff(*PAUSES_S))
+        except RequestFailed as error:
+            raise JudgeFailed(
+                f"{error}; check the server, or raise {self._key}.tries={self._policy.retries + 1} or "
+                f"{self._key}.deadline_s={self._policy.answer_s:g}"
+            ) from error
+
+    def _client(self) -> ServerClient:
+        headers = {} if self._token is None else {"Authorization": f"Bearer {os.environ[self._token]}"}
+        return ServerClient(f"{self._key}.address={self._address}", self._address, headers, use_proxies=True)

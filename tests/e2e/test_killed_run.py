@@ -62,7 +62,7 @@ def test_a_run_goes_on_where_a_server_is_killed_in_the_middle_of_sampling(sized,
         assert len(texts) == PROMPTS * SAMPLES and len(set(long)) == len(long) > PROMPTS, "a sample that comes twice"
     assert len(prompts) == 3 * PROMPTS and set(prompts.values()) == {SAMPLES}
 
-    assert f"server {note['number']} (127.0.0.1:" in said and "is started anew: it ended with status 137" in said
+    assert f"server {note['number']} (127.0.0.1:" in said and "is restarted: it ended with status 137" in said
     logs = [(tmp_path / "run" / "servers" / f"{number}.log").read_text() for number in range(2)]
     starts = [log.count("Application startup complete") for log in logs]
     assert starts[note["number"]] == 2 and sum(starts) == 3

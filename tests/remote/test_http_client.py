@@ -26,13 +26,13 @@ def says():
                 connection, _ = server.accept()
                 with connection:
                     text = b""
-                    while b"\r\n\r\n" not in text or not text.endswith((b"}", b"\r\n\r\n")):
+                    while b"\r\n\r\n" not in text or (text.startswith(b"POST") and not text.endswith(b"}")):
                         text += connection.recv(65536)
                     told.append(text.decode())
                     connection.sendall(data)
 
         threading.Thread(target=answer, daemon=True).start()
-        return ServerClient(3, f"127.0.0.1:{server.getsockname()[1]}"), told
+        return ServerClient.at(3, f"127.0.0.1:{server.getsockname()[1]}"), told
 
     yield listen
     for server in servers:
@@ -85,7 +85,7 @@ def test_a_long_answer_is_read_whole(says):
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1]", RequestFailed),
         (b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n[1]", BadResponse),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", BadResponse),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, BadResponse),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, BadResponse),
         (b"nonsense\r\n\r\n", BadResponse),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1,", BadResponse),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd", BadResponse),
@@ -111,9 +111,9 @@ def test_a_server_may_be_busy(says, status, busy):
 
 def test_nobody_listens():
     with pytest.raises(RequestFailed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
-        asyncio.run(ServerClient(0, f"127.0.0.1:{free_port()}").get("/"))
+        asyncio.run(ServerClient.at(0, f"127.0.0.1:{free_port()}").get("/"))
     with pytest.raises(RequestFailed, match=r"server 0 \(no\.such\.host\.invalid:80\): GET /: "):
-        asyncio.run(ServerClient(0, "no.such.host.invalid:80").get("/"))
+        asyncio.run(ServerClient.at(0, "no.such.host.invalid:80").get("/"))
 
 
 def test_a_call_that_is_given_up_closes_its_connection():
@@ -126,7 +126,7 @@ def test_a_call_that_is_given_up_closes_its_connection():
             gone.set()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        peer = ServerClient(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        peer = ServerClient.at(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(peer.get("/"), 0.2)
         await asyncio.to_thread(gone.wait, 5)
@@ -136,16 +136,16 @@ def test_a_call_that_is_given_up_closes_its_connection():
 
 
 def test_what_an_answer_lacks_is_garbage():
-    peer = ServerClient(1, "a:2")
+    peer = ServerClient.at(1, "a:2")
     with (
-        pytest.raises(BadResponse, match=r"^server 1 \(a:2\): its version makes no sense: KeyError\('x'\)"),
+        pytest.raises(BadResponse, match=r"^server 1 \(a:2\): its version cannot be read: KeyError\('x'\)"),
         peer.parse("its version"),
     ):
         {}["x"]
 
 
 def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr("rft.remote.http_client.SAY_EVERY", 0.05)
+    monkeypatch.setattr("rft.remote.http_client.LOG_EVERY_S", 0.05)
 
     async def wait():
         async with deadline("rank 3 waits for server 2 to acknowledge version 17", 0.18):
@@ -166,3 +166,56 @@ def test_a_wait_leaves_other_errors_as_they_are():
 
     with pytest.raises(TimeoutError, match=r"^another$"):
         asyncio.run(wait())
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "ftp://a:1", "http://a:port"])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ValueError, match=rf"^teacher 1: {url} is not a URL: "):
+        ServerClient("teacher 1", url)
+
+
+def test_proxies_of_the_environment_are_used_on_request_alone(says, monkeypatch):
+    proxy, got = says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")
+    server, direct = says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    url = f"http://127.0.0.1:{server.port}"
+    assert asyncio.run(ServerClient("judge", f"{url}/v1/", {"Authorization": "x"}, use_proxies=True).get("/a")) == 1
+    assert f"GET {url}/v1/a HTTP/1.1" in got[0] and "Authorization: x" in got[0]
+    assert asyncio.run(ServerClient("server", url).get("/a")) == 2 and "GET /a HTTP/1.1" in direct[0]
+
+
+def test_many_calls_run_at_once():
+    """More than the connections that the library's client has by default."""
+    present, most = 0, 0
+
+    async def main():
+        nonlocal present, most
+        everyone = asyncio.Event()
+
+        async def serve(reader, writer):
+            nonlocal present, most
+            await reader.readuntil(b"\r\n\r\n")
+            present += 1
+            most = max(most, present)
+            if present == 150:
+                everyone.set()
+            await everyone.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0, backlog=200) as server:
+            client = ServerClient.at(0, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with asyncio.timeout(30):
+                assert await asyncio.gather(*[client.get("/") for _ in range(150)]) == [1] * 150
+
+    asyncio.run(main())
+    assert most == 150
+
+
+def test_requests_are_not_logged(says, caplog):
+    client, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")
+    with caplog.at_level(logging.INFO):
+        asyncio.run(client.get("/"))
+    assert not caplog.messages

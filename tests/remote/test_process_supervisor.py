@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rft.remote import process_supervisor as warden
+from rft.remote import process_supervisor
 
-# A process that starts a server under a warden, as a run does, and waits.
+# A process that starts a server under a supervisor, as a run does, and waits.
 STARTER = """
 import signal, subprocess, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what it starts in the background ignore it
@@ -53,13 +53,13 @@ def await_that(condition):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server under a warden; returns what started it, and their ids once they run."""
+    """Starts a server under a supervisor; returns what started it, and their ids once they run."""
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     started = []
 
     def run(kind, grace="0.3"):
-        command = [warden.__file__, grace, sys.executable, str(script), kind]
+        command = [process_supervisor.__file__, grace, sys.executable, str(script), kind]
         started.append(subprocess.Popen([sys.executable, "-c", STARTER, *command]))
         notes = [Path(f"{script}.{name}") for name in (kind, "worker")]
         await_that(lambda: all(note.exists() and note.read_text() for note in notes))
@@ -83,7 +83,7 @@ def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, ki
 def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_path):
     script = tmp_path / "server.py"
     script.write_text(SERVER)
-    command = [sys.executable, warden.__file__, "0.3", sys.executable, str(script), "short"]
+    command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, str(script), "short"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.wait(20) == 7
     note = Path(f"{script}.worker")
@@ -101,7 +101,7 @@ open("tidy", "w")
 """
     pipes = "stdin=subprocess.PIPE, stdout=subprocess.PIPE"
     body = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {helper!r}], {pipes}).stdout.readline()"
-    command = [sys.executable, warden.__file__, "20", sys.executable, "-c", body]
+    command = [sys.executable, process_supervisor.__file__, "20", sys.executable, "-c", body]
     assert subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path).wait(60) == 0
     assert (tmp_path / "tidy").exists()
 
@@ -128,7 +128,7 @@ with open("name", "w") as file:
 time.sleep(2)
 {ending}
 """
-        command = [sys.executable, warden.__file__, "0.3", sys.executable, "-c", body]
+        command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, "-c", body]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
         await_that(lambda: (tmp_path / "name").exists() and (tmp_path / "name").read_text())
         memory = Path("/dev/shm", (tmp_path / "name").read_text())
@@ -148,5 +148,5 @@ time.sleep(2)
 
 def test_a_server_that_is_killed_says_so(tmp_path):
     body = "import os; os.kill(os.getpid(), 9)"
-    command = [sys.executable, warden.__file__, "0.3", sys.executable, "-c", body]
+    command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, "-c", body]
     assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(20) == 137

@@ -94,15 +94,16 @@ def test_what_fails_once_is_asked_again(server):
 @pytest.mark.parametrize(
     ("faults", "calls", "said"),
     [
-        ([503, 503], 2, 'failed in call 2 with status 503: {"error": "out of order"}'),
-        ([400], 1, "failed in call 1 with status 400"),
-        (["garbage"] * 2, 2, "failed in call 2 with IndexError"),
+        ([503, 503], 2, 'POST /chat/completions: status 503: {"error": "out of order"} (call 2 of 2)'),
+        ([400], 1, "POST /chat/completions: status 400"),
+        (["garbage"] * 2, 2, "the answer of /chat/completions cannot be read: IndexError"),
+        (["silent"] * 2, 2, "waits for an answer, 0.5 s (call 2 of 2)"),
     ],
 )
 def test_what_fails_for_good_ends_the_run_by_name(server, faults, calls, said):
     server.faults = faults
-    with pytest.raises(JudgeFailed, match=r"^reward\.terms\.judge\.address=http://127\.0\.0\.1:\d+/v1: /ch") as caught:
-        judge(server).score(RESPONSES[:1], ROWS[:1])
+    with pytest.raises(JudgeFailed, match=r"^reward\.terms\.judge\.address=http://127\.0\.0\.1:\d+/v1: ") as caught:
+        judge(server, deadline_s=0.5 if "silent" in faults else 30.0).score(RESPONSES[:1], ROWS[:1])
     assert said in str(caught.value) and sum(server.asked.values()) == calls
 
 
@@ -110,7 +111,10 @@ def test_what_fails_for_good_ends_the_run_by_name(server, faults, calls, said):
     ("changes", "message"),
     [
         ({"model": "foolish"}, r"model=foolish: http://.* serves wise; name one of these"),
-        ({"address": "http://127.0.0.1:9/v1", "tries": 1}, r"address=http://127.0.0.1:9/v1: /models failed in call 1"),
+        (
+            {"address": "http://127.0.0.1:9/v1", "tries": 1},
+            r"address=http://127.0.0.1:9/v1: GET /models: .*Connect call failed.*\(call 1 of 1\).*tries=1",
+        ),
         ({"address": "127.0.0.1:9"}, r"address=127.0.0.1:9: write it as http://host:8000/v1"),
         ({"token": "NO_SUCH_KEY"}, r"token=NO_SUCH_KEY: there is no such environment variable"),
         ({"tries": 0}, r"tries=0: set it to 1 or more"),

@@ -1,7 +1,7 @@
-"""Sampling with servers: several processes, of our own or on other machines, that all ranks share over HTTP.
+"""An engine that samples with HTTP servers, which all ranks share.
 
-Every rank asks for its own samples. Rank zero writes new weights where the servers can read them, or sends what it
-wrote, has the servers load them, and looks after the servers; the others learn from it what has come of that.
+Every rank requests its own samples. Rank 0 writes new weights to a folder, lets the servers read them or broadcasts
+them, and monitors the servers; the other ranks receive from it the outcome of every update.
 """
 
 import asyncio
@@ -19,38 +19,35 @@ from torch import Tensor
 
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
-from rft.remote.requests import SampleBatch, Server
-from rft.remote.server_process import ServerProcess, free_port
+from rft.remote.requests import Server
+from rft.remote.server_process import LOCAL, ServerProcess, free_port
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions, end_tokens
 from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
-from rft.rollout.server.server_api import LOCAL
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
-from rft.strategy.base import DTYPES
 
-Written = WeightVersion | OSError | ValueError | None  # by rank zero: weights, or what went wrong; None on other ranks
+Written = WeightVersion | OSError | ValueError | None  # on rank 0 the weights, or the error; None on other ranks
 
 
 class ServersEngine(ServableEngine):
-    """Samples with servers of one kind, which the run starts or which are running already.
-
-    A subclass per kind brings `server_api`: what servers of this kind are told.
+    """Samples with servers of one kind, which the run starts or which run already; a subclass implements `server_api`.
 
     Attributes:
-        to_sleep: engine arguments without which servers with a GPU cannot sleep.
+        sleep_arguments: engine arguments that servers with a GPU need to be able to sleep.
 
     Args:
         context: of the run. Servers must be able to read its folder, and its `engine_args` become flags of the servers
             that the run starts.
-        servers: where they are, and deadlines.
+        servers: their addresses or number, and deadlines.
     """
 
     facts = EngineFacts(takes_arguments=True)
-    to_sleep: ClassVar[dict[str, Any]] = {}
+    sleep_arguments: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -60,8 +57,8 @@ class ServersEngine(ServableEngine):
         world, model, tokenizer = context.world, context.model, context.tokenizer
         if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
             raise ValueError(
-                f"{KEY}.count={servers.count}: the processes of this run are on several machines, and servers of its "
-                f"own would listen on one alone; start them with mode=serve and give {KEY}.addresses"
+                f"{KEY}.count={servers.count}: this run has processes on several machines, and servers that it starts "
+                f"are reachable from one machine only; start them with mode=serve and give {KEY}.addresses"
             )
         self.version = 0
         self._world = world
@@ -75,22 +72,21 @@ class ServersEngine(ServableEngine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
         self._thread.start()
-        folder = context.folder.resolve()  # servers work in folders of their own
-        skeleton = folder / "engine"
+        folder = context.folder.resolve()  # a server may have another working folder
+        model_folder = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
         addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]
-        peers = [ServerClient(number, address) for number, address in enumerate(addresses)]
-        self._servers = [Server(peer, float(servers.concurrency)) for peer in peers]
+        clients = [ServerClient.at(number, address) for number, address in enumerate(addresses)]
+        self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
-        world.decide(lambda: write_model_folder(model, tokenizer, skeleton))
+        world.decide(lambda: write_model_folder(model, tokenizer, model_folder))
         if world.rank == 0:
-            dtype = None if servers.dtype is None else DTYPES[servers.dtype]
-            self._weight_store = WeightStore(folder / "weights", skeleton, dtype)
+            self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype)
             self._processes = []
             for number, port in enumerate(ports):
-                command, environment = self._server_api.command(servers.python or sys.executable, skeleton, port)
+                command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
                 self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
-            self._pool = ServerPool(self._server_api, peers, self._processes, servers, world.device)
+            self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device)
             self._do(self._pool.watch())
         atexit.register(self.close)
 
@@ -98,12 +94,12 @@ class ServersEngine(ServableEngine):
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         cls.server_api(options["engine_args"]).check(sampling)
-        options["servers"].check_type(options["engine_args"])
+        options["servers"].check_dtype(options["engine_args"])
 
     @classmethod
     def arguments(cls, engine_args: dict[str, Any], servers: Servers) -> dict[str, Any]:
-        """Of the servers that are started."""
-        return (cls.to_sleep if servers.sleep and torch.cuda.is_available() else {}) | engine_args
+        """The engine arguments of servers that the run starts."""
+        return (cls.sleep_arguments if servers.sleep and torch.cuda.is_available() else {}) | engine_args
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -111,58 +107,59 @@ class ServersEngine(ServableEngine):
         """Samples every request; see `Engine.generate`.
 
         Raises:
-            ValueError: the sampling is not what these servers can do.
-            OSError: the servers do not give the samples within their deadlines; names them.
+            ValueError: these servers do not support a sampling option.
+            OSError: the servers do not return the samples within their deadlines; names them.
         """
         self._server_api.check(sampling)
-        router = LoadBalancer(
+        balancer = LoadBalancer(
             who=f"rank {self._world.rank}",
             what="sample",
             wanted=f"serves version {self.version}",
             servers=self._servers,
-            look=self._look,
-            options=self._options,
+            probe=self._probe,
+            policy=self._options,
             key=KEY,
             counts=self._counts,
             progress=progress,
         )
-        groups = self._do(router.run([self._draws(request, sampling) for request in requests]))
+        groups = self._do(balancer.run([self._sample_requests(request, sampling) for request in requests]))
         rows = [sample for group in groups for sample in group]
         tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
-        stamps = [[self.version] * len(row.tokens) for row in rows]
-        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, stamps))
+        versions = [[self.version] * len(row.tokens) for row in rows]
+        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, versions))
         return [[next(found) for _ in request.seeds] for request in requests]
 
-    async def _look(self, peer: ServerClient) -> str | None:
-        with peer.parse("its version"):
-            found = await self._server_api.version(peer)
+    async def _probe(self, client: ServerClient) -> str | None:
+        with client.parse("its version"):
+            found = await self._server_api.version(client)
         return None if found == self.version else f"serves version {found}"
 
-    def _draws(self, request: Request, sampling: Sampling) -> list[SampleBatch]:
-        """What asks for each sample."""
-        assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends an SGLang server"
+    def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
+        """One request per seed."""
+        assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends some servers"
         limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
         calls = [
             self._server_api.request(request.prompt, seed, limit, self._ends, sampling)
             for seed, limit in zip(request.seeds, limits, strict=True)
         ]
         return [
-            SampleBatch(call, limit, self._server_api, self.version) for call, limit in zip(calls, limits, strict=True)
+            SampleRequest(call, limit, self._server_api, self.version)
+            for call, limit in zip(calls, limits, strict=True)
         ]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Writes the weights, and has the servers load them. A collective.
+        """Writes the weights and lets the servers load them. A collective.
 
         Raises:
-            OSError: the disk, or no server acknowledges the version within its deadline; names it.
-            ValueError: a tensor of a type that is not written; names it.
+            OSError: the disk fails, or no server acknowledges the version within its deadline; names it.
+            ValueError: a tensor has an unsupported dtype; names it.
         """
         weights = self._write(version, tensors)
         self._world.decide(lambda: self._commit(weights))
         self.version = version
 
     def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
-        """Walks to the end of the tensors, each of which may be gathered by a collective; rank zero writes them."""
+        """Rank 0 writes the tensors; every rank consumes the iterator, since each item may be a collective."""
         tensors = iter(tensors)
         weights: Written = None
         if self._world.rank == 0:
@@ -182,21 +179,21 @@ class ServersEngine(ServableEngine):
         self._weight_store.keep(weights)
 
     def sleep(self) -> None:
-        """Once all ranks have their samples; `update_weights` wakes. A collective.
+        """Releases the servers' memory once all ranks have their samples; `update_weights` wakes them. A collective.
 
         Raises:
             OSError: no server goes to sleep within its deadline; names it.
         """
         if self._options.sleep:
             self._world.gather(None)
-            self._world.decide(self._give_back)
+            self._world.decide(self._sleep_servers)
 
-    def _give_back(self) -> None:
+    def _sleep_servers(self) -> None:
         assert self._pool is not None
         self._do(self._pool.sleep())
 
     def close(self) -> None:
-        """Ends the servers of our own and deletes the weights that were written for servers."""
+        """Ends the servers that the run started and deletes the weights that were written for servers."""
         if not self._thread.is_alive():
             return
         if self._pool is not None:
@@ -207,11 +204,15 @@ class ServersEngine(ServableEngine):
                 process.wait()
             shutil.rmtree(self._weight_store.folder, ignore_errors=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()  # whoever closes again finds it gone
+        self._thread.join()  # so that a second call returns at once
 
     def health(self) -> dict[str, float]:
-        """Since the last call: groups that were asked for again after a failure, and that two servers worked on; and
-        MiB of weights that went to servers through process groups, where they go that way."""
+        """Counts since the last call.
+
+        Returns:
+            `retries` and `hedged`: groups that were requested again after a failure, and that two servers worked on;
+            with transport=group also `sent_mib`: MiB of weights that were broadcast to servers.
+        """
         found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
         if self._options.transport == "group":
             sent = self._pool.sent() if self._pool is not None else 0
@@ -220,7 +221,7 @@ class ServersEngine(ServableEngine):
         return found
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Lets the loop do something and waits for it; what this thread is interrupted in ends."""
+        """Runs a coroutine in the event loop and waits for it; an interrupt of this thread cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -1,6 +1,6 @@
-"""How the servers of vLLM and SGLang are asked what their model makes of a text that is there.
+"""How the servers of vLLM and SGLang report the log-probabilities of the tokens of a given text.
 
-Both tell log-probabilities of the softmax of the model's logits at temperature 1, whatever a request says.
+Both report those of the softmax of the model's logits at temperature 1, whatever temperature a request has.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rft.remote.http_client import ServerClient
-from rft.rollout.server.server_api import Call
+from rft.remote.requests import Call
 
-ROUNDING = 0.02  # that bfloat16 may add to probabilities
+ROUNDING = 0.02  # that bfloat16 may add to a sum of probabilities
 
 
 class Text(NamedTuple):
-    """A text that is there, and the place of the first token of which something is to be known, at least 1."""
+    """A text, and the position (at least 1) of the first token whose log-probabilities are requested."""
 
     tokens: tuple[int, ...]
     first: int
@@ -25,15 +25,15 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What a server says of N tokens of a text.
+    """What a server reports of N tokens of a text.
 
     Attributes:
-        own: (N,) float32 log-probabilities of the tokens themselves.
-        ids: (N, K) int32, the likeliest tokens in the place of each, the likeliest first.
+        own: (N,) float32, log-probabilities of the tokens themselves.
+        ids: (N, K) int32, the most likely tokens at each position, in descending order.
         logprobs: (N, K) float32, of those.
 
     Raises:
-        ValueError: these are no log-probabilities.
+        ValueError: the numbers are not log-probabilities.
     """
 
     own: Tensor
@@ -43,27 +43,27 @@ class TokenLogprobs:
     def __post_init__(self) -> None:
         shares = torch.stack([self.own.exp(), self.logprobs.exp().sum(-1)])
         if not (shares <= 1 + ROUNDING).all():
-            raise ValueError("log-probabilities that are none; does it answer with logits?")
+            raise ValueError("numbers that are not log-probabilities; does it answer with logits?")
 
     @classmethod
     def of(cls, own: list[float], top: Sequence[Sequence[tuple[int, float]]], count: int) -> "TokenLogprobs":
-        """From plain numbers: of each token its own, and the likeliest ones with theirs.
+        """From lists: the log-probability of each token, and pairs (id, log-probability) of the most likely tokens.
 
         Raises:
-            ValueError: they are not as many as were asked for.
+            ValueError: their numbers differ from the request.
         """
         if any(len(pairs) != count for pairs in top) or len(own) != len(top):
-            raise ValueError(f"of {len(own)} tokens {sorted({len(pairs) for pairs in top})} others, not {count}")
+            raise ValueError(f"{sorted({len(pairs) for pairs in top})} pairs for {len(own)} tokens, not {count} each")
         ids = torch.tensor([name for pairs in top for name, _ in pairs], dtype=torch.int32)
         logprobs = torch.tensor([number for pairs in top for _, number in pairs], dtype=torch.float32)
         return cls(torch.tensor(own), ids.view(len(top), count), logprobs.view(len(top), count))
 
     def lacking(self, known: int, count: int) -> int:
-        """How many more than those that are told of it takes, at least, to have `count` of the first `known` tokens."""
+        """How many more tokens a request needs, at least, to return `count` ids below `known` at every position."""
         return max(0, count - int((self.ids < known).sum(-1).min()))
 
-    def among(self, known: int, count: int) -> "TokenLogprobs":
-        """The `count` likeliest of the first `known` tokens alone."""
+    def restrict(self, known: int, count: int) -> "TokenLogprobs":
+        """Keeps the `count` most likely tokens with ids below `known`."""
         order = (self.ids >= known).int().argsort(dim=-1, stable=True)[:, :count]
         return TokenLogprobs(self.own, self.ids.gather(-1, order), self.logprobs.gather(-1, order))
 
@@ -73,8 +73,8 @@ class PromptLogprobs(Protocol):
 
     Attributes:
         context: tokens of its context, one more than a text may have.
-        context_flag: that a server is started with to have a longer one.
-        count_flag: that it is started with to tell of more tokens; None where it has no limit.
+        context_flag: the flag of the server that sets the context.
+        count_flag: the flag that limits the tokens per position; None where there is no limit.
     """
 
     context: int
@@ -82,33 +82,37 @@ class PromptLogprobs(Protocol):
     count_flag: ClassVar[str | None]
 
     def call(self, text: Text, count: int) -> Call:
-        """Asks for the tokens of a text, and in the place of each for the `count` likeliest."""
+        """The POST for the tokens of a text and the `count` most likely tokens at each position."""
         ...
 
     def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
-        """What an answer says. May raise KeyError, IndexError, TypeError and ValueError: it is garbage."""
+        """The log-probabilities in a response.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError: the response is malformed.
+        """
         ...
 
-    def spelt(self, answer: Any) -> str:
-        """The text in an answer to `/detokenize`."""
+    def detokenized(self, answer: Any) -> str:
+        """The text in a response of `/detokenize`."""
         ...
 
 
 @dataclass
 class VLLMPromptLogprobs:
-    """vLLM's server: `prompt_logprobs` of its completions. It reads no cached prefix for them."""
+    """vLLM's server: `prompt_logprobs` of its completions, which do not use cached prefixes."""
 
     context: int
     context_flag: ClassVar = "--max-model-len"
     count_flag: ClassVar[str | None] = "--max-logprobs"
 
     def call(self, text: Text, count: int) -> Call:
-        """It tells of every token of the text."""
+        """The response covers every token of the text."""
         body = {"prompt": text.tokens, "prompt_logprobs": count, "max_tokens": 1, "temperature": 1.0}
         return Call("/v1/completions", body)
 
     def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
-        """Of a place there are the likeliest, with ranks from 1 on, and the token itself, whose rank may be any."""
+        """At a position there are the most likely tokens, ranks from 1 on, and the text's own token with any rank."""
         [choice] = answer["choices"]
         own, top = [], []
         pairs = zip(text.tokens, choice["prompt_logprobs"], strict=True)
@@ -118,8 +122,8 @@ class VLLMPromptLogprobs:
             top.append([ranks[rank] for rank in range(1, count + 1)])
         return TokenLogprobs.of(own, top, count)
 
-    def spelt(self, answer: Any) -> str:
-        """As it calls what it would be asked to complete."""
+    def detokenized(self, answer: Any) -> str:
+        """vLLM returns the text as `prompt`."""
         return str(answer["prompt"])
 
 
@@ -132,40 +136,40 @@ class SGLangPromptLogprobs:
     count_flag: ClassVar[str | None] = None
 
     def call(self, text: Text, count: int) -> Call:
-        """What comes before the first token may be in its cache."""
+        """The response starts one token before `text.first`, so that the server may use a cached prefix."""
         how = {"return_logprob": True, "logprob_start_len": text.first - 1, "top_logprobs_num": count}
         sampling = {"max_new_tokens": 0, "temperature": 1.0}
         return Call("/generate", {"input_ids": text.tokens, "sampling_params": sampling, **how})
 
     def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
-        """Of the token in front of the first one nothing is said. Ids are not compared: it calls the last one 0."""
+        """The first entry, in front of `text.first`, is empty. Ids are not compared: SGLang reports 0 for the last."""
         about = answer["meta_info"]
         own = [number for number, *_ in about["input_token_logprobs"][1:]]
         if len(own) != len(text.tokens) - text.first:
-            raise ValueError(f"it tells of {len(own)} tokens, not of {len(text.tokens) - text.first}")
-        said = about["input_top_logprobs"][1:] if count else [[]] * len(own)
-        return TokenLogprobs.of(own, [[(name, number) for number, name, *_ in others] for others in said], count)
+            raise ValueError(f"log-probabilities of {len(own)} tokens, not of {len(text.tokens) - text.first}")
+        top = about["input_top_logprobs"][1:] if count else [[]] * len(own)
+        return TokenLogprobs.of(own, [[(name, number) for number, name, *_ in others] for others in top], count)
 
-    def spelt(self, answer: Any) -> str:
-        """The text."""
+    def detokenized(self, answer: Any) -> str:
+        """SGLang returns the text as `text`."""
         return str(answer["text"])
 
 
 KINDS: dict[str, Callable[[int], PromptLogprobs]] = {
     "vllm": VLLMPromptLogprobs,
     "sglang": SGLangPromptLogprobs,
-}  # by who owns their models
+}  # by `owned_by` in the list of models
 
 
-async def wait_until_up(peer: ServerClient) -> PromptLogprobs:
-    """Asks a server what it is.
+async def identify(client: ServerClient) -> PromptLogprobs:
+    """The kind of a server.
 
     Raises:
-        Failed: it is not up, or of another kind.
+        RequestFailed: the server is not up, or of an unknown kind.
     """
-    with peer.parse("what it serves"):
-        card = (await peer.get("/v1/models"))["data"][0]
+    with client.parse("its list of models"):
+        card = (await client.get("/v1/models"))["data"][0]
         kind, context = card["owned_by"], int(card["max_model_len"])
     if kind not in KINDS:
-        raise peer.bad_response(f"it calls itself {kind!r}, and is no server of {' or '.join(KINDS)}")
+        raise client.bad_response(f"its kind is {kind!r}, which is not {' or '.join(KINDS)}")
     return KINDS[kind](context)

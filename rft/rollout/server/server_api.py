@@ -1,39 +1,32 @@
-"""What one kind of server is told over HTTP: how it is started, asked for samples, and given weights."""
+"""The HTTP interface of one kind of server: command line, sampling requests, weight updates."""
 
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from rft.remote.http_client import ServerClient
+from rft.remote.requests import Call
+from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.server.weight_broadcast import Channel, Make
+from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup
 from rft.rollout.server.weight_store import WeightVersion
-
-LOCAL = "127.0.0.1"  # where the servers of a run listen that it has started
-
-
-class Call(NamedTuple):
-    """A POST: path and JSON body."""
-
-    path: str
-    body: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One sample as a server tells it.
+    """One sample as a server returns it.
 
     Attributes:
         tokens, logprobs, finish_reason: as in `Completion`.
-        version: of the weights, as the answer says; None: they are none of ours.
+        version: of the weights, as the response states it; None for weights that this run did not send.
 
     Raises:
-        ValueError: this is no sample.
+        ValueError: the fields do not make a sample.
     """
 
     tokens: list[int]
@@ -45,96 +38,97 @@ class Sampled:
         if not self.tokens or len(self.tokens) != len(self.logprobs):
             raise ValueError(f"{len(self.tokens)} tokens with {len(self.logprobs)} log-probabilities")
         if not all(-math.inf < number <= 1e-3 for number in self.logprobs):
-            raise ValueError("log-probabilities that are none")
+            raise ValueError("numbers that are not log-probabilities")
         if self.finish_reason not in ("stop", "length"):
             raise ValueError(f"finish reason {self.finish_reason!r}")
 
 
 class Aborted(ValueError):
-    """The server ended a sample before its time, because it was told to."""
+    """The server aborted a sample, as a weight update makes it do."""
 
 
 class ServerApi(Protocol):
-    """One kind of server. Every awaited call raises `RequestFailed` where the answer is not a success; the caller sets
-    the deadline.
+    """One kind of server. Every awaited call raises `RequestFailed` where the server does not report success; the
+    caller sets the deadline.
 
     Attributes:
-        rollout: the option of the group rollout that samples with such servers.
+        rollout: the option of the group `rollout` that samples with such servers.
     """
 
     rollout: str
 
     def check(self, sampling: Sampling) -> None:
-        """Raises a ValueError that names rollout.<key> for sampling that these servers cannot do, or whose
-        log-probabilities they do not report as `Completion` wants them."""
+        """Raises a ValueError that names rollout.<key> for sampling options that these servers lack, or whose
+        log-probabilities they do not report as `Completion` defines them."""
         ...
 
     def command(self, python: str, model: Path, port: int, host: str = LOCAL) -> tuple[list[str], dict[str, str]]:
-        """How a server is started.
+        """How to start a server.
 
         Args:
-            python: the interpreter whose environment holds the package.
-            model: a folder with config, tokenizer and generation config, but no weights: they come with `load`.
-            port, host: where it listens.
+            python: the interpreter whose environment has the package.
+            model: a folder with config, tokenizer and generation config; the weights come with `load`.
+            port, host: where the server listens.
 
         Returns:
-            The command line, and what is added to the environment.
+            The command line, and variables to add to the environment.
         """
         ...
 
     def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
-        """What asks for one sample of at most `limit` new tokens, which ends with any of the tokens `ends`."""
+        """The POST for one sample of at most `limit` new tokens that ends with any of the tokens `ends`."""
         ...
 
     def parse(self, answer: Any) -> Sampled:
-        """The sample in an answer. May raise KeyError, IndexError, TypeError and ValueError: the answer is garbage.
+        """The sample in a response.
 
         Raises:
-            Aborted: the sample was ended before its time.
+            KeyError, IndexError, TypeError, ValueError: the response is malformed.
+            Aborted: the server aborted the sample.
         """
         ...
 
-    async def healthy(self, peer: ServerClient) -> None:
-        """Returns where the server is up."""
+    async def healthy(self, client: ServerClient) -> None:
+        """Returns if the server is up."""
         ...
 
-    async def version(self, peer: ServerClient) -> int | None:
-        """Of the weights that it serves; None: they are none of ours."""
+    async def version(self, client: ServerClient) -> int | None:
+        """The version of the weights that the server serves; None for weights that this run did not send."""
         ...
 
-    async def join(self, peer: ServerClient, make: Make) -> Channel:
-        """Brings its workers and rank zero together.
+    async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
+        """Forms a process group of rank 0 and the server's workers.
 
         Args:
-            make: from the kinds of the workers' devices, cpu or cuda.
+            make: makes the group from the device type of every worker, cpu or cuda.
         """
         ...
 
-    async def sleep(self, peer: ServerClient) -> None:
-        """Ends what runs, and gives the memory of weights, keys and values back. Until `load` has waked it, `version`
-        answers None. May be called again after a failure at any point."""
+    async def sleep(self, client: ServerClient) -> None:
+        """Aborts running requests and releases the memory of weights, keys and values. Until `load` has woken the
+        server, `version` returns None. May be repeated after a failure at any point."""
         ...
 
     async def load(
-        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
     ) -> None:
-        """Takes weights in place of all it had, and serves them under their version: ends what runs, loads, drops
-        cached prefixes, stamps, goes on. A server that sleeps takes memory for weights first, and for keys and values
-        once they are in. May be called again after a failure at any point. `version` must not answer with the new one
-        before the new weights are in.
+        """Replaces the weights of the server: aborts running requests, loads, drops cached prefixes, sets the version,
+        resumes. A sleeping server allocates memory for weights first, and for keys and values after the weights are
+        loaded. May be repeated after a failure at any point. `version` must not return the new version before the new
+        weights are loaded.
 
         Args:
-            before: what it serves, None where that is not known.
-            channel: that tensors come through; None: they are read from their folder.
+            before: what the server serves, None where that is unknown.
+            group: sends the tensors; None: the server reads them from their folder.
         """
         ...
 
 
 def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:
-    """The words of a command line: a switch for true, words for a list, JSON for what is nested, nothing for null.
+    """The words of a command line: a switch for true, words for a list, JSON for a dict, nothing for None.
 
     Args:
-        off: what comes before the name of a switch that is false; None where there are no such switches.
+        off: the prefix of a switch that is false; None where the command has no such switches.
     """
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -148,22 +142,27 @@ def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:
                 yield json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def stamped(label: str) -> int | None:
-    """The version that weights are labelled with; None for a label that is none of ours."""
+def labelled_version(label: str) -> int | None:
+    """The version in the label of a server's weights; None for a label that this run did not set."""
     return int(label) if label.isdecimal() else None
 
 
-def check_memory(peer: ServerClient, device: str, prepared: bool, flag: str) -> None:
-    """Raises Garbage where a server cannot give memory back; one on a CPU goes through the motions."""
+def check_memory(client: ServerClient, device: str, prepared: bool, flag: str) -> None:
+    """Raises `BadResponse` where a server on a GPU was not started with what it needs to release memory.
+
+    Args:
+        device: of the server; on a CPU the sleep calls succeed without it.
+        prepared: it was started with `flag`.
+    """
     if device != "cpu" and not prepared:
-        raise peer.bad_response(f"it cannot sleep: start it with {flag}, or set rollout.engine.servers.sleep=false")
+        raise client.bad_response(f"it cannot sleep: start it with {flag}, or set rollout.engine.servers.sleep=false")
 
 
-def check_type(peer: ServerClient, dtype: torch.dtype, computes: str) -> None:
-    """Raises Garbage where a server computes in another type than the one that its weights were rounded to."""
-    rounded, theirs = (str(name).removeprefix("torch.") for name in (dtype, computes))
-    if theirs != rounded:
-        raise peer.bad_response(
-            f"it computes in {theirs}, and the weights are rounded to {rounded}: start it with --dtype {rounded}, or "
+def check_dtype(client: ServerClient, dtype: torch.dtype, computes: str) -> None:
+    """Raises `BadResponse` where a server computes in another dtype than its weights were rounded to."""
+    rounded, served = (str(name).removeprefix("torch.") for name in (dtype, computes))
+    if served != rounded:
+        raise client.bad_response(
+            f"it computes in {served}, and the weights are rounded to {rounded}: start it with --dtype {rounded}, or "
             "set rollout.engine.servers.dtype=null"
         )

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -16,33 +16,11 @@ from rft.errors import Checks
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
-from rft.rollout.server.options import RetryPolicy, check_addresses
-from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, wait_until_up
-from rft.rollout.server.server_api import Call
-from rft.rollout.server.teacher_check import KEY, examine, most, peers
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Asks for a text; see `SampleRequest`.
-
-    Attributes:
-        text: that is there.
-        count: likeliest tokens that are asked for in each place.
-        tellers: what is known of the servers.
-    """
-
-    text: Text
-    count: int
-    tellers: Mapping[ServerClient, PromptLogprobs]
-
-    def call(self, peer: ServerClient) -> Call:
-        """See `Question.call`."""
-        return self.tellers[peer].call(self.text, self.count)
-
-    def read(self, peer: ServerClient, answer: Any) -> TokenLogprobs:
-        """See `Question.read`."""
-        return self.tellers[peer].read(answer, self.text, self.count)
+from rft.remote.retry import ServerPolicy
+from rft.rollout.server.options import check_addresses
+from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
+from rft.rollout.server.requests import LogprobRequest
+from rft.rollout.server.teacher_check import KEY, check_servers, clients_of, most_requested
 
 
 class ServedTeacher(ColumnModel):
@@ -52,7 +30,7 @@ class ServedTeacher(ColumnModel):
         context: supplied by the run.
         addresses: host:port of each server. All serve one model.
         top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
-        others: see `RetryPolicy`.
+        others: see `ServerPolicy`.
     """
 
     def __init__(
@@ -67,12 +45,14 @@ class ServedTeacher(ColumnModel):
         poll_s: float,
     ) -> None:
         super().__init__(context)
-        self._patience = RetryPolicy(concurrency, retries, start_s, answer_s, poll_s)
-        self._servers = [Server(peer, float(concurrency)) for peer in peers(addresses)]
-        self._tellers: dict[ServerClient, PromptLogprobs] = {}
+        self._policy = ServerPolicy(
+            concurrency=concurrency, retries=retries, answer_s=answer_s, start_s=start_s, poll_s=poll_s
+        )
+        self._servers = [Server(client, float(concurrency)) for client in clients_of(addresses)]
+        self._apis: dict[ServerClient, PromptLogprobs] = {}
         self._known = len(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
         self._top_k = min(top_k, self._known)
-        self._most, self._spare = most(top_k, self._known), 0
+        self._most, self._spare = most_requested(top_k, self._known), 0
 
     @classmethod
     def check(
@@ -87,7 +67,7 @@ class ServedTeacher(ColumnModel):
                 )
             check_addresses(options["addresses"], KEY)
         with check():
-            RetryPolicy(**{field.name: options[field.name] for field in fields(RetryPolicy)}).check(KEY)
+            ServerPolicy(**{field.name: options[field.name] for field in fields(ServerPolicy)}).check(KEY)
         with check():
             if options["top_k"] < 1:
                 raise ValueError(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
@@ -107,14 +87,14 @@ class ServedTeacher(ColumnModel):
         tokenizer: PreTrainedTokenizerBase,
         longest: Callable[[], int | None],
     ) -> None:
-        """Checks that the servers are up and fit the run; see `examine` and `ColumnModel.check_here`."""
+        """Checks that the servers are up and fit the run; see `check_servers` and `ColumnModel.check_here`."""
         tokens = longest()
-        world.decide(lambda: asyncio.run(examine(dict(options), tokenizer, tokens)))
+        world.decide(lambda: asyncio.run(check_servers(dict(options), tokenizer, tokens)))
 
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
-        """See `ColumnModel.compute`; no rank waits for another one.
+        """See `ColumnModel.compute`; not a collective.
 
         Raises:
             OSError: the servers do not answer within their deadlines; names them.
@@ -123,9 +103,11 @@ class ServedTeacher(ColumnModel):
         assert temperature == 1
         columns = self.blank(batch, outputs)
         texts = texts_of(batch)
-        told = asyncio.run(self._told(texts, batch["group"].tolist(), self._top_k if "top_ids" in outputs else 0))
+        reported = asyncio.run(
+            self._request(texts, batch["group"].tolist(), self._top_k if "top_ids" in outputs else 0)
+        )
         for row, text in texts.items():
-            here, found = slice(text.first, len(text.tokens)), told[text]
+            here, found = slice(text.first, len(text.tokens)), reported[text]
             keep = batch["keep"][row, here].cpu()
             numbers = {"logprobs": found.own, "top_ids": found.ids, "top_logprobs": found.logprobs}
             for name, column in columns.items():
@@ -139,10 +121,10 @@ class ServedTeacher(ColumnModel):
         columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
         return {name: columns[name] for name in outputs}
 
-    async def _told(self, texts: Mapping[int, Text], groups: Sequence[int], top_k: int) -> dict[Text, TokenLogprobs]:
-        """What is said of each text; one that comes twice is asked for once, and those of a group together.
+    async def _request(self, texts: Mapping[int, Text], groups: Sequence[int], top_k: int) -> dict[Text, TokenLogprobs]:
+        """Requests the log-probabilities of each distinct text once, the texts of a group together.
 
-        Where tokens come that the policy has not, it is asked for more of them, from then on at once.
+        Where servers return tokens that the policy does not have, more tokens are requested, from then on at once.
         """
         found: dict[Text, TokenLogprobs] = {}
         wanted = {text: groups[row] for row, text in texts.items()}
@@ -151,40 +133,40 @@ class ServedTeacher(ColumnModel):
             together: dict[int, list[Text]] = defaultdict(list)
             for text, group in wanted.items():
                 together[group].append(text)
-            asked = [[Ask(text, count, self._tellers) for text in group] for group in together.values()]
-            answers = await self._router().run(asked)
-            for text, told in zip(chain(*together.values()), chain(*answers), strict=True):
-                if not (lacking := told.lacking(self._known, top_k)):
-                    found[text] = told.among(self._known, top_k)
+            requests = [[LogprobRequest(text, count, self._apis) for text in group] for group in together.values()]
+            answers = await self._balancer().run(requests)
+            for text, answer in zip(chain(*together.values()), chain(*answers), strict=True):
+                if not (lacking := answer.lacking(self._known, top_k)):
+                    found[text] = answer.restrict(self._known, top_k)
                     del wanted[text]
                 elif count == self._most:
                     raise ValueError(
-                        f"{KEY}.top_k={top_k}: of the {count} likeliest tokens of the model that is served {lacking} "
-                        f"too many are beyond the {self._known} of actor.tokenizer; lower it"
+                        f"{KEY}.top_k={top_k}: of the {count} most likely tokens of the served model {lacking} too "
+                        f"many are beyond the {self._known} of actor.tokenizer; lower it"
                     )
                 self._spare = max(self._spare, 2 * lacking)
             count = self._most
         return found
 
-    def _router(self) -> LoadBalancer:
+    def _balancer(self) -> LoadBalancer:
         return LoadBalancer(
             who=f"rank {self.world.rank}",
             what="text",
             wanted="is up",
             servers=self._servers,
-            look=self._look,
-            options=self._patience,
+            probe=self._probe,
+            policy=self._policy,
             key=self.key,
             counts=Counter(),
             progress=None,
         )
 
-    async def _look(self, peer: ServerClient) -> None:
-        self._tellers[peer] = await wait_until_up(peer)
+    async def _probe(self, client: ServerClient) -> None:
+        self._apis[client] = await identify(client)
 
 
 def texts_of(batch: TensorDict) -> dict[int, Text]:
-    """What there is to ask, of those rows that have a token to learn from, by their number."""
+    """The texts to request, by row; rows without a token to learn from have none."""
     found = {}
     for row, (ids, keep) in enumerate(zip(batch["tokens", "input_ids"].tolist(), batch["keep"], strict=True)):
         if places := keep.nonzero()[:, 0].tolist():

@@ -1,7 +1,7 @@
-"""vLLM's own server: token ids in and out, and weights from a folder or through a process group.
+"""vLLM's own server: token ids in and out, weights from a folder or through a process group.
 
-Its endpoints for reinforcement learning are used as they are (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`).
-Left out: weights over CUDA IPC, images.
+It uses vLLM's endpoints for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`).
+Not supported: weights over CUDA IPC, input other than text.
 """
 
 import os
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rft.actor.lora.adapters import LoraWeights
 from rft.remote.http_client import ServerClient
-from rft.remote.requests import SampleBatch
+from rft.remote.requests import Call
+from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
@@ -23,46 +24,45 @@ from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import (
-    LOCAL,
     Aborted,
-    Call,
     Sampled,
     ServerApi,
+    check_dtype,
     check_memory,
-    check_type,
     flags,
-    stamped,
+    labelled_version,
 )
-from rft.rollout.server.weight_broadcast import Channel, Make, missing_tensors
+from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
 from rft.rollout.server.weight_store import WeightVersion
 
-# python -m, for the `vllm` command of the CPU build asks for a package of another name and fails
+# python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
 REMOTE = str(Path(remote.__file__).parent)
 RECEIVER = "rft_receiver.Receiver"
 FIXED = {
-    "load_format": "dummy",  # the weights of the run come in any case
-    "generation_config": "vllm",  # no sampling options of the model's own
+    "load_format": "dummy",  # the run sends the weights
+    "generation_config": "vllm",  # ignore sampling options in the model's generation config
     "logprobs_mode": "processed_logprobs",
-    "enable_scale_out": True,  # the endpoint that takes and gives token ids
+    "enable_scale_out": True,  # the endpoint with token ids in and out
     "disable_uvicorn_access_log": True,
-    "worker_extension_cls": RECEIVER,  # for weights that come through a process group
+    "worker_extension_cls": RECEIVER,  # receives weights through a process group
 }
-OURS = "rft-"  # begins the names of adapters
-ASLEEP = "asleep"  # what a server is stamped with while it sleeps
-BESIDE = "+"  # in what a server is stamped with, between the version and the name of the adapter
-TAKEN = frozenset(("model", "host", "port", "api_key", *FIXED))
+ADAPTER = "rft-"  # prefix of the names of adapters
+ASLEEP = "asleep"  # the label of the weights of a sleeping server
+SEPARATOR = "+"  # in a label, between the version and the name of the adapter
+RESERVED = frozenset(("model", "host", "port", "api_key", *FIXED))
 
 
 class VLLMServers(ServersEngine):
     """Samples with vLLM servers; see `ServersEngine`.
 
     Args:
-        merge_lora: false: the weights beside the policy's adapters are written once, and then adapters alone.
+        merge_lora: false: the base weights are written once, and every version after that sends the adapters alone.
     """
 
-    to_sleep: ClassVar = {"enable_sleep_mode": True}
+    sleep_arguments: ClassVar = {"enable_sleep_mode": True}
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class VLLMServers(ServersEngine):
         servers: Servers,
         merge_lora: bool,
     ) -> None:
-        self._apart = None if merge_lora else context.lora
+        self._lora = None if merge_lora else context.lora
         self._base_version: int | None = None
-        self._adapter: str | None = None  # that requests name
-        if self._apart is not None:
-            context = replace(context, engine_args=context.engine_args | room(self._apart))
+        self._adapter: str | None = None  # in requests
+        if self._lora is not None:
+            context = replace(context, engine_args=context.engine_args | room(self._lora))
         super().__init__(context, servers)
 
     @classmethod
@@ -85,12 +85,12 @@ class VLLMServers(ServersEngine):
             check_adapters(options["lora"], None)
             if (way := options["servers"].transport) != "folder":
                 raise ValueError(
-                    f"{KEY}.transport={way}: adapters are read from a folder; set it to folder, or {MERGE}"
+                    f"{KEY}.transport={way}: servers read adapters from a folder; set it to folder, or {MERGE}"
                 )
             if options["servers"].sleep:
                 raise ValueError(
-                    f"{KEY}.sleep=true: servers forget the weights beside the adapters, which come once; set it to "
-                    f"false, or {MERGE}"
+                    f"{KEY}.sleep=true: sleeping servers discard the base weights, which are sent once only; set it "
+                    f"to false, or {MERGE}"
                 )
             if taken := sorted(KEYS & options["engine_args"].keys()):
                 raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
@@ -106,9 +106,9 @@ class VLLMServers(ServersEngine):
         return VLLMApi(engine_args)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ServersEngine`. With `merge_lora=false` of `LoraWeights` the adapters, under a name that none have
-        had, and the rest where it is not what came before."""
-        if self._apart is None or not isinstance(tensors, LoraWeights):
+        """See `ServersEngine.update_weights`. With `merge_lora=false` it sends the adapters of `LoraWeights` under a
+        new name, and the base weights only where they differ from those sent before."""
+        if self._lora is None or not isinstance(tensors, LoraWeights):
             super().update_weights(version, tensors)
             self._base_version = self._adapter = None
             return
@@ -119,7 +119,7 @@ class VLLMServers(ServersEngine):
         alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self._world.rank == 0}
 
         def commit(weights: Written) -> str:
-            name = f"{OURS}{uuid.uuid4().hex}"
+            name = f"{ADAPTER}{uuid.uuid4().hex}"
             if isinstance(weights, WeightVersion):
                 weights = self._weight_store.adapt(weights, version, name, lambda to: tensors.adapters.save(alone, to))
             self._commit(weights)
@@ -128,27 +128,27 @@ class VLLMServers(ServersEngine):
         self._adapter = self._world.decide(lambda: commit(base))
         self.version, self._base_version = version, tensors.base_version
 
-    def _draws(self, request: Request, sampling: Sampling) -> list[SampleBatch]:
-        named = {} if self._adapter is None else {"model": self._adapter}
-        draws = super()._draws(request, sampling)
-        return [replace(draw, told=Call(draw.told.path, draw.told.body | named)) for draw in draws]
+    def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
+        model = {} if self._adapter is None else {"model": self._adapter}
+        samples = super()._sample_requests(request, sampling)
+        return [replace(sample, post=Call(sample.post.path, sample.post.body | model)) for sample in samples]
 
 
 class VLLMApi:
-    """What a vLLM server is told; see `ServerApi`.
+    """The interface of a vLLM server; see `ServerApi`.
 
     Args:
-        engine_args: flags of a server of our own: `max_model_len: 2048` is `--max-model-len 2048`.
+        engine_args: flags of a server that the run starts: `max_model_len: 2048` is `--max-model-len 2048`.
 
     Raises:
-        ValueError: names one that is not the yaml's to set.
+        ValueError: the run itself sets one of the arguments; names it.
     """
 
     rollout = "vllm_server"
 
     def __init__(self, engine_args: dict[str, Any]) -> None:
-        if taken := sorted(TAKEN & engine_args.keys()):
-            raise ValueError(f"rollout.engine_args.{taken[0]}: it is what the run itself decides; take it out")
+        if reserved := sorted(RESERVED & engine_args.keys()):
+            raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
         check_speculation(engine_args)
         self._engine_args = engine_args
 
@@ -157,7 +157,7 @@ class VLLMApi:
         check_sampling(sampling)
 
     def command(self, python: str, model: Path, port: int, host: str = LOCAL) -> tuple[list[str], dict[str, str]]:
-        """A server with dummy weights that looks nothing up on the hub."""
+        """Starts a server with dummy weights that does not access the hub."""
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
@@ -165,7 +165,7 @@ class VLLMApi:
         return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
 
     def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
-        """Asks for token ids; text is made on the server only to find stop strings."""
+        """Requests token ids; the server decodes them only to find stop strings."""
         how = {
             "max_tokens": limit,
             "temperature": sampling.temperature,
@@ -175,13 +175,13 @@ class VLLMApi:
             "seed": seed,
             "stop": sampling.stop,
             "stop_token_ids": ends,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": 0,  # of the sampled token only
             "detokenize": bool(sampling.stop),
         }
         return Call("/inference/v1/generate", {"token_ids": prompt, "sampling_params": how})
 
     def parse(self, answer: Any) -> Sampled:
-        """The one choice. Its version is None where the weights are none of ours, or without the adapter of theirs."""
+        """The only choice. Its version is None also where the label names an adapter that was not applied."""
         [choice] = answer["choices"]
         if choice["finish_reason"] == "abort":
             raise Aborted("the sample was aborted")
@@ -189,105 +189,105 @@ class VLLMApi:
         [span] = choice["weight_versions"]
         if (span["start"], span["end"]) != (0, len(tokens)) or [entry["token_id"] for entry in content] != tokens:
             raise ValueError("log-probabilities or versions of other tokens")
-        label, _, adapter = span["version"].partition(BESIDE)
-        version = stamped(label) if not adapter or answer["model"] == adapter else None
+        label, _, adapter = span["version"].partition(SEPARATOR)
+        version = labelled_version(label) if not adapter or answer["model"] == adapter else None
         return Sampled(tokens, [entry["logprob"] for entry in content], choice["finish_reason"], version)
 
-    async def healthy(self, peer: ServerClient) -> None:
-        """Its own word."""
-        await peer.get("/health")
+    async def healthy(self, client: ServerClient) -> None:
+        """See `ServerApi.healthy`."""
+        await client.get("/health")
 
-    async def version(self, peer: ServerClient) -> int | None:
-        """What `load` stamped last; None also where a load did not come to its end, which leaves the server paused."""
-        if (await peer.get("/is_paused"))["is_paused"]:
+    async def version(self, client: ServerClient) -> int | None:
+        """The label that `load` set last; None also after an interrupted `load`, which leaves the server paused."""
+        if (await client.get("/is_paused"))["is_paused"]:
             return None
-        label, _, adapter = (await peer.get("/weight_info"))["weight_version"].partition(BESIDE)
-        return stamped(label) if not adapter or adapter in await self._adapters(peer) else None
+        label, _, adapter = (await client.get("/weight_info"))["weight_version"].partition(SEPARATOR)
+        return labelled_version(label) if not adapter or adapter in await self._adapters(client) else None
 
-    async def join(self, peer: ServerClient, make: Make) -> Channel:
-        """Asks its workers, which must have been started with `Receiver`."""
-        config = await self._config(peer)
+    async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
+        """Lets the workers join, which need `Receiver`."""
+        config = await self._config(client)
         workers = config["parallel_config"]
         if RECEIVER.rpartition(".")[0] not in workers["worker_extension_cls"]:
-            raise peer.bad_response(
-                f"its workers join no process group: start it with --worker-extension-cls {RECEIVER} and "
+            raise client.bad_response(
+                f"its workers cannot join a process group: start it with --worker-extension-cls {RECEIVER} and "
                 f"PYTHONPATH={REMOTE}, or by mode=serve, or set {KEY}.transport=folder"
             )
         if workers["data_parallel_size"] != 1:
-            raise peer.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
-        channel = make([config["device_config"]["device"]] * workers["world_size"])
-        told = vars(channel.meeting) | {"timeout_s": channel.timeout_s}
-        await channel.join(self._workers(peer, "rft_join", kwargs=told))
-        return channel
+            raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
+        group = make([config["device_config"]["device"]] * workers["world_size"])
+        arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
+        await group.join(self._workers(client, "rft_join", kwargs=arguments))
+        return group
 
-    async def sleep(self, peer: ServerClient) -> None:
-        """At level 2: it forgets its weights. What comes meanwhile waits."""
-        config = await self._config(peer)
+    async def sleep(self, client: ServerClient) -> None:
+        """At level 2 the server discards its weights; requests wait until it is woken."""
+        config = await self._config(client)
         prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
-        check_memory(peer, device, prepared, "--enable-sleep-mode")
-        await peer.post("/update_weight_version", {"new_version": ASLEEP})
-        await peer.post("/sleep?level=2")
+        check_memory(client, device, prepared, "--enable-sleep-mode")
+        await client.post("/update_weight_version", {"new_version": ASLEEP})
+        await client.post("/sleep?level=2")
 
     async def load(
-        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
     ) -> None:
-        """Pauses, loads what it has not, forgets cached prefixes, stamps and resumes. What comes meanwhile waits."""
-        config = await self._config(peer)
+        """Pauses, loads what the server lacks, drops cached prefixes, sets the label and resumes; new requests wait."""
+        config = await self._config(client)
         model, label = config["model_config"], str(weights.version)
         if model["logprobs_mode"] != FIXED["logprobs_mode"]:
-            raise peer.bad_response(
+            raise client.bad_response(
                 f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}"
             )
         if config["speculative_config"] is not None:
-            raise peer.bad_response("it speculates, and tells log-probabilities of something else: start it without")
+            raise client.bad_response("with speculative decoding it reports other log-probabilities: start it without")
         if weights.dtype is not None:
-            check_type(peer, weights.dtype, model["dtype"])
+            check_dtype(client, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:
-            raise peer.bad_response(
-                "it takes no adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
+            raise client.bad_response(
+                "it does not accept adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
                 f"--max-lora-rank, or {MERGE}"
             )
-        slept = (await peer.get("/weight_info"))["weight_version"] == ASLEEP
+        slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
         if slept:
-            await peer.post("/wake_up?tags=weights")
-        await peer.post("/pause?mode=abort")
-        if before is None or not before.holds(weights):
-            await self._reload(peer, weights, before, channel)
-        for name in await self._adapters(peer) if config["lora_config"] is not None else ():
-            await peer.tell("/v1/unload_lora_adapter", {"lora_name": name})
+            await client.post("/wake_up?tags=weights")
+        await client.post("/pause?mode=abort")
+        if before is None or not before.shares_tensors(weights):
+            await self._reload(client, weights, before, group)
+        for name in await self._adapters(client) if config["lora_config"] is not None else ():
+            await client.post_raw("/v1/unload_lora_adapter", {"lora_name": name})
         if weights.adapter is not None:
             folder = weights.adapter.folder
-            await peer.tell("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
-            label += BESIDE + folder.name
-        if not (await peer.post("/reset_prefix_cache"))["success"]:
-            raise peer.bad_response("it keeps prefixes of the weights before")
+            await client.post_raw("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
+            label += SEPARATOR + folder.name
+        if not (await client.post("/reset_prefix_cache"))["success"]:
+            raise client.bad_response("it did not drop cached prefixes of the weights before")
         if slept:
-            await peer.post("/wake_up?tags=kv_cache")
-        await peer.post("/update_weight_version", {"new_version": label})
-        await peer.post("/resume")
+            await client.post("/wake_up?tags=kv_cache")
+        await client.post("/update_weight_version", {"new_version": label})
+        await client.post("/resume")
 
-    async def _config(self, peer: ServerClient) -> Any:
-        """How it was started."""
-        return (await peer.get("/server_info?config_format=json"))["vllm_config"]
+    async def _config(self, client: ServerClient) -> Any:
+        """The options of the server."""
+        return (await client.get("/server_info?config_format=json"))["vllm_config"]
 
     async def _reload(
-        self, peer: ServerClient, weights: WeightVersion, before: WeightVersion | None, channel: Channel | None
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
     ) -> None:
-        if channel is None:
-            # vLLM reads no files into a model that it started with dummy weights, unless it is told of another format.
-            await self._workers(peer, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
-            await self._workers(peer, "reload_weights", kwargs={"weights_path": str(weights.folder)})
+        if group is None:
+            # vLLM reads no files into a model that it started with dummy weights, unless it gets another format.
+            await self._workers(client, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
+            await self._workers(client, "reload_weights", kwargs={"weights_path": str(weights.folder)})
         elif buckets := missing_tensors(weights, before):
-            told = {"backend": channel.meeting.backend, "timeout_s": channel.timeout_s}
-            told |= {"buckets": [bucket.about() for bucket in buckets], "deltas": channel.copies is not None}
-            travels = (part for bucket in buckets for part in bucket.messages(before, channel.copies, channel.device))
-            await channel.send(travels, self._workers(peer, "rft_receive", kwargs=told))
-            channel.copied(buckets)
+            arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
+            arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
+            messages = (part for bucket in buckets for part in bucket.messages(before, group.copies, group.device))
+            await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
+            group.record_copies(buckets)
 
-    async def _adapters(self, peer: ServerClient) -> list[str]:
-        """Those of ours that it has."""
-        names = [model["id"] for model in (await peer.get("/v1/models"))["data"]]
-        return [name for name in names if name.startswith(OURS)]
+    async def _adapters(self, client: ServerClient) -> list[str]:
+        """Adapters of this program that the server has."""
+        names = [model["id"] for model in (await client.get("/v1/models"))["data"]]
+        return [name for name in names if name.startswith(ADAPTER)]
 
-    async def _workers(self, peer: ServerClient, method: str, **arguments: Any) -> None:
-        await peer.post("/collective_rpc", {"method": method, **arguments})
+    async def _workers(self, client: ServerClient, method: str, **arguments: Any) -> None:
+        await client.post("/collective_rpc", {"method": method, **arguments})

@@ -1,8 +1,8 @@
-"""Weights to servers over process groups: rank zero and the workers of one server are one group, which no other server
-can hold up. Tensors travel from the staged copy in buckets, and only those that the server does not hold already.
+"""Weights to servers over process groups. Each group holds rank 0 and the workers of one server, so that no server can
+block another. Tensors come from the files of the weight store, in buckets; a server gets only tensors that it lacks.
 
-Memory of rank zero: less than two buckets a server, three where changed elements alone travel. A bucket is of `BUCKET`
-bytes, or as large as the largest tensor.
+Memory of rank 0: less than two buckets a server, three where only changed elements are sent. A bucket has `BUCKET`
+bytes, or those of its only tensor.
 """
 
 import asyncio
@@ -22,16 +22,15 @@ from torch.distributed import TCPStore
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import WHOLE, About, broadcast, join, pack, sealed
-from rft.rollout.server.weight_store import TYPES, Stored, WeightVersion
+from rft.rollout.server.weight_store import StoredTensor, WeightVersion
 
 BUCKET = 2**28
-DTYPES = {name: dtype for dtype, name in TYPES.items()}
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where a group meets, and who comes: rank zero, and `size` - 1 workers."""
+    """Where the members of a process group find each other: rank 0 and `size` - 1 workers."""
 
     address: str
     port: int
@@ -40,75 +39,76 @@ class Rendezvous:
     backend: str
 
 
-Make = Callable[[list[str]], "Channel"]  # from the kind of device of every worker
-Join = Callable[[ServerClient, Make], Coroutine[Any, Any, "Channel"]]
+MakeGroup = Callable[[list[str]], "BroadcastGroup"]  # from the device type of every worker
+Join = Callable[[ServerClient, MakeGroup], Coroutine[Any, Any, "BroadcastGroup"]]
 
 
-class Channel:
-    """The group of rank zero and the workers of one server.
+class BroadcastGroup:
+    """The process group of rank 0 and the workers of one server.
 
     Args:
-        peer: the server.
-        devices: the kind of device of every worker.
-        device: of rank zero. The group is one of NCCL where all have GPUs, else one of gloo.
-        timeout_s: deadline of the meeting, and of every bucket.
-        deltas: the workers keep copies of what comes, so that changed elements alone can come later.
+        client: of the server.
+        devices: the device type of every worker.
+        device: of rank 0. The group uses NCCL if all members have GPUs, else gloo.
+        timeout_s: deadline of the rendezvous, and of every bucket.
+        deltas: the workers keep copies of the tensors, so that later only changed elements are sent.
 
     Attributes:
-        device: where tensors are when they go out.
+        device: where rank 0 holds a tensor while it is sent.
         timeout_s: see above.
-        sent: bytes that have gone out.
-        meeting: where the workers are to come.
-        copies: the digests of the tensors that the workers have copies of, by name; None where they keep none.
+        sent: bytes that have been sent.
+        rendezvous: for the workers.
+        copies: digests of the tensors that the workers have copies of, by name; None where they keep none.
     """
 
     def __init__(
-        self, peer: ServerClient, devices: list[str], device: torch.device, timeout_s: float, deltas: bool
+        self, client: ServerClient, devices: list[str], device: torch.device, timeout_s: float, deltas: bool
     ) -> None:
         backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
         limit = timedelta(seconds=timeout_s)
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=limit)
-        self._peer = peer
+        self._client = client
         self.device = device if backend == "nccl" else torch.device("cpu")
         self._group: Any = None
         self.timeout_s = timeout_s
         self.sent = 0
         self.copies: dict[str, str] | None = {} if deltas else None
-        self.meeting = Rendezvous(_near(peer), self._store.port, f"rft-{uuid.uuid4().hex}", len(devices) + 1, backend)
+        name, size = f"rft-{uuid.uuid4().hex}", len(devices) + 1
+        self.rendezvous = Rendezvous(_own_address(client), self._store.port, name, size, backend)
 
     async def join(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Makes the group while a call has the workers come; what it answers.
+        """Forms the group while a call lets the workers join; returns what the call returns.
 
         Raises:
-            Failed: there is no group; or what the call raises.
+            RequestFailed: the group was not formed; or what the call raises.
         """
 
-        def meet() -> None:
-            about = self.meeting
+        def join_group() -> None:
+            about = self.rendezvous
             self._group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s)
 
-        return await self._while(call, meet)
+        return await self._during(call, join_group)
 
     async def send(self, tensors: Iterable[Tensor], call: Coroutine[Any, Any, Any]) -> Any:
-        """Hands tensors to the workers, one after another, while a call has them receive; what it answers.
+        """Broadcasts tensors, one after another, while a call lets the workers receive; returns what the call returns.
 
         Raises:
-            Failed: they did not all go; or what the call raises.
+            RequestFailed: not all tensors were sent; or what the call raises.
         """
         group = self._group
 
-        def hand_out() -> None:
+        def broadcast_all() -> None:
             for tensor in tensors:
                 if self._group is None:
                     break
                 broadcast(group, tensor.to(self.device), self.timeout_s)
                 self.sent += tensor.nbytes
 
-        return await self._while(call, hand_out)
+        return await self._during(call, broadcast_all)
 
-    async def _while(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
-        """Has a thread do blocking work while the server answers a call. The thread ends by its deadline alone, so it
-        is one that the end of this process does not wait for."""
+    async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
+        """Does blocking work in a thread while the server answers a call. Only its deadline ends the thread, so it is a
+        daemon: the end of this process does not wait for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -121,10 +121,10 @@ class Channel:
                 work()
                 error = None
             except (RuntimeError, OSError, ValueError) as found:
-                error = RequestFailed(f"{self._peer.name}: the process group with it: {found}")
+                error = RequestFailed(f"{self._client.name}: the process group with it: {found}")
             loop.call_soon_threadsafe(settle, error)
 
-        threading.Thread(target=run, daemon=True, name=self.meeting.name).start()
+        threading.Thread(target=run, daemon=True, name=self.rendezvous.name).start()
         answer = asyncio.ensure_future(call)
         try:
             await asyncio.wait((answer, done), return_when=asyncio.FIRST_EXCEPTION)
@@ -136,81 +136,84 @@ class Channel:
             answer.cancel()
             done.cancel()
 
-    def copied(self, buckets: list["Bucket"]) -> None:
-        """Notes that the workers have copies of these, if they keep any."""
+    def record_copies(self, buckets: list["Bucket"]) -> None:
+        """Records that the workers have copies of these tensors, if they keep copies."""
         if self.copies is not None:
             self.copies |= {name: bucket.weights.tensors[name].digest for bucket in buckets for name in bucket.names}
 
     def close(self) -> None:
-        """Leaves the group, which the workers learn from their connections."""
-        if self.meeting.backend == "nccl" and self._group is not None:
+        """Leaves the group; the workers notice that their connections close."""
+        if self.rendezvous.backend == "nccl" and self._group is not None:
             self._group.abort()
         self._group = None
 
 
 class Connection:
-    """The channel to one server, while both ends of it are well.
+    """The process group with one server, for as long as both ends work.
 
     Args:
-        peer: the server.
-        join: makes a channel to it; see `Dialect.join`.
-        device: of the channels.
+        client: of the server.
+        join: forms a group with it; see `ServerApi.join`.
+        device: of rank 0.
         options: of the servers.
     """
 
-    def __init__(self, peer: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
-        self._join = partial(join, peer, lambda devices: Channel(peer, devices, device, options.sync_s, options.deltas))
-        self._channel: Channel | None = None
+    def __init__(self, client: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
+        def make(devices: list[str]) -> BroadcastGroup:
+            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas)
+
+        self._join = partial(join, client, make)
+        self._group: BroadcastGroup | None = None
         self._sent = 0
 
-    async def channel(self, fresh: bool) -> Channel:
-        """The channel there is, or a new one. Raises OSError where there is none to be had.
+    async def group(self, fresh: bool) -> BroadcastGroup:
+        """The group that exists, or a new one. Raises OSError where none can be formed.
 
         Args:
-            fresh: the server is not as it was left.
+            fresh: the server was restarted or is in an unknown state: an existing group is closed.
         """
         if fresh:
-            self.part()
-        if self._channel is None:
-            self._channel = await self._join()
-        return self._channel
+            self.close()
+        if self._group is None:
+            self._group = await self._join()
+        return self._group
 
     def sent(self) -> int:
-        """Bytes that have gone to the server."""
-        return self._sent + (self._channel.sent if self._channel is not None else 0)
+        """Bytes that have been sent to the server."""
+        return self._sent + (self._group.sent if self._group is not None else 0)
 
-    def part(self) -> None:
-        """Gives the channel up."""
-        if self._channel is not None:
+    def close(self) -> None:
+        """Leaves the group, if there is one."""
+        if self._group is not None:
             self._sent = self.sent()
-            self._channel.close()
-            self._channel = None
+            self._group.close()
+            self._group = None
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some tensors of a version."""
+    """Tensors of a version that are sent together."""
 
     weights: WeightVersion
     names: list[str]
 
     def about(self) -> About:
-        """Names, types and shapes."""
-        entries = [(name, self.weights.tensors[name].entry) for name in self.names]
-        return [(name, str(DTYPES[entry["dtype"]]).removeprefix("torch."), entry["shape"]) for name, entry in entries]
+        """Names, dtypes and shapes."""
+        stored = [(name, self.weights.tensors[name]) for name in self.names]
+        return [(name, str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in stored]
 
     def tensors(self) -> Iterator[Tensor]:
-        """One after another, as they are read."""
-        return (read(self.weights, name) for name in self.names)
+        """Reads the tensors from their files, one after another."""
+        return (self.weights.read(name) for name in self.names)
 
     def messages(
         self, before: WeightVersion | None, copies: dict[str, str] | None, device: torch.device
     ) -> Iterator[Tensor]:
-        """What `Receiver` takes, on a device: where there are copies the numbers of changed elements, and the tensors.
+        """The messages to `Receiver`, on a device: with copies the counts of changed elements, then the packed tensors.
 
         Args:
-            before: what the workers hold, None where that is not known.
-            copies: digests of what they have copies of, or None; see `Channel`.
+            before: what the workers have, None where that is unknown.
+            copies: digests of what they have copies of, or None; see `BroadcastGroup`.
         """
         about = self.about()
         if copies is None:
@@ -222,37 +225,31 @@ class Bucket:
         yield pack(about, changed, parts, device)
 
     def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
-        new, entry = read(self.weights, name), self.weights.tensors[name].entry
+        new, stored = self.weights.read(name), self.weights.tensors[name]
         if before is None or name not in before.tensors or not before.folder.exists():
             return (new,)
-        if not before.tensors[name].holds(entry["dtype"], entry["shape"], copies.get(name)):
+        if not before.tensors[name].equals(stored.dtype, stored.shape, copies.get(name)):
             return (new,)
-        return sparse_delta(new, read(before, name))
-
-
-def read(weights: WeightVersion, name: str) -> Tensor:
-    """A tensor of a version."""
-    entry = weights.tensors[name].entry
-    return torch.frombuffer(bytearray(weights.read(name)), dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+        return sparse_delta(new, before.read(name))
 
 
 def sparse_delta(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
-    """Places (n,) int32 and new values (n,) of the elements that differ in any bit; or the whole, if that is less."""
-    mine, theirs = (tensor.view(-1).view(BITS[new.itemsize]) for tensor in (new, old))
-    places = (mine != theirs).nonzero()[:, 0]
+    """Positions (n,) int32 and new values (n,) of the elements that differ in any bit; or all of `new`, if smaller."""
+    new_bits, old_bits = (tensor.view(-1).view(INTEGERS[new.itemsize]) for tensor in (new, old))
+    places = (new_bits != old_bits).nonzero()[:, 0]  # (n,)
     if new.numel() >= 2**31 or len(places) * (4 + new.itemsize) >= new.nbytes:
         return (new,)
     return places.int(), new.view(-1)[places]
 
 
 def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> list[Bucket]:
-    """What a server lacks.
+    """The tensors that a server lacks.
 
-    A layer travels whole where any of it differs: engines keep some of a layer's tensors as one (queries, keys and
-    values, say), and load the parts of it together.
+    A layer with any changed tensor is sent whole: engines fuse some tensors of a layer (queries, keys and values, for
+    example) and load their parts together.
 
     Args:
-        before: what the server holds, None where that is not known.
+        before: what the server has, None where that is unknown.
     """
     held = before.tensors if before is not None else {}
     layers: dict[str, list[str]] = {}
@@ -264,29 +261,29 @@ def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> lis
         if all(_same(weights, held, name) for name in names):
             continue
         for name in names:
-            start, end = weights.tensors[name].entry["data_offsets"]
-            if not buckets or end - start > room:
+            size = weights.tensors[name].nbytes
+            if not buckets or size > room:
                 buckets.append(Bucket(weights, []))
                 room = BUCKET
             buckets[-1].names.append(name)
-            room -= end - start
+            room -= size
     return buckets
 
 
-def _same(weights: WeightVersion, held: dict[str, Stored], name: str) -> bool:
+def _same(weights: WeightVersion, held: dict[str, StoredTensor], name: str) -> bool:
     stored = weights.tensors[name]
-    return name in held and held[name].holds(stored.entry["dtype"], stored.entry["shape"], stored.digest)
+    return name in held and held[name].equals(stored.dtype, stored.shape, stored.digest)
 
 
-def _near(peer: ServerClient) -> str:
-    """This machine's address as the server sees it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # to connect it sends nothing
-        probe.connect((peer.host, peer.port))
+def _own_address(client: ServerClient) -> str:
+    """The address of this machine on the network interface that leads to the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
+        probe.connect((client.host, client.port))
         return str(probe.getsockname()[0])
 
 
 def _layer(name: str) -> str:
-    """Of `model.layers.3.mlp.up_proj.weight`: `model.layers.3`; of a tensor outside of all stacks its module."""
+    """The layer of a tensor: `model.layers.3` of `model.layers.3.mlp.up_proj.weight`; outside of layers its module."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbers[0] + 1] if numbers else parts[:-1] or parts)

@@ -175,7 +175,7 @@ def test_a_sample_that_two_servers_answer_is_taken_once(kind, fakes, engine):
 
 
 def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypatch):
-    monkeypatch.setattr("rft.remote.http_client.SAY_EVERY", 0.1)
+    monkeypatch.setattr("rft.remote.http_client.LOG_EVERY_S", 0.1)
     [server] = fakes(1)
     samples = synced(engine, "vllm", [server])
     server.seconds = 0.25
@@ -187,8 +187,8 @@ def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"addresses": ["http://a:1"]}, r"addresses: 'http://a:1' is none; expected host:port"),
-        ({"addresses": ["a:1", "a:1"]}, r"addresses=.* one of them comes twice"),
+        ({"addresses": ["http://a:1"]}, r"addresses: 'http://a:1' is not an address; expected host:port"),
+        ({"addresses": ["a:1", "a:1"]}, r"addresses=.* an address is repeated"),
         ({"addresses": ["a:1"], "count": 2}, r"count=2, addresses=\['a:1'\]: give"),
         ({}, r"count=0, addresses=\[\]: give"),
         ({"count": 1, "concurrency": 0}, r"concurrency=0"),

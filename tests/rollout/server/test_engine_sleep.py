@@ -81,12 +81,12 @@ def test_a_message_about_memory_that_fails_once(fakes, engine, kind, message):
         samples.update_weights(version, weights(version).items())
         assert bad.calls[message] > calls and committed(samples, version), fault
         if message not in FOR_GOOD or fault == "late":
-            await_that(lambda: samples._pool.well() == 2)
-        elif samples._pool.well() < 2:
+            await_that(lambda: samples._pool.current() == 2)
+        elif samples._pool.current() < 2:
             assert bad.version == "unsure" and bad.gone.is_set() == (fault == "twice")
             bad.kill()
             bad = FakeServer(bad.port)
-            await_that(lambda: samples._pool.well() == 2)
+            await_that(lambda: samples._pool.current() == 2)
     bad.kill()
 
 

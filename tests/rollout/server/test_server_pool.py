@@ -80,8 +80,8 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_current_weigh
     with caplog.at_level(logging.WARNING):
         assert said(samples.generate(requests(20), SAMPLING, look)) == right(requests(20), 3)
         assert seen == list(range(1, 81)), "nothing is lost or doubled"
-        await_that(lambda: samples._pool.well() == 2)
-    assert any("is started anew: it ended with status 137" in message for message in caplog.messages)
+        await_that(lambda: samples._pool.current() == 2)
+    assert any("is restarted: it ended with status 137" in message for message in caplog.messages)
     old, new = pids(tmp_path, 0)
     assert not lives(old) and lives(new)
     os.kill(pids(tmp_path, 1)[0], signal.SIGKILL)  # so that the new one must answer
@@ -94,7 +94,7 @@ def test_a_server_that_was_killed_takes_part_in_the_next_version(launch, tmp_pat
     os.kill(pids(tmp_path, 0)[0], signal.SIGKILL)
     samples.update_weights(1, weights(1).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
-    await_that(lambda: samples._pool.well() == 2)
+    await_that(lambda: samples._pool.current() == 2)
     samples.update_weights(2, weights(2).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
 
@@ -110,7 +110,7 @@ def test_a_server_that_is_killed_while_it_sleeps_wakes_with_the_next_version(lau
 
 
 def test_a_server_that_hangs_is_started_anew(launch, tmp_path, monkeypatch):
-    monkeypatch.setattr("rft.rollout.server.server_pool.LOOK_S", 0.3)
+    monkeypatch.setattr("rft.rollout.server.server_pool.PROBE_S", 0.3)
     monkeypatch.setattr("rft.remote.server_process.GRACE_S", 0.3)
     samples = launch(count=1)
     samples.update_weights(1, weights(1).items())

@@ -105,7 +105,7 @@ def test_sampling_whose_log_probabilities_sglang_does_not_tell_is_refused(change
 
 def test_changed_elements_alone_are_nothing_for_sglang():
     options = {"engine_args": {}, "servers": Servers(**shared(transport="group", deltas=True))}
-    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.deltas=true: SGLang's servers take whole"):
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.deltas=true: SGLang's servers receive whole"):
         SGLangServers.check(options, how())
 
 
@@ -166,9 +166,9 @@ def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
         async def post(self, path, body=None):
             return {"success": False, "message": "no room"}
 
-    with pytest.raises(BadResponse, match=r"server 0 .* did not take the weights of /w/v3: no room"):
+    with pytest.raises(BadResponse, match=r"server 0 .* did not load the weights of /w/v3: no room"):
         asyncio.run(
-            server_api().load(Unwilling(0, "127.0.0.1:1"), WeightVersion(3, Path("/w/v3"), {}, None), None, None)
+            server_api().load(Unwilling.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w/v3"), {}, None), None, None)
         )
 
 
@@ -179,7 +179,7 @@ def test_a_server_that_computes_in_another_type_is_given_no_rounded_weights():
 
     with pytest.raises(BadResponse, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
         asyncio.run(
-            server_api().load(Wide(0, "127.0.0.1:1"), WeightVersion(3, Path("/w"), {}, torch.bfloat16), None, None)
+            server_api().load(Wide.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w"), {}, torch.bfloat16), None, None)
         )
 
 
@@ -215,7 +215,7 @@ def engine(model, tmp_path_factory):
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
-            own = processes_of(made._servers[0].peer.port)
+            own = processes_of(made._servers[0].client.port)
             held = shared_memory(own)
         finally:
             made.close()
@@ -263,7 +263,7 @@ def test_greedy_tokens_of_a_real_server_are_the_most_likely_and_carry_plain_log_
 def test_a_real_server_is_a_teacher(engine, model, tiny, tmp_path):
     model.save_pretrained(tmp_path / "teacher")
     engine._tokenizer.save_pretrained(tmp_path / "teacher")
-    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    addresses = [f"{server.client.host}:{server.client.port}" for server in engine._servers]
     check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
     run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "warmup=none", "steps=1")
     check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, run)
@@ -303,7 +303,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
         monkeypatch.setattr(engine._options, "sleep", version < 4)
         engine.sleep()
-        assert (engine._do(engine._server_api.version(engine._servers[0].peer)) is None) == (version < 4)
+        assert (engine._do(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert gap(model, requests, found) < 1e-4
@@ -312,8 +312,9 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
 
 @pytest.mark.slow
 def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
+    empty = WeightVersion(99, tmp_path, {}, None)
     with pytest.raises(RequestRefused, match="Cannot find any model weights"):
-        asyncio.run(engine._server_api.load(engine._servers[0].peer, WeightVersion(99, tmp_path, {}, None), None, None))
+        asyncio.run(engine._server_api.load(engine._servers[0].client, empty, None, None))
     requests = [Request([number], [number]) for number in range(7, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     assert engine.health()["retries"] == 0
@@ -322,7 +323,7 @@ def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, 
 @pytest.mark.slow
 def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
     requests = [Request([number], list(range(8))) for number in range(7, 30)]
-    peer, weights = engine._servers[0].peer, engine._pool._committed
+    peer, weights = engine._servers[0].client, engine._pool._committed
     engine.health()
     loading = threading.Thread(target=lambda: asyncio.run(engine._server_api.load(peer, weights, None, None)))
 
@@ -340,7 +341,7 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
     monkeypatch.setattr(engine._options, "transport", "group")
     requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
-    before, heard = processes_of(engine._servers[0].peer.port), []
+    before, heard = processes_of(engine._servers[0].client.port), []
 
     def kill(done):
         heard.append(done)

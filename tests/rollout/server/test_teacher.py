@@ -131,15 +131,17 @@ def test_a_wait_for_servers_that_are_gone_ends_with_their_names(taught):
 
 
 def test_a_model_that_finds_tokens_likely_which_the_policy_has_not_is_no_teacher(taught):
-    with pytest.raises(ValueError, match=r"^teacher\.top_k=6: of the 12 likeliest tokens .* 25 of actor\.tokenizer; "):
+    with pytest.raises(
+        ValueError, match=r"^teacher\.top_k=6: of the 12 most likely tokens .* 25 of actor\.tokenizer; "
+    ):
         teacher(taught(vocabulary=KNOWN + 200)).compute(batch(), ALL, 1.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"addresses": ["here"]}, r"teacher\.addresses: 'here' is none; expected host:port"),
-        ({"addresses": ["a:1", "a:1"]}, r"teacher\.addresses=.*comes twice"),
+        ({"addresses": ["here"]}, r"teacher\.addresses: 'here' is not an address; expected host:port"),
+        ({"addresses": ["a:1", "a:1"]}, r"teacher\.addresses=.*is repeated"),
         ({"top_k": 0}, r"teacher\.top_k=0: set it to 1 or more"),
         ({"retries": -1}, r"teacher\.concurrency=64, retries=-1: set at least"),
         ({"poll_s": 0.0}, r"teacher: .*'poll_s': 0.0.*above 0"),

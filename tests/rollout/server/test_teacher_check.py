@@ -8,7 +8,7 @@ import pytest
 
 from rft.data.encode.tokenizer import characters
 from rft.remote.http_client import BadResponse
-from rft.rollout.server.teacher_check import examine
+from rft.rollout.server.teacher_check import check_servers
 from tests.helpers import yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher
 
@@ -29,7 +29,7 @@ def seen():
         waits = {"start_s": 0.4, "answer_s": 2.0, "poll_s": 0.02, "top_k": 6}
         addresses = [server.address for server in started[-len(servers) :]]
         options = yaml_options("actor/teacher_server.yaml", addresses=addresses, **waits | changes)
-        asyncio.run(examine(options, WORDS, longest))
+        asyncio.run(check_servers(options, WORDS, longest))
 
     yield look
     for fake in started:
@@ -45,11 +45,11 @@ def test_servers_of_one_model_that_know_the_tokens_fit(seen):
 @pytest.mark.parametrize(
     ("servers", "message"),
     [
-        ([{}, {"seed": 1}], r"teacher 1 \(\S+\) and teacher 0 \(\S+\) serve models that have nothing in common"),
+        ([{}, {"seed": 1}], r"teacher 1 \(\S+\) and teacher 0 \(\S+\) serve different models"),
         ([{"context": 100}], r"has a context of 100 tokens, and rows .* 100; start it with --max-model-len 101 or"),
         ([{"context": 9, "kind": "sglang"}], r"start it with --context-length 101 or more"),
         ([{"limit": 11}], r"^teacher\.top_k: teacher 0 .*12 is greater .*; start it with --max-logprobs 12 or more"),
-        ([{"words": characters(alphabet="0123456789abfecd")}], r"has another tokenizer .*'cdef' the other .*'fecd'"),
+        ([{"words": characters(alphabet="0123456789abfecd")}], r"has another tokenizer .*'cdef' instead of 'fecd'"),
     ],
 )
 def test_servers_that_do_not_fit_are_told_apart(seen, servers, message):
@@ -60,7 +60,7 @@ def test_servers_that_do_not_fit_are_told_apart(seen, servers, message):
 def test_one_that_cannot_say_how_it_spells_tokens_is_believed(seen, caplog):
     with caplog.at_level(logging.WARNING):
         seen({}, faults=[("/detokenize", 404)])
-    assert "its tokens are not compared with those of actor.tokenizer" in caplog.text
+    assert "cannot compare its tokenizer with actor.tokenizer" in caplog.text
 
 
 @pytest.mark.parametrize("fault", [503, 500, "drop", "never"])
@@ -72,9 +72,11 @@ def test_one_that_is_not_up_is_named_within_the_deadline(seen, fault):
 
 
 def test_what_answers_otherwise_is_no_such_server(seen):
-    with pytest.raises(BadResponse, match="it calls itself 'somebody', and is no server of vllm or sglang"):
+    with pytest.raises(BadResponse, match="its kind is 'somebody', which is not vllm or sglang"):
         seen({"kind": "somebody"})
-    with pytest.raises(BadResponse, match=r"teacher 0 .* no JSON"):
+    with pytest.raises(BadResponse, match=r"teacher 0 .* not JSON"):
         seen({}, faults=[("/v1/models", "garbage")])
-    with pytest.raises(BadResponse, match=r"teacher 0 .* what it says of a text makes no sense: .*answer with logits"):
+    with pytest.raises(
+        BadResponse, match=r"teacher 0 .* the log-probabilities of a text cannot be read: .*answer with logits"
+    ):
         seen({}, faults=[(ASK["vllm"], "logits")])

@@ -182,7 +182,7 @@ class Scripted(ServerClient):
     """Answers as a server would, and keeps what it was told."""
 
     def __init__(self, **answers):
-        super().__init__(0, "127.0.0.1:1")
+        super().__init__("server 0 (127.0.0.1:1)", "http://127.0.0.1:1")
         self.told = []
         self.answers = {
             INFO: told(),
@@ -195,10 +195,10 @@ class Scripted(ServerClient):
         return self.answers[path]
 
     async def post(self, path, body=None):
-        await self.tell(path, body)
+        await self.post_raw(path, body)
         return self.answers.get(path, {})
 
-    async def tell(self, path, body=None):
+    async def post_raw(self, path, body=None):
         self.told.append((body or {}).get("method", path))
 
 
@@ -211,7 +211,7 @@ def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weight
 
 def test_a_server_that_speculates_is_given_no_weights():
     peer = Scripted(**{INFO: told(speculative={"method": "ngram"})})
-    with pytest.raises(BadResponse, match=r"it speculates, .*: start it without"):
+    with pytest.raises(BadResponse, match=r"with speculative decoding .*: start it without"):
         asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert not peer.told
     with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .*take it out"):
@@ -225,7 +225,7 @@ def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):
     ):
         asyncio.run(VLLMApi({}).load(peer := Scripted(), rounded, None, None))
     adapted = replace(WEIGHTS, adapter=Adapter(tmp_path / "rft-1", {}))
-    with pytest.raises(BadResponse, match=r"no adapters: start it with .*--enable-lora.*merge_lora=true"):
+    with pytest.raises(BadResponse, match=r"does not accept adapters: start it with .*--enable-lora.*merge_lora=true"):
         asyncio.run(VLLMApi({}).load(peer, adapted, None, None))
     assert not peer.told
 

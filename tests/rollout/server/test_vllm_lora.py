@@ -63,8 +63,8 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
         whole, adapters = inodes(engine)
         assert base in (None, whole) and len(adapters) == 1, "the weights beside them are written once"
         before, base = found, whole
-    peer = engine._servers[0].peer
-    asyncio.run(peer.tell("/v1/unload_lora_adapter", {"lora_name": engine._adapter}))
+    peer = engine._servers[0].client
+    asyncio.run(peer.post_raw("/v1/unload_lora_adapter", {"lora_name": engine._adapter}))
     until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, 10)
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that somebody took away"
     actor.copy_weights_from(policy(seed=1))
@@ -189,10 +189,13 @@ def test_the_options_say_whether_adapters_are_merged(resolved):
     [
         ({"lora": None}, r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
         ({"engine_args": {"max_lora_rank": 8}}, r"engine_args.max_lora_rank: it follows from actor.lora; take it out"),
-        ({"servers": Servers(**OPTIONS | {"count": 1, "transport": "group"})}, r"transport=group: adapters are read"),
+        (
+            {"servers": Servers(**OPTIONS | {"count": 1, "transport": "group"})},
+            r"transport=group: servers read adapters",
+        ),
         (
             {"servers": Servers(**OPTIONS | {"count": 1, "sleep": True})},
-            r"sleep=true: servers forget the weights beside",
+            r"sleep=true: sleeping servers discard the base weights",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def engine(model, tmp_path_factory):
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
-            own = [number for server in made._servers for number in processes_of(server.peer.port)]
+            own = [number for server in made._servers for number in processes_of(server.client.port)]
             held = shared_memory(own)
         finally:
             made.close()
@@ -122,7 +122,7 @@ def test_such_a_server_is_a_judge(engine, model):
 def test_such_servers_are_a_teacher(engine, model, tiny, tmp_path):
     model.save_pretrained(tmp_path / "teacher")
     engine._tokenizer.save_pretrained(tmp_path / "teacher")
-    addresses = [f"{server.peer.host}:{server.peer.port}" for server in engine._servers]
+    addresses = [f"{server.client.host}:{server.client.port}" for server in engine._servers]
     check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
     runs = ("algorithm=distill", "steps=2"), ("algorithm=on_policy_distill", "warmup=none", "steps=1")
     check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, *runs)
@@ -177,7 +177,7 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
         stale = gap(model, requests, engine.generate(requests, how()))
         monkeypatch.setattr(engine._options, "sleep", version < 4)
         engine.sleep()
-        assert [up(engine, server.peer) for server in engine._servers] == [version >= 4] * 2
+        assert [up(engine, server.client) for server in engine._servers] == [version >= 4] * 2
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert before < 1e-4 and stale > 1e-2
@@ -194,7 +194,7 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
     save_file({"model.norm.weight": torch.ones(32)}, tmp_path / "a.safetensors")
     whole = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "a.safetensors").write_bytes(whole[:-8])
-    peer = engine._servers[0].peer
+    peer = engine._servers[0].client
     with pytest.raises(RequestRefused, match="collective_rpc"):
         asyncio.run(engine._server_api.load(peer, WeightVersion(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(3, 19)]
@@ -210,7 +210,7 @@ def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
     def abort(done):
         if done > 20 and not once.is_set():
             once.set()
-            threading.Thread(target=lambda: asyncio.run(engine._servers[0].peer.post("/abort_requests"))).start()
+            threading.Thread(target=lambda: asyncio.run(engine._servers[0].client.post("/abort_requests"))).start()
 
     found = engine.generate(requests, how(max_new_tokens=100), abort)
     assert once.is_set() and [len(group) for group in found] == [8] * 24
@@ -224,7 +224,7 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, mon
         Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
     ]
     undisturbed = engine.generate(requests, how(max_new_tokens=100))
-    own = {server.peer: processes_of(server.peer.port) for server in engine._servers}
+    own = {server.client: processes_of(server.client.port) for server in engine._servers}
     held = {peer: shared_memory(processes) for peer, processes in own.items()}
     killed, heard = [], []
 
@@ -232,8 +232,8 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, mon
         heard.append(done)
         busiest = max(engine._servers, key=lambda server: server.running)
         if done > 60 and busiest.running > 8 and not killed:
-            killed.append(busiest.peer)
-            os.kill(own[busiest.peer][0], signal.SIGKILL)
+            killed.append(busiest.client)
+            os.kill(own[busiest.client][0], signal.SIGKILL)
 
     found = engine.generate(requests, how(max_new_tokens=100), kill)
     assert killed, "it was killed too late"

@@ -242,7 +242,7 @@ def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, served, mo
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("vllm", {"worker_extension_cls": ""}, "its workers join no process group: start it with --worker-ext"),
+        ("vllm", {"worker_extension_cls": ""}, "its workers cannot join a process group: start it with --worker-ext"),
         ("vllm", {"data_parallel_size": 2}, "it has data_parallel_size above 1"),
         ("sglang", {"dp_size": 2}, "it has dp_size or pp_size above 1"),
     ],

@@ -135,12 +135,37 @@ def test_no_more_than_one_tensor_is_held(tmp_path):
     assert max(most) == 1 and len(most) == 60
 
 
-def test_a_header_that_is_full_begins_another_file(tmp_path, staged, monkeypatch):
-    monkeypatch.setattr(weight_store, "HEAD", 1024)
-    tensors = {f"layer.{number}.ü": torch.full((2,), float(number)) for number in range(30)}
+def test_a_bucket_that_is_full_begins_another_file(tmp_path, staged, monkeypatch):
+    monkeypatch.setattr(weight_store, "BUCKET", 64)
+    tensors = {f"layer.{number}.ü": torch.full((2,), float(number)) for number in range(30)}  # of 8 bytes
+    tensors["large"] = torch.arange(20.0)
     weights = WeightStore(tmp_path / "weights", None).write(0, tensors.items())
-    assert len(weights.files()) > 3
+    assert [len(names) for names in weights.files().values()] == [8, 8, 8, 6, 1]
+    assert [weights.tensors[name].nbytes for name in ("layer.0.ü", "large")] == [8, 80]
     same(staged(weights), tensors)
+
+
+def test_tensors_that_share_memory_are_all_written(tmp_path, staged):
+    whole = torch.arange(12.0).view(3, 4)
+    tensors = {"whole": whole, "rows": whole[1:], "column": whole[:, 1], "same": whole}
+    weights = WeightStore(tmp_path / "weights", None).write(0, tensors.items())
+    same(staged(weights), tensors)
+    assert torch.equal(weights.read("column"), torch.tensor([1.0, 5.0, 9.0]))
+
+
+def test_a_dtype_that_servers_do_not_read_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"^odd: servers do not read weights of torch\.complex64"):
+        WeightStore(tmp_path / "weights", None).write(0, [("odd", torch.zeros(2, dtype=torch.complex64))])
+
+
+def test_a_disk_that_fails_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise weight_store.SafetensorError("no space left on device")
+
+    monkeypatch.setattr(weight_store, "save_file", fail)
+    with pytest.raises(OSError, match=r"model-1-00001\.safetensors: no space left on device"):
+        WeightStore(tmp_path / "weights", None).write(0, model_like().items())
+    assert not (tmp_path / "weights" / "v0").exists()
 
 
 def spoil(path, place):
@@ -149,14 +174,17 @@ def spoil(path, place):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("place", [0, 7, 30, weight_store.HEAD - 1, weight_store.HEAD, -1])
-def test_a_flipped_bit_is_found_and_the_file_named(tmp_path, place):
+def test_every_flipped_bit_is_found_and_the_file_named(tmp_path):
     weights = WeightStore(tmp_path / "weights", None).write(3, model_like().items())
     weights.verify()
-    path = sorted(weights.folder.glob("*.safetensors"))[0]
-    spoil(path, place)
-    with pytest.raises(OSError, match=rf"{path.name} does not hold the weights of version 3"):
-        weights.verify()
+    [path] = weights.folder.glob("*.safetensors")
+    intact = path.read_bytes()
+    for place in range(len(intact)):  # in the length of the header, the header, its padding, the data
+        spoil(path, place)
+        with pytest.raises(OSError, match=rf"{path.name} does not hold the weights of version 3"):
+            weights.verify()
+        path.write_bytes(intact)
+    weights.verify()
 
 
 def test_a_file_that_is_cut_or_gone_is_found(tmp_path):
@@ -186,7 +214,7 @@ def test_tensors_of_wider_types_are_rounded_and_what_rounds_to_the_same_is_still
 
 
 def test_what_is_written_is_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_store.os, "fsync", lambda file: os.pwrite(file, b"x", weight_store.HEAD))
+    monkeypatch.setattr(weight_store.os, "fsync", lambda file: os.pwrite(file, b"x", os.fstat(file).st_size - 1))
     with pytest.raises(OSError, match=r"does not hold the weights of version 0"):
         WeightStore(tmp_path / "weights", None).write(0, model_like().items())
     assert not (tmp_path / "weights" / "v0").exists()

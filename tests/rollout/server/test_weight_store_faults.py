@@ -125,10 +125,10 @@ class Own:
     def ended(self):
         return ""
 
-    def calm(self):
+    def reset_restarts(self):
         pass
 
-    end = wait = calm
+    end = wait = reset_restarts
 
     def start(self):
         self.starts += 1
@@ -228,9 +228,9 @@ def test_a_staged_file_that_is_spoilt_on_disk_is_named_before_a_server_is_told(
     samples = engine(kind, [server])
     assert outcome(samples, 0) == ""
     told = server.calls.copy()
-    real = weight_store._Files.close
-    monkeypatch.setattr(weight_store._Files, "close", lambda files: (real(files), spoil(files._folder)))
-    assert "does not hold the weights of version 1 that were written to it; look at the disk" in outcome(samples, 1)
+    real = weight_store.save_file
+    monkeypatch.setattr(weight_store, "save_file", lambda *given: (real(*given), spoil(given[1].parent)))
+    assert "does not hold the weights of version 1 that were written to it; check the disk" in outcome(samples, 1)
     loads = {"/collective_rpc", "/update_weights_from_disk"}
     assert all(server.calls[message] == told[message] for message in loads)
     assert said(samples.generate(requests(2), SAMPLING)) == right(requests(2), 0), "version 0 is served as before"
@@ -265,7 +265,7 @@ def test_a_full_disk_ends_the_walk_over_the_weights_all_the_same(fakes, engine, 
     def full(*args):
         raise OSError(28, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr(weight_store._File, "add", full)
+    monkeypatch.setattr(weight_store, "save_file", full)
     with pytest.raises(OSError, match=r"No space left on device: 'model.safetensors'"):
         samples.update_weights(0, tensors())
     assert walked == list(weights(0)), "other ranks gather along"
@@ -280,7 +280,7 @@ def test_a_type_that_is_not_written_ends_the_walk_all_the_same(fakes, engine):
             walked.append(name)
             yield name, torch.zeros(2, dtype=torch.float8_e4m3fn)
 
-    with pytest.raises(ValueError, match=r"first: weights of torch\.float8_e4m3fn are not"):
+    with pytest.raises(ValueError, match=r"first: servers do not read weights of torch\.float8_e4m3fn"):
         engine("vllm", [server]).update_weights(0, tensors())
     assert walked == ["first", "second"], "other ranks gather along"
 

@@ -1,8 +1,8 @@
-"""The far end of a process group that weights come through, as a server's workers run it.
+"""The receiving end of a process group for weights, as it runs in a server's workers.
 
-It needs torch alone, and lies in a folder of its own: a server that has this folder in its PYTHONPATH can import it
-without the rest. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls rft_receiver.Receiver`); rank zero of
-the trainer joins by the same function.
+It needs torch alone, and has a folder of its own: a server with this folder in PYTHONPATH imports it without the rest
+of the package. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls rft_receiver.Receiver`); rank 0 of the
+trainer joins with the same function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,21 +20,21 @@ from torch.distributed import (
     TCPStore,
 )
 
-About = list[tuple[str, str, list[int]]]  # name, type and shape of every tensor of a bucket
-WHOLE = -1  # in place of the number of a tensor's elements that travel
+About = list[tuple[str, str, list[int]]]  # name, dtype and shape of every tensor of a bucket
+WHOLE = -1  # instead of a number of changed elements: the whole tensor is sent
 ALIGNED = 16  # bytes
-CHUNK = 2**16  # words of 64 bits that a checksum takes at once: they stay in a cache
+CHUNK = 2**16  # words of 64 bits that the checksum processes at once, so that they stay in a cache
 FACTOR = -7046029254386353131  # 2^64 divided by the golden ratio, as in multiplicative hashing
 
 
 def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s: float) -> Any:
-    """Joins a process group that is none of this process's others, with keys in the store as torch itself writes them.
+    """Joins a process group independent of torch's default one, with keys in the store as torch itself writes them.
 
     Args:
         backend: gloo or nccl.
 
     Raises:
-        RuntimeError: the others do not come within the time.
+        RuntimeError: the other members do not join in time.
     """
     store, timeout = PrefixStore(f"{name}/", PrefixStore(name, store)), timedelta(seconds=timeout_s)
     if backend == "gloo":
@@ -47,15 +47,15 @@ def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s:
 
 
 def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
-    """Hands a tensor of rank zero to all others. Raises RuntimeError where that fails, or takes longer."""
+    """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time."""
     group.broadcast([tensor], BroadcastOptions()).wait(timedelta(seconds=timeout_s))
 
 
 def room(about: About, changed: list[int]) -> tuple[list[int], int]:
-    """Where the tensors of a bucket begin, and its length: that of the last one's end, and a checksum of 8 bytes.
+    """Offsets of the tensors of a bucket, and the length of the bucket with its checksum of 8 bytes.
 
     Args:
-        changed: elements of each tensor that travel, behind their places; or `WHOLE`.
+        changed: for each tensor the number of changed elements that are sent, after their positions; or `WHOLE`.
     """
     starts, end = [], 0
     for (_, dtype, shape), count in zip(about, changed, strict=True):
@@ -66,10 +66,10 @@ def room(about: About, changed: list[int]) -> tuple[list[int], int]:
 
 
 def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """The tensors of a bucket in one on a device, (bytes,) uint8.
+    """Packs the tensors of a bucket into one on a device, (bytes,) uint8.
 
     Args:
-        parts: of each the whole, or the places (n,) int32 and the new values (n,) of the elements that have changed.
+        parts: of each tensor the whole, or positions (n,) int32 and new values (n,) of changed elements.
     """
     starts, length = room(about, changed)
     packed = torch.zeros(length, dtype=torch.uint8, device=device)
@@ -81,7 +81,7 @@ def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], de
 
 
 def sealed(data: Tensor) -> Tensor:
-    """Bytes whose last eight are the checksum of the others."""
+    """Writes the checksum of the other bytes into the last eight."""
     data[-8:] = checksum(data[:-8]).view(torch.uint8)
     return data
 
@@ -89,11 +89,11 @@ def sealed(data: Tensor) -> Tensor:
 def unpack(
     about: About, changed: list[int], packed: Tensor, copies: dict[str, Tensor] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a bucket; those that come whole share its memory.
+    """The tensors of a bucket; those that were sent whole share its memory.
 
     Args:
-        copies: of what came before, which are changed where elements come, and replaced otherwise; None: nothing is
-            kept, and all tensors come whole.
+        copies: of the tensors received before; updated in place. None: no copies are kept, and all tensors are sent
+            whole.
     """
     for start, (name, dtype, shape), count in zip(room(about, changed)[0], about, changed, strict=True):
         kind = getattr(torch, dtype)
@@ -115,8 +115,8 @@ def _aligned(size: int) -> int:
 
 
 def checksum(data: Tensor) -> Tensor:
-    """Of bytes (8n,) on their device, (1,) int64: words with the high half folded in, each times an odd number, summed
-    modulo 2^64."""
+    """The checksum (1,) int64 of bytes (8n,), on their device: words with the high half folded in, each times an odd
+    number, summed modulo 2^64."""
     total = torch.zeros(1, dtype=torch.int64, device=data.device)
     odd = (2 * torch.arange(CHUNK, device=data.device) + 1) * FACTOR
     for words in data.view(torch.int64).split(CHUNK):
@@ -128,7 +128,7 @@ def checksum(data: Tensor) -> Tensor:
 
 
 class Receiver:
-    """What is added to a worker.
+    """A mixin for the worker of a server.
 
     Attributes:
         rank, device, reload_weights: the worker's own.
@@ -141,7 +141,7 @@ class Receiver:
     rft_copies: dict[str, Tensor]
 
     def rft_join(self, address: str, port: int, name: str, size: int, backend: str, timeout_s: float) -> None:
-        """Joins rank zero and the other workers, as one rank more than it has among them; leaves any group before."""
+        """Joins rank 0 and the other workers, as the worker's rank plus one; leaves any earlier group."""
         self.rft_group, self.rft_copies = None, {}
         limit = timedelta(seconds=timeout_s)
         store = TCPStore(address, port, is_master=False, timeout=limit)
@@ -151,15 +151,15 @@ class Receiver:
         """Receives weights and loads them.
 
         Args:
-            deltas: in front of each bucket comes how many elements of each tensor it has, and copies are kept.
+            deltas: each bucket is preceded by the numbers of changed elements, and copies are kept.
 
         Raises:
-            RuntimeError: they did not come, or not as they were sent. What is loaded is of no use then.
+            RuntimeError: they did not arrive, or were damaged. The loaded weights are unusable then.
         """
         if self.rft_group is None:
             raise RuntimeError("it is in no process group")
         failures: list[str] = []
-        # An iterator that raised would leave vLLM's loader in the middle, which the next load would stumble over.
+        # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
         self.reload_weights(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
         if failures:
             self.rft_group = None
@@ -181,7 +181,7 @@ class Receiver:
             yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
 
     def _rft_take(self, length: int, device: torch.device, timeout_s: float) -> Tensor:
-        """The next bytes (length,) uint8. Raises RuntimeError where they do not come, or not as they were sent."""
+        """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
         data = torch.empty(length, dtype=torch.uint8, device=device)
         broadcast(self.rft_group, data, timeout_s)
         if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
