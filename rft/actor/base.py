@@ -82,10 +82,13 @@ class ColumnModel(ABC):
     Attributes:
         has_weights: the model's weights are in this process, and its options describe them (`path`, `model_config`,
             `head`, ...). Models that train, and those that start as a copy of the policy, have weights.
+        stateful: computing changes the model, so every checkpoint holds its state. The state of other frozen models is
+            saved only once their weights are no longer those that were loaded.
         optimizer_options: of a model that trains; None for a frozen one.
     """
 
     has_weights: ClassVar[bool] = False
+    stateful: ClassVar[bool] = False
     optimizer_options: Optimizer | None = None
 
     def __init__(self, context: ModelContext) -> None:

@@ -54,7 +54,7 @@ class Algorithm:
         learners = {
             role.key: check.attempt(LOSSES.build, node, f"{key}.{role.loss}")
             for role in ROLES
-            if role.loss is not None and (node := vars(options)[role.loss]) is not None
+            if role.loss is not None and (node := vars(options).get(role.loss)) is not None
         }
         self.aggregation: Plugin | None = build(AGGREGATIONS, options.aggregation, "aggregation")
         self.shaping = [

@@ -1,9 +1,10 @@
 """The yaml of an algorithm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, Literal
 
 from rft.algorithm.correction import CorrectionOptions
+from rft.algorithm.roles import ROLES
 
 
 @dataclass
@@ -70,3 +71,10 @@ class AlgorithmOptions:
     pick: str | dict[str, Any]
     iteration: int
     sampler: Literal["actor", "reference"]
+
+
+def options_with_roles() -> type[AlgorithmOptions]:
+    """`AlgorithmOptions` with an option for the loss of every registered role, null where the yaml does not name it."""
+    known = {field.name for field in fields(AlgorithmOptions)}
+    losses = [(role.loss, Any, None) for role in ROLES if role.loss is not None and role.loss not in known]
+    return make_dataclass("AlgorithmOptions", losses, bases=(AlgorithmOptions,)) if losses else AlgorithmOptions

@@ -134,10 +134,10 @@ class Job(Components):
             if "router_balance" in self.algorithm.policy.outputs:
                 check_routers(shape)
         for role in ROLES:
-            helper = self.helpers[role.key]
             gone = role is REFERENCE and self.precompute  # it may be, where a run is resumed
             with check():
                 if role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
+                    helper = self.helpers[role.key]
                     temperature = 1.0 if self.facts.sampled == "never" else run.rollout.temperature
                     helper.factory.check(helper.options, role.key, tokenizer, temperature)
         for actor in (self.actor, *self.helpers.values()):

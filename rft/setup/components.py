@@ -1,7 +1,6 @@
 """What a config names, part by part, and every check of it that needs neither data nor a model."""
 
 import importlib
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -41,7 +40,7 @@ from rft.setup.constraints import (
     check_reference,
     check_training,
 )
-from rft.setup.schema import Run
+from rft.setup.schema import Run, root_with_roles
 from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES, Schedule
 
@@ -67,9 +66,10 @@ class Components:
         for name in config.get("plugins") or ():
             with check():
                 import_plugin(name)
-        fields = validate(config, Run, "", "the root of the config", check)
+        root = root_with_roles()
+        fields = validate(config, root, "", "the root of the config", check)
         self.run = run = cast(Run, Partial(**fields))
-        self._check_actors()
+        self._check_actors({role.key: node for role in ROLES if (node := fields.get(role.key)) is not None})
         self.strategy = check.attempt(lambda: strategy_of(run.strategy))
         self.engine = check.attempt(lambda: Target(run.rollout.engine, "rollout.engine", FROM_ENGINE))
         with check():
@@ -96,22 +96,29 @@ class Components:
             with check():
                 sink.check()
         if not check.messages:
-            self.run = Run(**fields)
+            self.run = root(**fields)
 
-    def _check_actors(self) -> None:
+    def _check_actors(self, nodes: dict[str, Any]) -> None:
+        """Checks the policy and the models beside it.
+
+        Args:
+            nodes: of the roles that the config has.
+        """
         check, run = self.check, self.run
         self.tokenizer = check.attempt(lambda: Target(run.actor.pop("tokenizer", None), "actor.tokenizer"))
-        precompute = run.reference.pop("precompute", None)
+        precompute = nodes.get(REFERENCE.key, {}).pop("precompute", False)
         actors, said = {}, set[str]()
-        for key in ("actor", *(role.key for role in ROLES)):
-            own = Checks()  # what is wrong with the actor is so with those that take over its options; it is said once
-            target = own.attempt(lambda key=key: actor_of(attrgetter(key)(run), key))
+        for key in (POLICY, *nodes):
+            own = (
+                Checks()
+            )  # a mistake of the policy is also one of the models that take over its options: report it once
+            target = own.attempt(lambda key=key: actor_of(run.actor if key == POLICY else nodes[key], key))
             with own():
                 check_model(target)
             check.messages += [text for text in own.messages if text.removeprefix(key) not in said]
             said |= {text.removeprefix(key) for text in own.messages}
             actors[key] = target
-        self.actor = actors.pop("actor")
+        self.actor = actors.pop(POLICY)
         self.helpers = actors
         self.precompute = check.attempt(lambda: convert(precompute, bool, "reference.precompute"))
         with check():
@@ -144,6 +151,13 @@ class Components:
         self.facts = check.attempt(lambda: facts_of(self.source))
         with check():
             check_flow(run, self.algorithm, self.facts)
+        for role in ROLES:
+            with check():
+                if role.key not in self.helpers and (columns := role.writes(self.algorithm.reads())):
+                    raise ValueError(
+                        f"{role.key} is missing: something reads {', '.join(columns)}; add `{role.key}: {{_target_: "
+                        "<class>, options}`, the model that writes it"
+                    )
         with check():
             copied = self.starts_as_policy(REFERENCE)
             check_reference(run.algorithm, self.algorithm, self.facts.sampled != "never", self.precompute, copied)
@@ -210,8 +224,10 @@ class Components:
 
     def starts_as_policy(self, role: Role) -> bool:
         """True where an actor names the same model as the policy, and follows it."""
-        mine, policy = self.helpers[role.key].options, self.actor.options
-        return role.follows and all(mine[name] == policy[name] for name in ("path", "model_config"))
+        if not role.follows or role.key not in self.helpers:
+            return False
+        own, policy = self.helpers[role.key].options, self.actor.options
+        return all(own[name] == policy[name] for name in ("path", "model_config"))
 
     def check_after(self) -> None:
         """Raises a ValueError where a run that this one reads is not there: what else is wrong comes from that."""

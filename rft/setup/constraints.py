@@ -235,7 +235,7 @@ def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
     Args:
         actors: the options of every actor, by its key.
     """
-    policy, frozen = actors["actor"], [role.key for role in ROLES if role.loss is None and role.follows]
+    policy, frozen = actors["actor"], [r.key for r in ROLES if r.loss is None and r.follows and r.key in actors]
     for key, options in actors.items():
         if options["lora"] is not None:
             options["lora"].check(key, options["path"], options["optimizer"] is not None)

@@ -1,13 +1,14 @@
 """The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
-from rft.algorithm.options import AlgorithmOptions
+from rft.algorithm.options import AlgorithmOptions, options_with_roles
+from rft.algorithm.roles import ROLES
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
@@ -208,7 +209,7 @@ class Warmup:
 
 @dataclass
 class Run:
-    """The root."""
+    """The root; `root_with_roles` adds the nodes of the models beside the policy."""
 
     name: str
     seed: int
@@ -234,12 +235,14 @@ class Run:
     warmup: Warmup | None
     algorithm: AlgorithmOptions
     actor: dict[str, Any]
-    reference: dict[str, Any]
-    critic: dict[str, Any]
-    prm: dict[str, Any]
-    teacher: dict[str, Any]
     rollout: Rollout
     reward: Any
     strategy: dict[str, Any]
     data: Data
     logger: dict[str, Any]
+
+
+def root_with_roles() -> type[Run]:
+    """The root with a node for the model of every registered role, which only a run that reads its columns needs."""
+    nodes = [(role.key, dict[str, Any] | None, None) for role in ROLES]
+    return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,))
