@@ -81,7 +81,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "rft.reward.gsm8k",
         "rft.reward.model",
         "rft.rollout.server.server_pool",
-        "rft.setup.components",
         "rft.train.checkpoint",
         "rft.train.profiler",
         "rft.train.run_folder",
