@@ -1,0 +1,149 @@
+"""Sources of one's own, named in the yaml alone: in every mode, in a thread, and with two turns."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import rft
+from rft.batch.columns import lengths
+from rft.data.base import SourceContext
+from rft.distributed import SINGLE_PROCESS
+from rft.modes.doctor.run import run as doctor
+from rft.modes.inspect import inspect
+from rft.setup.assembly import Job
+
+PLUGINS = Path(__file__).parent / "plugins"
+LISTED = {"_target_": "listed_source.ListedSource", "response": "response", "suffix": "7"}
+THREADED = {"_target_": "threaded_source.ThreadedSource", "response": "response"}
+TWO_TURNS = {"_target_": "two_turns.TwoTurnSource", "hint": "="}
+PLAN = """
+import json, sys
+from rich.console import Console
+from rft.modes.plan.report import plan
+assert plan(json.load(sys.stdin), 1, [], Console(width=120)) > 0
+"""
+
+
+@pytest.fixture
+def with_source(tiny, monkeypatch):
+    """The config of a tiny run with this source; a source that samples nothing has the loss of SFT."""
+    monkeypatch.syspath_prepend(PLUGINS)
+
+    def resolve(source, *overrides):
+        given = source is not TWO_TURNS
+        config = tiny(*(("algorithm=sft",) if given else ("warmup=none",)), *overrides)
+        config["algorithm"]["source"] = dict(source)
+        return config
+
+    return resolve
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+
+
+def test_a_source_trains_and_its_options_are_checked(with_source, tmp_path):
+    assert Job(with_source(LISTED, "steps=3", "eval.every=1")).fit("") >= 0.0
+    trained = [row for row in metrics(tmp_path) if "loss/nll" in row]
+    assert len(trained) == 3 and all("reward/mean" not in row for row in trained)
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.suffix=1234: it has more than 3 characters; shorten"):
+        Job(with_source(LISTED | {"suffix": "1234"}))
+    with pytest.raises(ValueError, match=r"algorithm\.source\.sufix: ListedSource takes response, suffix"):
+        Job(with_source({**LISTED, "sufix": "1"}))
+
+
+def test_a_class_that_is_no_source_is_refused(with_source):
+    with pytest.raises(ValueError, match=r"algorithm\.source\._target_: Path is no source of batches; name a class"):
+        Job(with_source({"_target_": "pathlib.Path"}))
+
+
+def test_inspect_shows_its_texts_in_its_order(with_source):
+    console = Console(record=True, width=120)
+    config = with_source(LISTED, "inspect.rows=2", "mode=inspect")
+    inspect(config, console)
+    said = console.export_text()
+    job = Job(config)
+    first = job.load(1).train[0]
+    assert f"⟦{first['response']}7<eos>⟧" in said and "what trains is highlighted" in said
+
+
+@pytest.mark.parametrize("source", [LISTED, TWO_TURNS])
+def test_plan_and_verify_know_it(source, with_source, capsys):
+    """The plan runs in a process of its own, because this one may have a process group."""
+    config = json.dumps(with_source(source, "mode=plan", "plan.prompt_tokens=null"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PLUGINS), str(Path(rft.__file__).parent.parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN], input=config, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tensors of each rank" in done.stdout
+    assert Job(with_source(source, "mode=verify")).verify() == 1.0
+
+
+def test_the_doctor_refuses_given_texts_and_examines_samples(with_source, capsys):
+    with pytest.raises(ValueError, match="has no steps of samples alone"):
+        doctor(with_source(LISTED, "mode=doctor"))
+    assert doctor(with_source(TWO_TURNS, "mode=doctor")) < 1e-4
+    assert "✗" not in capsys.readouterr().out
+
+
+def test_a_thread_prepares_what_the_plain_source_draws(with_source, tmp_path):
+    def losses(source, *overrides):
+        Job(with_source(source, *overrides)).fit("")
+        return [row["loss/nll"] for row in metrics(tmp_path) if "loss/nll" in row]
+
+    plain = {"_target_": "rft.data.given.supervised.DatasetSource", "response": "response"}
+    expected = losses(plain, "steps=4", "resume=false")
+    (tmp_path / "run").rename(tmp_path / "plain")
+    assert losses(THREADED, "steps=4", "resume=false") == expected
+    prepared = importlib.import_module("threaded_source").PREPARED_BY
+    assert len(prepared) >= 5 and all(name.startswith("prepare") for name in prepared), "one batch ahead"
+
+
+def test_a_threaded_source_continues_behind_the_last_batch_that_was_taken(with_source):
+    job = Job(with_source(THREADED))
+    kind = job.source.factory
+
+    def source():
+        loaded = job.load(1)
+        return kind(SourceContext(SINGLE_PROCESS, 3, loaded.encoder, loaded.train, 4, ()), response="response")
+
+    whole, later = source(), source()
+    for _ in range(3):
+        whole.next(None)
+    state = whole.state_dict()
+    later.next(None)
+    later.load_state_dict([state])
+    assert later.next(None)["unit"].tolist() == whole.next(None)["unit"].tolist() == [12, 13, 14, 15]
+
+
+def test_two_sampled_segments_around_a_given_one_train(with_source, tmp_path):
+    config = with_source(TWO_TURNS, "steps=2", "batch.minibatches=2")
+    module = importlib.import_module("two_turns")
+    module.BATCHES.clear()
+    assert Job(config).fit("") >= 0.0
+    trained = [row for row in metrics(tmp_path) if "reward/mean" in row]
+    assert len(trained) == 2 == len(module.BATCHES)
+    assert all(row["rollout/logprob_gap_max"] < 1e-4 for row in trained), "the numbers of both turns are the policy's"
+    for batch in module.BATCHES:
+        for row, length in enumerate(lengths(batch).tolist()):
+            turns, trains = batch["turn"][row], batch["response_mask"][row]
+            assert torch.equal(turns > 0, trains)
+            runs = torch.unique_consecutive(turns[:length]).tolist()
+            assert runs == [0, 1, 0, 2], "prompt, first answer, hint, second answer"
+            assert (batch["rollout_logprobs"][row][~trains] == 0).all()
+            assert (batch["rollout_logprobs"][row][trains] < 0).all()
+
+
+def test_a_hint_without_room_is_refused_before_a_model_is_loaded(with_source):
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.hint has 5 tokens: raise rollout\.max_new_tokens to 7"):
+        job = Job(with_source({**TWO_TURNS, "hint": "====="}))
+        job.load(1)
+        job.check.end()
