@@ -29,6 +29,7 @@ from rich.text import Text
 
 from rft.errors import Problems
 from rft.registry import did_you_mean
+from rft.setup.renamed import renamed_group, renamed_key, renamed_option
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 LONGEST_SUFFIX = 128  # characters: file systems take names of 255 bytes, and the name of the run stands before it
@@ -128,6 +129,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
         return text
     if found := re.search(r"Could not override '([^']+)'", text):
+        if (renamed := renamed_group(found[1]) or renamed_key(found[1])) is not None:
+            return renamed
         key, known = found[1].split("@")[0], known_keys()
         if key in known:
             group = key.split(".")[0]
@@ -135,7 +138,13 @@ def explain(error: Exception) -> str:
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
+        if (renamed := renamed_option(group, name)) is not None:
+            return renamed
+        options = [option for option in options if not option.startswith("_")]  # what options build on is no option
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
+    gone = re.search(r"(?:Could not delete from config\.|Interpolation key) '([^']+)'", text)
+    if gone and (renamed := renamed_key(gone[1])) is not None:
+        return renamed
     if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
         key = found[1] if "." in found[1] or not found[2] else found[2]  # an interpolation's is whole, and its own
         return f"{key} is missing: set {key}=<value>"
@@ -147,10 +156,14 @@ def explain(error: Exception) -> str:
 @cache
 def known_keys() -> list[str]:
     """Every key and every group that the command line may name."""
-    keys = [str(path.parent.relative_to(CONFIG_FOLDER)) for path in CONFIG_FOLDER.rglob("*/*.yaml")]
+    keys = []
     for path in CONFIG_FOLDER.rglob("*.yaml"):
         folder = path.parent.relative_to(CONFIG_FOLDER).parts
-        keys += _leaves(OmegaConf.load(path), ".".join(folder))
+        if folder == ("modes",):  # a file is the node of its mode
+            keys += [path.stem, *_leaves(OmegaConf.load(path), path.stem)]
+        else:
+            keys += ["/".join(folder)] if folder else []
+            keys += _leaves(OmegaConf.load(path), ".".join(folder))
     return sorted(set(keys))
 
 

@@ -104,7 +104,7 @@ class Algorithm(NamedTuple):
 
 def algorithms() -> list[str]:
     """The name of every algorithm."""
-    return sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml"))
+    return sorted(path.stem for path in (CONFIG / "algorithm").glob("[!_]*.yaml"))
 
 
 def marked(page: Path) -> list[str]:

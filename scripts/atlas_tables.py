@@ -98,12 +98,9 @@ def options_table(group: str) -> str:
 
 
 def corrections_table() -> str:
-    """The corrections; one that differs from another in its anchor alone stands beside it."""
-    found: dict[str, dict[str, str]] = {}
-    for name, node in options("correction").items():
-        found.setdefault(rules(node), {}).setdefault(node["anchor"], f"`{name}`")
-    rows = [[by.get("old", ""), by.get("rollout", ""), text] for text, by in found.items()]
-    return table(["`algorithm/correction=`, anchor `old`", "anchor `rollout`", "rules"], rows)
+    """The corrections with their anchors and rules."""
+    rows = [[f"`{name}`", f"`{node['anchor']}`", rules(node)] for name, node in options("correction").items()]
+    return table(["`algorithm/correction=`", "`anchor`", "rules"], rows)
 
 
 def rules(node: Mapping[str, Any]) -> str:

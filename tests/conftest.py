@@ -99,7 +99,7 @@ def sized():
     def sizes(*overrides: str) -> list[str]:
         judged = "algorithm=generative_reward_model" in overrides  # its rows lie in questions
         small = [text.replace(".count=", ".rows.count=") for text in TINY] if judged else list(TINY)
-        if "actor@teacher=teacher_server" in overrides:
+        if "teacher=teacher_server" in overrides:
             small = [text for text in small if not text.startswith("teacher.")]
         if {f"algorithm={name}" for name in WITHOUT_WARMUP} & set(overrides):
             return [*small, *overrides]

@@ -186,7 +186,7 @@ RUNS = (
         "algorithm/terms=[kl,entropy]",
         "algorithm/reward_kl=kl",
         "algorithm/shaping=[overlong]",
-        "algorithm/source=dynamic",
+        "algorithm/source=dynamic_sampling",
         "eval.samples=4",
         "trajectories.every=1",
         "profile.steps=[5]",
@@ -263,6 +263,6 @@ def test_the_page_on_the_config_lists_every_key_and_option():
     assert set(table("docs/config.md", "Root keys")) == {field.name for field in fields(Run)}
     groups = {group: set(codes(cells[0])) for group, cells in table("docs/config.md", "Groups").items()}
     found: dict[str, set[str]] = {}
-    for path in CONFIG.rglob("*/*.yaml"):
+    for path in CONFIG.rglob("*/[!_]*.yaml"):  # what others build on begins with an underscore
         found.setdefault(str(path.parent.relative_to(CONFIG)), set()).add(path.stem)
     assert groups == found

@@ -57,7 +57,7 @@ class Answering(Components):
             ValueError: there is no such checkpoint, or the engine cannot run on this machine.
         """
         run, check = self.run, self.check
-        self.check_after()
+        self.check_dependencies()
         scores = run.mode == "evaluate" and self.grader is not None
         if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")

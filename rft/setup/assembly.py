@@ -115,7 +115,7 @@ class Job(Components):
             world: those that read.
         """
         run, check = self.run, self.check
-        self.check_after()
+        self.check_dependencies()
         self.check_ranks(ranks)
         tokenizer = check.attempt(lambda: self.tokenizer.build())
         encoder = check.attempt(lambda: run.data.encoder(tokenizer))

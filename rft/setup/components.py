@@ -17,7 +17,7 @@ from rft.data.rows.lazy import Rows, load
 from rft.data.rows.mixture import Mixture
 from rft.data.rows.stream import check_stream
 from rft.distributed import SINGLE_PROCESS, World
-from rft.errors import Checks, Partial
+from rft.errors import Checks, Partial, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
@@ -40,6 +40,7 @@ from rft.setup.constraints import (
     check_reference,
     check_training,
 )
+from rft.setup.renamed import renamed_keys
 from rft.setup.schema import Run, root_with_roles
 from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES, Schedule
@@ -62,6 +63,8 @@ class Components:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
+        if renamed := renamed_keys(config):
+            raise Problems(renamed)
         self.check = check = Checks()
         for name in config.get("plugins") or ():
             with check():
@@ -229,10 +232,10 @@ class Components:
         own, policy = self.helpers[role.key].options, self.actor.options
         return all(own[name] == policy[name] for name in ("path", "model_config"))
 
-    def check_after(self) -> None:
+    def check_dependencies(self) -> None:
         """Raises a ValueError where a run that this one reads is not there: what else is wrong comes from that."""
-        for name, before in self.run.after.items():
-            before.check(f"after.{name}")
+        for name, before in self.run.depends_on.items():
+            before.check(f"depends_on.{name}")
 
     @property
     def grader(self) -> type[ScoreEvaluator] | None:

@@ -69,7 +69,7 @@ class Data:
     template_arguments: dict[str, Any]
     system: str | None
     tools: str | None
-    trains: TrainOn
+    train_on: TrainOn
     max_prompt_tokens: int | None
     streaming: int | None
     train: Any
@@ -77,7 +77,7 @@ class Data:
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
         """What makes token ids of rows."""
-        return Encoder(tokenizer, self.template, self.system, self.tools, self.trains, self.template_arguments)
+        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, self.template_arguments)
 
     def check_apart(self) -> None:
         """Raises a ValueError where a held-out set is what trains."""
@@ -218,7 +218,7 @@ class Run:
     output_dir: str
     plugins: list[str]
     cache: str | None
-    after: dict[str, Dependency]
+    depends_on: dict[str, Dependency]
     resume: bool
     metric: str
     batch: Batch

@@ -192,7 +192,9 @@ def method_of(loss: str) -> Algorithm:
     """A loss in the algorithm that is named after it, or that names it, or the default one: with its advantage, terms
     and aggregation, without what changes rewards, corrects or masks.
     """
-    algorithms = {path.stem: OmegaConf.load(path).defaults for path in sorted((CONFIG / "algorithm").glob("*.yaml"))}
+    algorithms = {
+        path.stem: OmegaConf.load(path).defaults for path in sorted((CONFIG / "algorithm").glob("[!_]*.yaml"))
+    }
     naming = [name for name, defaults in algorithms.items() if {"override loss": loss} in defaults]
     named = [name for name in (loss, node_of(loss)["name"]) if name in algorithms]
     algorithm = [f"algorithm={name}" for name in (*named, *naming)[:1]]

@@ -90,9 +90,15 @@ def stage(resolved, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("reward_model", "after.sft.folder=outputs/mine/sft holds no finished run; make it with `{} sft name=mine`"),
-        ("grpo", "after.reward_model.folder=outputs/mine/reward_model holds no finished run; make it with `{} reward"),
-        ("evaluate", "after.run.folder=outputs/mine/grpo holds no finished run; make it with `{} grpo name=mine`"),
+        (
+            "reward_model",
+            "depends_on.sft.folder=outputs/mine/sft holds no finished run; make it with `{} sft name=mine`",
+        ),
+        (
+            "grpo",
+            "depends_on.reward_model.folder=outputs/mine/reward_model holds no finished run; make it with `{} reward",
+        ),
+        ("evaluate", "depends_on.run.folder=outputs/mine/grpo holds no finished run; make it with `{} grpo name=mine`"),
     ],
 )
 def test_a_stage_asks_for_the_one_before_it(name, said, stage, monkeypatch, tmp_path):
@@ -132,11 +138,11 @@ def made_of(algorithm):
 def test_every_algorithm_that_learns_from_data_has_a_command():
     """From given texts, from its own answers as if they were given, or from a teacher."""
     expected = set()
-    for path in (ROOT / "rft/config/algorithm").glob("*.yaml"):
+    for path in (ROOT / "rft/config/algorithm").glob("[!_]*.yaml"):
         facts = made_of(path.stem)
         source = option("algorithm/source", facts["source"])["_target_"]
-        learns = facts["pick"] != "all" or facts["iteration"] or facts["advantage"] == "teacher"
-        if learns or source.rsplit(".")[-1] not in ("RolloutSource", "TrackedSource"):
+        learns = facts["pick"] in ("best", "best_and_worst") or facts["iteration"] or facts["advantage"] == "teacher"
+        if learns or source.rsplit(".")[-1] not in ("RolloutSource", "CurriculumSource"):
             expected.add(path.stem)
     assert learning().keys() == expected and len(expected) >= 21
 

@@ -97,7 +97,7 @@ def test_a_whole_output_is_left_alone(generated, unloaded, tmp_path):
         ("rollout.temperature=0.5", "rollout.temperature"),
         ("rollout.max_new_tokens=3", "rollout.max_new_tokens"),
         ("rollout.stop=[a]", "rollout.stop"),
-        ("rollout/first_token=hot", "rollout.first_token"),
+        ("rollout/first_token=high_temperature", "rollout.first_token"),
     ],
 )
 def test_another_setting_is_refused_by_name(override, key, generated, prompts, tmp_path, unloaded):

@@ -78,7 +78,7 @@ def test_the_answers_of_a_conversation(shown, tiny, tmp_path):
     said = shown(config=conversations(tiny, tmp_path, messages))
     assert "u:1;a:⟦2<eos>⟧u:3;a:⟦4<eos>⟧" in said
     assert "row 1: 16 tokens, 4 train" in said and "answers that train    2   2.0    2" in said
-    last = shown(config=conversations(tiny, tmp_path, messages, trains="last"))
+    last = shown(config=conversations(tiny, tmp_path, messages, train_on="last"))
     assert "u:1;a:2<eos>u:3;a:⟦4<eos>⟧" in last
 
 

@@ -61,7 +61,7 @@ def test_what_an_algorithm_selects_is_what_it_adds_to_what_it_builds_on() -> Non
     assert found["loss"] == "ppo_clip_higher"  # its own
     assert found["advantage"] == "group_norm"  # of grpo
     assert found["shaping"] == ["overlong"]
-    assert selected("fire")["rollout/first_token"] == "hot"
+    assert selected("fire")["rollout/first_token"] == "high_temperature"
 
 
 def test_columns_that_an_algorithm_writes_are_not_among_those_it_reads() -> None:

@@ -43,7 +43,7 @@ def test_a_number_out_of_its_range(refused):
 
 
 def test_dynamic_sampling_of_groups_of_one(refused):
-    said = refused("algorithm=reinforce", "algorithm/source=dynamic", "algorithm.group_size=1")
+    said = refused("algorithm=reinforce", "algorithm/source=dynamic_sampling", "algorithm.group_size=1")
     assert said.startswith("algorithm.group_size=1: a group of one never differs")
 
 

@@ -39,7 +39,7 @@ COMPANIONS = {
     "algorithm/source/text": ["algorithm=sft"],
     "algorithm/source/labelled": ["algorithm=kto"],
     "algorithm/source/pairs": ["algorithm=dpo"],
-    "algorithm/source/partly_sampled": ["algorithm=gkd"],
+    "algorithm/source/mixed": ["algorithm=gkd"],
     "algorithm/source/self_play": ["algorithm=spin"],
     "algorithm/source/steps": ["algorithm=process_reward_model"],
     "algorithm/terms/chosen_nll": ["algorithm=dpo"],
@@ -69,29 +69,21 @@ COMPANIONS = {
     "reward/terms/format": ["reward.accuracy=format"],
     "rollout/none": ["algorithm=reward_model"],
 }
-# The same group under another key: the default selects them.
-ROLES = {f"actor/{name}": name for name in ("reference", "critic", "prm", "teacher")}
-ROLES["actor/teacher_server"] = "teacher"
 
 
 def option(path: Path) -> str:
     return str(path.relative_to(CONFIG).with_suffix(""))
 
 
-ALGORITHMS = sorted(path.stem for path in CONFIG.glob("algorithm/*.yaml"))
-OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/*.yaml"))
+ALGORITHMS = sorted(path.stem for path in CONFIG.glob("algorithm/[!_]*.yaml"))
+# What other options build on begins with an underscore; the options of modes are in every config.
+OPTIONS = sorted(option(path) for path in CONFIG.rglob("*/[!_]*.yaml") if path.parent.name not in ("modes", "rows"))
 
 
 def selection(name: str) -> list[str]:
     group, _, chosen = name.rpartition("/")
-    if name in ROLES:
-        return [f"actor@{ROLES[name]}={chosen}"]
-    if chosen.startswith("bypass_"):  # a weight of the current ratio, which ppo_clip has too
-        return [f"{group}={chosen}", "algorithm/loss=reinforce"]
     if group == "actor/head":  # of the algorithms that train another one than a language head
         return ["algorithm=reward_model" if chosen == "score" else "algorithm=process_reward_model"]
-    if group == "rollout/engine/servers":  # of the rollouts that have servers
-        return ["rollout=sglang", f"{group}={chosen}"]
     return [f"{group}={chosen}", *COMPANIONS.get(name, [])]
 
 
@@ -103,6 +95,24 @@ def wandb_installed(monkeypatch):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_composes_and_is_accepted(name, resolved, wandb_installed):
     Job(resolved(*selection(name)))
+
+
+CORRECTIONS = sorted(path.stem for path in CONFIG.glob("algorithm/correction/*.yaml") if path.stem != "none")
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_every_correction_takes_the_rollout_policy_as_its_anchor(name, resolved):
+    """With a loss without a ratio, which would count twice."""
+    anchor = "algorithm.correction.anchor=rollout"
+    job = Job(resolved(f"algorithm/correction={name}", anchor, "algorithm/loss=reinforce"))
+    assert job.algorithm.correction.anchor == "rollout"
+
+
+@pytest.mark.parametrize("kind", ["file", "hub"])
+def test_rows_of_a_data_set_are_a_group_of_their_own(kind, resolved):
+    rows = (f"data/rows@data.train={kind}", f"data/rows@data.eval.heldout={kind}")
+    job = Job(resolved("data=trl", *rows, "data.train.path=a.jsonl", "data.eval.heldout.path=b.jsonl"))
+    assert job.train.options["schema"] == {"name": "messages"} and job.train.options["limit"] is None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

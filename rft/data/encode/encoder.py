@@ -27,7 +27,7 @@ class Encoder:
             one itself; any other: see `ChatTemplate`, up to where the answer begins.
         system: system message for chats that have none, or null.
         tools: a json file with a list of tool schemas for rows without `tools`, or null.
-        trains: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
+        train_on: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
             last of these turns; or every token.
         arguments: variables of the template, see `ChatTemplate`.
 
@@ -45,7 +45,7 @@ class Encoder:
         template: str,
         system: str | None,
         tools: str | None = None,
-        trains: TrainOn = "response",
+        train_on: TrainOn = "response",
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if tokenizer.eos_token_id is None:
@@ -58,13 +58,13 @@ class Encoder:
         self._tokenizer = tokenizer
         self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self._system = system
-        self._trains = trains
+        self._train_on = train_on
         self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("").input_ids[:1] == [begin]
         self._prefix: list[int] = [begin] if begins else []
         self.context: int | None = None
-        self.made_of = (tokenizer, template, system, self._tools, trains, dict(arguments))
+        self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments))
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """The prompt tokens of each row. Its `prompt` is a text, or chat messages `{role, content}`.
@@ -89,7 +89,7 @@ class Encoder:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text behind a prompt trains as it is, with the end token behind it. A list of chat messages is rendered
-        together with the prompt; the turns that `trains` names train, each up to the token that ends it. A text alone
+        together with the prompt; the turns that `train_on` names train, each up to the token that ends it. A text alone
         trains from its second token on, as nothing predicts the first. The tokens before a trained part are those that
         sampling would read.
 
@@ -110,7 +110,7 @@ class Encoder:
 
     def _example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         response, prompt = row["response"], row.get("prompt")
-        if self._trains == "assistant" and self._chat is not None and isinstance(prompt, list):
+        if self._train_on == "assistant" and self._chat is not None and isinstance(prompt, list):
             response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
         if isinstance(response, list):
             return self._conversation(row, prompt, response)
@@ -132,7 +132,7 @@ class Encoder:
         if prompt is None and not head and len(tail) < 2:
             raise ValueError("a text is empty: there is nothing to train; take the row out")
         ids = head + tail
-        if prompt is None or self._trains == "all":
+        if prompt is None or self._train_on == "all":
             return ids, _but_first(ids)
         return ids, [False] * len(head) + [True] * len(tail)
 
@@ -170,13 +170,13 @@ class Encoder:
         asked = [] if prompt is None else self._asked(prompt, "a prompt")
         answer = conversation(response, "a response")
         messages = self._led([*asked, *answer])
-        first = 0 if self._trains == "assistant" else len(messages) - len(answer)
+        first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
         chat, tools = self._chat, self._tools_of(row)
         text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
-        if self._trains == "all":
+        if self._train_on == "all":
             ids = self.encode([text])[0]
             return ids, _but_first(ids)
-        chosen = turns[-1:] if self._trains == "last" else turns
+        chosen = turns[-1:] if self._train_on == "last" else turns
         if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
             said = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
             why = (

@@ -128,7 +128,7 @@ def test_what_trains_and_what_stands_before_it(template, messages, expected):
 
 @pytest.mark.parametrize(("template", "messages", "expected"), CASES.values(), ids=CASES)
 def test_the_last_turn_alone_is_the_response_behind_a_prompt(template, messages, expected):
-    last = Encoder(tokenizer(template), "chat", None, trains="last")
+    last = Encoder(tokenizer(template), "chat", None, train_on="last")
     response = Encoder(tokenizer(template), "chat", None)
     given = {"prompt": messages[:-1], "response": messages[-1:]}
     assert trained(last, {"response": messages}) == trained(response, given) == trained(last, given) == expected[-1:]
@@ -137,7 +137,7 @@ def test_the_last_turn_alone_is_the_response_behind_a_prompt(template, messages,
 
 @pytest.mark.parametrize("template", [chats.CHATML, chats.LLAMA3, chats.GEMMA, chats.ZEPHYR, chats.MISTRAL])
 def test_turns_of_a_prompt_train_where_every_turn_of_the_assistants_does(template):
-    encoder = Encoder(tokenizer(template), "chat", None, trains="assistant")
+    encoder = Encoder(tokenizer(template), "chat", None, train_on="assistant")
     whole = encoder.example({"response": TWO})
     assert encoder.example({"prompt": TWO[:-1], "response": TWO[-1:]}) == whole
     assert encoder.example({"prompt": TWO[:-1], "response": "It is 6."}) == whole
@@ -155,7 +155,7 @@ def test_a_text_is_what_the_template_makes_of_an_answer_that_it_does_not_touch(t
 
 
 def test_everything_trains_but_the_first_token():
-    encoder = Encoder(tokenizer(chats.LLAMA3), "chat", None, trains="all")
+    encoder = Encoder(tokenizer(chats.LLAMA3), "chat", None, train_on="all")
     ids, trains = encoder.example({"response": TWO})
     assert ids == encoder.encode([encoder._tokenizer.apply_chat_template(TWO, tokenize=False)])[0]
     assert trains == [False] + [True] * (len(ids) - 1)
@@ -180,7 +180,7 @@ def test_a_thought_that_the_prompt_begins_and_the_template_drops_is_refused():
 def test_a_prompt_that_the_whole_does_not_begin_with_is_refused():
     """Mistral's puts the system message before a question that is the last message, and nowhere else."""
     for trains in ("response", "last"):
-        encoder = Encoder(tokenizer(chats.MISTRAL), "chat", None, trains=trains)
+        encoder = Encoder(tokenizer(chats.MISTRAL), "chat", None, train_on=trains)
         assert "Add." in encoder._tokenizer.decode(encoder.prompt({"prompt": LED[:2]}))
         with pytest.raises(ValueError, match="rewrites its last answer, or what sampling reads before it"):
             encoder.example({"response": LED})

@@ -14,7 +14,7 @@ from rft.setup.assembly import Job
 from tests.helpers import make_strategy, yaml_options
 
 TOP = 8
-SERVED = ("actor@teacher=teacher_server", f"teacher.top_k={TOP}")
+SERVED = ("teacher=teacher_server", f"teacher.top_k={TOP}")
 
 
 def texts(vocabulary, rows=12):
@@ -33,12 +33,12 @@ def texts(vocabulary, rows=12):
 def check_columns(addresses, folder, tokenizer):
     """Servers of the model in a folder tell what it says here."""
     world = start("cpu")
-    there = yaml_options("actor/teacher_server.yaml", addresses=addresses, top_k=TOP)
+    there = yaml_options("teacher/teacher_server.yaml", addresses=addresses, top_k=TOP)
     ServedTeacher.check_here(world, there, tokenizer, lambda: 100)
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
     served = ServedTeacher(context, **there)
     rows = {"packing": True, "share_prefix": False, "micro_batch_tokens": 512}
-    here = yaml_options("actor/teacher.yaml", path=str(folder), model_config=None, top_k=TOP, **rows)
+    here = yaml_options("teacher/teacher.yaml", path=str(folder), model_config=None, top_k=TOP, **rows)
     batch, outputs = texts(len(tokenizer)), ("logprobs", "top_ids", "top_logprobs")
     expected = Teacher(context, **here).compute(batch, outputs, 1.0)
     found = served.compute(batch, outputs, 1.0)

@@ -34,11 +34,11 @@ PROMPT = [3, 8, 9, 12, 20, 4]
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/sampling/plain.yaml", max_new_tokens=24) | {"first_token": None} | changes)
+    return Sampling(**yaml_options("rollout/_base.yaml", max_new_tokens=24) | {"first_token": None} | changes)
 
 
 def shared(**changes):
-    return yaml_options("rollout/engine/servers/shared.yaml", poll_s=0.5, **changes)
+    return yaml_options("rollout/engine/servers/_base.yaml", poll_s=0.5, **changes)
 
 
 def server_api(**engine_args):

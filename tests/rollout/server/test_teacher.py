@@ -41,7 +41,7 @@ def options(servers, **changes):
     """Of the yaml, with short deadlines."""
     waits = {"start_s": 0.5, "answer_s": 5.0, "poll_s": 0.02, "top_k": TOP}
     addresses = [server.address for server in servers]
-    return yaml_options("actor/teacher_server.yaml", addresses=addresses, **waits | changes)
+    return yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes)
 
 
 def teacher(servers, **changes):
@@ -153,7 +153,7 @@ def test_options_that_cannot_be_are_refused(changes, message):
 
 
 def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
-    job = Job(tiny("algorithm=on_policy_distill", "actor@teacher=teacher_server", "rollout.temperature=0.7"))
+    job = Job(tiny("algorithm=on_policy_distill", "teacher=teacher_server", "rollout.temperature=0.7"))
     job.load(1)
     with pytest.raises(Problems) as found:
         job.check.end()
@@ -161,12 +161,12 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
     assert nobody.startswith("teacher.addresses=[]: there is no server to learn from; give host:port")
     assert temperature.startswith("rollout.temperature=0.7: servers compute log-probabilities at temperature 1 alone;")
     with pytest.raises(Problems, match=r"^reference\._target_: ServedTeacher has no model here; only a teacher"):
-        Job(tiny("actor@reference=teacher_server"))
+        Job(tiny("reference=teacher_server"))
 
 
 def test_a_plan_counts_no_memory_for_it_and_asks_nobody(tiny):
     stop()
-    served = ("actor@teacher=teacher_server", "teacher.addresses=[nobody:1]", "teacher.start_s=0.1")
+    served = ("teacher=teacher_server", "teacher.addresses=[nobody:1]", "teacher.start_s=0.1")
     memory = PlanJob(tiny("algorithm=distill", *served, "plan.prompt_tokens=6"), 1).forecast().memory
     assert "other models" not in memory["annotate"] and memory["annotate"]["batch"] > 0
 
@@ -174,7 +174,7 @@ def test_a_plan_counts_no_memory_for_it_and_asks_nobody(tiny):
 def test_a_run_learns_from_it(tiny, taught, tmp_path):
     servers = taught(count=2, vocabulary=KNOWN)
     addresses = json.dumps([server.address for server in servers])
-    run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "actor@teacher=teacher_server")
+    run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "teacher=teacher_server")
     run += (f"teacher.addresses={addresses}", "teacher.top_k=6", "steps=1")
     servers[1].context = 19
     with pytest.raises(Problems, match=r"teacher 1 .* has a context of 19 tokens, and rows may have 19; start it"):

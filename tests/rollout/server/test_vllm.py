@@ -27,7 +27,7 @@ WEIGHTS = WeightVersion(3, Path("/weights/v3"), {}, None)
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/sampling/plain.yaml") | {"first_token": None} | changes)
+    return Sampling(**yaml_options("rollout/_base.yaml") | {"first_token": None} | changes)
 
 
 def answer(**changes):
@@ -107,7 +107,7 @@ def test_sampling_that_vllm_does_as_asked_passes(changes):
 
 
 def check(engine_args, servers=None, **changes):
-    options = Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers or {}))
+    options = Servers(**yaml_options("rollout/engine/servers/_base.yaml", **servers or {}))
     VLLMServers.check({"engine_args": engine_args, "servers": options, "merge_lora": True}, how(**changes))
 
 
@@ -119,7 +119,7 @@ def test_weights_are_rounded_to_the_type_that_servers_compute_in_alone():
 
 
 def check_here(**servers):
-    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/engine/servers/shared.yaml", **servers))})
+    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/engine/servers/_base.yaml", **servers))})
 
 
 def test_servers_are_started_only_where_vllm_can_be(monkeypatch):

@@ -29,7 +29,7 @@ ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 320}
 def engine(tmp_path):
     """A real server."""
     python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
-    servers = Servers(**yaml_options("rollout/engine/servers/shared.yaml", python=python, poll_s=0.2))
+    servers = Servers(**yaml_options("rollout/engine/servers/_base.yaml", python=python, poll_s=0.2))
     actor, lora = policy(), Lora(**lora_options(rank=4))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():

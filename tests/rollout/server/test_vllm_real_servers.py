@@ -31,7 +31,7 @@ PROMPT = [3, 8, 9, 12, 20, 4]
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/sampling/plain.yaml", first_token=None, **{"max_new_tokens": 24} | changes))
+    return Sampling(**yaml_options("rollout/_base.yaml", first_token=None, **{"max_new_tokens": 24} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def model():
 def engine(model, tmp_path_factory):
     """Two real servers, which serve version 1: the model as it is. They leave nothing behind."""
     python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
-    options = yaml_options("rollout/engine/servers/shared.yaml", count=2, python=python, poll_s=0.5)
+    options = yaml_options("rollout/engine/servers/_base.yaml", count=2, python=python, poll_s=0.5)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
