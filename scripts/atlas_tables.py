@@ -39,7 +39,8 @@ def resolved(*overrides: str) -> dict[str, Any]:
 def selected(name: str) -> dict[str, Any]:
     """The option that an algorithm's yaml, or one that it builds on, selects of every group."""
     found: dict[str, Any] = {}
-    for entry in plain(OmegaConf.load(CONFIG / "algorithm" / f"{name}.yaml"))["defaults"]:
+    body: Any = OmegaConf.to_container(OmegaConf.load(CONFIG / "algorithm" / f"{name}.yaml"))
+    for entry in body["defaults"]:
         if isinstance(entry, Mapping):
             for group, option in entry.items():
                 found[group.removeprefix("override ").split("@")[0].removeprefix("/")] = option
