@@ -28,7 +28,7 @@ def seen():
                 started[-1].always[path] = fault
         waits = {"start_s": 0.4, "answer_s": 2.0, "poll_s": 0.02, "top_k": 6}
         addresses = [server.address for server in started[-len(servers) :]]
-        options = yaml_options("actor/teacher_server.yaml", addresses=addresses, **waits | changes)
+        options = yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes)
         asyncio.run(check_servers(options, WORDS, longest))
 
     yield look
