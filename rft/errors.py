@@ -1,4 +1,4 @@
-"""Everything that is wrong at once: checks go on after one that has failed, and what depends on it is left out."""
+"""All errors of a config at once: later checks run after one has failed; those that depend on it are skipped."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -60,8 +60,8 @@ class Metrics:
 
     def largest_notes(self, count: int, gather: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
         """The largest notes of all ranks, the largest first; `gather` is as in `reduce`."""
-        everyones = [note for theirs in gather(_largest(self._notes, count)) for note in theirs]
-        return [note for _, note in _largest(everyones, count)]
+        all_notes = [note for rank_values in gather(_largest(self._notes, count)) for note in rank_values]
+        return [note for _, note in _largest(all_notes, count)]
 
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
@@ -80,13 +80,15 @@ class Metrics:
         Args:
             gather: returns the list of what each rank handed in, on every rank.
         """
-        mine = [{name: tuple(map(float, part)) for name, part in sums.items()} for sums in (self._pairs, self._weights)]
+        local_sums = [
+            {name: tuple(map(float, part)) for name, part in sums.items()} for sums in (self._pairs, self._weights)
+        ]
         pairs: dict[str, tuple[float, ...]] = {}
         weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
         moments: dict[str, list[tuple[int, float, float]]] = {}
-        for theirs, their_largest, their_moments in gather((mine, self._largest, self._moments)):
-            for sums, their_sums in zip((pairs, weights), theirs, strict=True):
+        for rank_values, their_largest, their_moments in gather((local_sums, self._largest, self._moments)):
+            for sums, their_sums in zip((pairs, weights), rank_values, strict=True):
                 for name, part in their_sums.items():
                     _add(sums, name, part)
             for name, value in their_largest.items():

@@ -268,11 +268,11 @@ def check_head(model: PreTrainedModel, key: str) -> None:
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda module, arguments, logits: 1e3 * logits)  # a new model's are under any cap
     with torch.no_grad():
-        theirs = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        plain_logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         ours = 1e3 * nn.functional.linear(hidden, head.weight, head.bias).float()
     hook.remove()
-    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(ours.abs().max())):
+    if not torch.allclose(ours, plain_logits, rtol=1e-3, atol=1e-3 * float(ours.abs().max())):
         raise ValueError(
             f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
             "log-probabilities here do not; choose a model without it"

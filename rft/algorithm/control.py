@@ -34,7 +34,7 @@ class AdaptiveKL(Control):
 
     Args:
         initial: beta at the start.
-        target: the KL that it steers for, in the unit in which `update` is told the KL; above 0.
+        target: the KL that it adapts to, in the unit of the KL that `update` gets; above 0.
         horizon: rows over which a KL that is off by 20 % or more moves beta by 20 %; above 0.
 
     Raises:

@@ -10,7 +10,7 @@ from rft.algorithm.kl import k1, k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.metrics import Metrics
 
-WORST = 5  # tokens of a step that are told one by one
+WORST = 5  # tokens of a step that are written one by one
 CONTEXT = 8  # tokens before each of them
 
 

@@ -32,7 +32,7 @@ class Objective:
     Attributes:
         outputs: columns that the forward must compute.
         reads: columns that the batch must hold.
-        prepares: columns of a forward that `prepare` needs over the whole mini-batch; empty where nobody does.
+        prepares: columns of a forward that `prepare` needs over the whole mini-batch; empty if no function has one.
     """
 
     def __init__(self, terms: list[Term], mask: Plugin | None = None, corrected: bool = False) -> None:

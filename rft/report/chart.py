@@ -14,7 +14,7 @@ MOST_POINTS = 500  # a longer curve is reduced to bucket means
 MOST_DOTS = 80
 SMOOTH_FROM = 40  # shorter curves are not smoothed
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 22
-DIGIT = 6.5  # largest width of a character of a tick, in pixels
+DIGIT = 6.5  # largest width of a character of a tick, in units of the SVG
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to pixels."""
+    """Maps values to coordinates of the SVG."""
 
     low: float
     high: float

@@ -9,7 +9,7 @@ from rft.reward.registry import REWARDS
 
 GOLD_MARKER = "####"
 # A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Commas must cut thousands, and
-# what goes on as a fraction or a power is not the number before it: "1/2" is not 1.
+# A number that continues as a fraction or a power does not count: "1/2" is not 1.
 NUMBER = re.compile(
     r"(?<![0-9])(?:\$-|(?:(?<![\w)])-)?\$?)"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"

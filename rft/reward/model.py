@@ -71,7 +71,7 @@ class RewardModel(Term):
         return [float(logits[0]) for logits in self._logits(texts)]
 
     def _logits(self, texts: list[Tensor]) -> list[Tensor]:
-        """What the model says of each text (T,): (labels,), or (T, labels) and more where it says it of tokens."""
+        """The logits of each text (T,): (labels,), or (T, labels) and more for a model of tokens."""
         found: dict[int, Tensor] = {}
         for chosen in self._forwards([len(text) for text in texts]):
             ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run writes so that it can go on, and so that its model can be used."""
+"""Checkpoints: what a run writes so that it can be resumed, and so that its model can be used."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Checkpoints:
     """The folder `checkpoints/` of a run.
 
     A checkpoint is a folder `step_00000010` with the policy as a Hugging Face model in `actor/`, everything needed to
-    go on in `state.pt`, and the watched metric in `metric.json`. `latest` links to the newest. A folder appears
+    resume in `state.pt`, and the watched metric in `metric.json`. `latest` links to the newest. A folder appears
     under its name only when it is complete.
 
     Args:

@@ -19,7 +19,7 @@ class Profiler:
         steps: their numbers, counted as in `metrics.jsonl`.
         folder: of the run; the files go to `profile/` in it.
         world: the processes.
-        log: is told where the files are.
+        log: gets the paths of the files.
     """
 
     def __init__(self, steps: Sequence[int], folder: Path, world: World, log: RunLog) -> None:

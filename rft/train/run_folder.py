@@ -78,6 +78,6 @@ def _taken(folder: Path) -> bool:
 def _unfinished(folder: Path, config: dict[str, Any]) -> bool:
     if not (folder / CONFIG).is_file() or (folder / RESULT).exists():
         return False
-    theirs = OmegaConf.load(folder / CONFIG)
+    saved = OmegaConf.load(folder / CONFIG)
     ours = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
-    return all(theirs.get(key) == ours.get(key) for key in {*theirs, *ours} - {"resume", "cache"})
+    return all(saved.get(key) == ours.get(key) for key in {*saved, *ours} - {"resume", "cache"})

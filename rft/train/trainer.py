@@ -267,7 +267,7 @@ class Trainer:
         self.numbers |= numbers
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
-        """Writes a checkpoint: everything that another process needs to go on from here."""
+        """Writes a checkpoint: everything that another process needs to resume from this step."""
         replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
         state = {
             "step": self.step,

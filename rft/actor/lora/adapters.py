@@ -207,8 +207,10 @@ class Adapters:
     def save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
         """Writes the whole `tensors` as a folder that `peft.PeftModel.from_pretrained` loads."""
         self.config.save_pretrained(folder)
-        theirs = {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()}
-        save_file(theirs, folder / "adapter_model.safetensors")
+        peft_tensors = {
+            f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()
+        }
+        save_file(peft_tensors, folder / "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)

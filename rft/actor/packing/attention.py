@@ -154,7 +154,7 @@ def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
 
 @contextmanager
 def _narrow_windows(model: nn.Module, shape: PretrainedConfig) -> Iterator[None]:
-    """Sliding windows of two tokens for a while, so that a few tokens show who is told of them."""
+    """Sets sliding windows of two tokens for a while, so that a few tokens show whether a model applies them."""
     owners = [vars(owner) for owner in (shape, *model.modules()) if vars(owner).get("sliding_window")]
     widths = [owner["sliding_window"] for owner in owners]
     try:

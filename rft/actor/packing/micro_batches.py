@@ -143,10 +143,10 @@ def cut_packed(
         context: ranks that cut their rows together, under this cap.
     """
     parcels = _packing_units(batch, shared, max_tokens)
-    mine = [cost for _, cost in parcels]
-    everyones = [mine] if context is None else context.gather(mine)
-    costs = [cost for theirs in everyones for cost in theirs]
-    first = 0 if context is None else sum(len(theirs) for theirs in everyones[: context.rank])
+    local_costs = [cost for _, cost in parcels]
+    all_costs = [local_costs] if context is None else context.gather(local_costs)
+    costs = [cost for rank_costs in all_costs for cost in rank_costs]
+    first = 0 if context is None else sum(len(rank_costs) for rank_costs in all_costs[: context.rank])
     bins: list[tuple[int, list[int]]] = []  # first fit of the largest first: few, but uneven
     for parcel in sorted(range(len(costs)), key=lambda parcel: (-costs[parcel], parcel)):
         number = next((n for n, (full, _) in enumerate(bins) if full + costs[parcel] <= max_tokens), len(bins))
@@ -156,7 +156,7 @@ def cut_packed(
     dealt = karmarkar_karp(costs, count)
     if any(sum(costs[parcel] for parcel in inside) > max_tokens for inside in dealt):
         dealt = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
-    own = [[parcel - first for parcel in inside if first <= parcel < first + len(mine)] for inside in dealt]
+    own = [[parcel - first for parcel in inside if first <= parcel < first + len(local_costs)] for inside in dealt]
     return [sorted(row for parcel in inside for row in parcels[parcel][0]) for inside in own]
 
 

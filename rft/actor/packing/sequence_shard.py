@@ -20,7 +20,7 @@ class SequenceShard:
         context: the group.
         counts: tokens of every rank's slice.
         tokens: columns (n,) of this rank's slice, `position_ids` among them.
-        asked: (Q,) places in the slice whose next token somebody asks for.
+        asked: (Q,) places in the slice whose next token is queried.
         targets: (Q,) those next tokens, or (Q, 1 + K), with candidates behind them.
         askers: how many of them every rank asks for; they come in the order of the ranks.
         answers: how many of this rank's own questions every rank answers.
@@ -77,27 +77,27 @@ def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLay
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}
     columns = {**columns, "position_ids": layout.positions}
     del columns["attention_mask"]
-    everyones = context.gather((columns, layout.segments, asked, targets))
+    gathered = context.gather((columns, layout.segments, asked, targets))
 
-    joined = {name: torch.cat([theirs[name] for theirs, *_ in everyones]) for name in columns}
-    starts = [0, *accumulate(len(theirs["position_ids"]) for theirs, *_ in everyones)]
+    joined = {name: torch.cat([rank_part[name] for rank_part, *_ in gathered]) for name in columns}
+    starts = [0, *accumulate(len(rank_part["position_ids"]) for rank_part, *_ in gathered)]
     bounds = [starts[-1] * rank // context.size for rank in range(context.size + 1)]
     begin, end = bounds[context.rank], bounds[context.rank + 1]
     segments: list[PackedSegment] = []
-    for _, theirs, *_ in everyones:
+    for _, rank_part, *_ in gathered:
         shift = len(segments)
-        segments += [replace(s, prefix=None if s.prefix is None else s.prefix + shift) for s in theirs]
-    places = [theirs + start for (_, _, theirs, _), start in zip(everyones, starts, strict=False)]
-    here = [(theirs >= begin) & (theirs < end) for theirs in places]
+        segments += [replace(s, prefix=None if s.prefix is None else s.prefix + shift) for s in rank_part]
+    places = [rank_part + start for (_, _, rank_part, _), start in zip(gathered, starts, strict=False)]
+    here = [(rank_part >= begin) & (rank_part < end) for rank_part in places]
     answerer = torch.bucketize(places[context.rank], torch.tensor(bounds[1:]), right=True)  # (P,)
-    mine = SequenceShard(
+    shard = SequenceShard(
         context=context,
         counts=[after - before for before, after in pairwise(bounds)],
         tokens={name: column[begin:end] for name, column in joined.items()},
-        asked=torch.cat([theirs[asks] for theirs, asks in zip(places, here, strict=True)]) - begin,
-        targets=torch.cat([theirs[asks] for (*_, theirs), asks in zip(everyones, here, strict=True)]),
+        asked=torch.cat([rank_part[asks] for rank_part, asks in zip(places, here, strict=True)]) - begin,
+        targets=torch.cat([rank_part[asks] for (*_, rank_part), asks in zip(gathered, here, strict=True)]),
         askers=[int(asks.sum()) for asks in here],
         answers=torch.bincount(answerer, minlength=context.size).tolist(),
         order=answerer.argsort(stable=True).argsort(),
     )
-    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), slice=mine)
+    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), slice=shard)

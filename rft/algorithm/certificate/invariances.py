@@ -127,5 +127,5 @@ def _finite(outcome: Outcome) -> bool:
 
 def _same(found: Outcome, expected: Outcome) -> bool:
     """Equal up to the rounding of sums in another order."""
-    theirs, ours = ({**outcome.columns, **outcome.sums} for outcome in (found, expected))
-    return all(torch.allclose(theirs[name], ours[name], rtol=1e-10, atol=1e-12) for name in ours)
+    actual, ours = ({**outcome.columns, **outcome.sums} for outcome in (found, expected))
+    return all(torch.allclose(actual[name], ours[name], rtol=1e-10, atol=1e-12) for name in ours)

@@ -61,7 +61,7 @@ def forward_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
     gradient=Gradient("exact", target="minus the reverse KL", note=NOTE),
 )
 def reverse_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """KL(policy, teacher) per token (B, T): it says nothing that the teacher would not. MiniLLM, arXiv 2306.08543."""
+    """KL(policy, teacher) per token (B, T): it avoids what is unlikely under the teacher. MiniLLM, arXiv 2306.08543."""
     teacher, policy = both(candidate_logprobs, batch)
     return divergence(policy, teacher), {}
 
