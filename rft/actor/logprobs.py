@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 BLOCK_ELEMENTS = 2**23  # logits of a block, and weights of the head: 32 MiB in float32; malloc does not reuse more
 NARROWEST = 2112  # columns of a block, however many tokens: with less, threads and kernels wait for each other
@@ -47,6 +48,7 @@ def token_logprobs(
 
 
 @torch.no_grad()
+@record_function("logits")  # mode=plan counts what is allocated under this label
 def top_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, count: int, among: int
 ) -> tuple[Tensor, Tensor]:
@@ -116,6 +118,7 @@ def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
+    @record_function("logits")
     def forward(
         ctx: Any,
         hidden: Tensor,
@@ -154,6 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @record_function("logits")
     def backward(
         ctx: Any, logprobs_grad: Tensor | None, entropy_grad: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:

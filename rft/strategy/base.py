@@ -7,7 +7,7 @@ parameters of its `__init__` beside `world`. Nothing outside of it reads them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,13 @@ class Strategy(ABC):
         world: all processes.
         dtype: what forward and backward compute in; the weights of frozen models are stored in it.
         context: the ranks that compute one sequence together, or None where each rank computes its own rows.
+
+    Attributes:
+        memory_labels: for `mode=plan`: beginnings of the labels of `torch.profiler.record_function` under which the
+            strategy or its library allocates tensors, and the term that these tensors count for.
     """
+
+    memory_labels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, world: World, dtype: torch.dtype = torch.float32, context: Context | None = None) -> None:
         self.world = world

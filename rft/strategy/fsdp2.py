@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class FSDP2(Strategy):
     Raises:
         ValueError: names the key where an option does not fit the number of processes or another option.
     """
+
+    memory_labels: ClassVar[Mapping[str, str]] = {"FSDP::": "gathered"}
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from rft.strategy.base import Strategy
 
@@ -64,7 +65,8 @@ class WeightAverage:
 
     def _begin(self) -> None:
         trained = [parameter for parameter in self._network.parameters() if parameter.requires_grad]
-        self._pairs = [(torch.zeros_like(weight), weight) for weight in trained]
+        with record_function("ema"):  # mode=plan counts what is allocated under this label
+            self._pairs = [(torch.zeros_like(weight), weight) for weight in trained]
 
     @torch.no_grad()
     def _swap(self) -> None:

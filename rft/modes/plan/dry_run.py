@@ -34,9 +34,9 @@ class DryRun:
     """Takes the steps of a trainer whose models have no numbers.
 
     Args:
-        trainer: made while `ledger` was watching.
+        trainer: made while `tracker` was watching.
         texts: how long rows are; it is changed.
-        hollow, ledger: active.
+        hollow, tracker: active.
 
     Attributes:
         rows: of the last stage's batches.
@@ -44,12 +44,12 @@ class DryRun:
         fullest: tokens of the last stage's largest forward.
     """
 
-    def __init__(self, trainer: Trainer, texts: Texts, hollow: SkipCompute, ledger: MemoryTracker) -> None:
+    def __init__(self, trainer: Trainer, texts: Texts, hollow: SkipCompute, tracker: MemoryTracker) -> None:
         self.rows = self.micro_batches = self.fullest = 0
         self._trainer = trainer
         self._texts = texts
         self._hollow = hollow
-        self._ledger = ledger
+        self._tracker = tracker
         self._longest = texts.answer_tokens
         assert isinstance(trainer.sampler, StubSampler)
         self._sampler = trainer.sampler
@@ -80,10 +80,10 @@ class DryRun:
             number: of the stage.
             parts: optimizer steps that the rows of one batch of its source are enough for.
         """
-        trainer, ledger = self._trainer, self._ledger
+        trainer, tracker = self._trainer, self._tracker
         own = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
         few = replace(stage, minibatches=min(stage.minibatches, parts), epochs=1)
-        with ledger.stage("begin"):
+        with tracker.stage("begin"):
             trainer.begin(number, stage, None)
         self._fill_forwards(few)
         with self._optimizers():
@@ -92,11 +92,11 @@ class DryRun:
                     actor.micro_batcher = FirstCuts(**asdict(micro_batcher), limit=limit)
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
-                ledger.call("batch", _tensors(batch))
-                with ledger.stage(own["annotate"]):
+                tracker.assign("batch", _tensors(batch))
+                with tracker.stage(own["annotate"]):
                     step = trainer.compute_columns(stage, batch, metrics)
-                ledger.call("batch", _tensors(batch))
-                with ledger.stage(own["update"]):
+                tracker.assign("batch", _tensors(batch))
+                with tracker.stage(own["update"]):
                     trainer.update(few, stage.steps, batch, step)
                 self._sync(own["sync"])
         self._texts.answer_tokens = self._longest
@@ -106,16 +106,16 @@ class DryRun:
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and draws the first token of each answer."""
         requests = [Request([0] * self._texts.prompt_tokens, list(range(samples)))] * prompts
-        with self._ledger.stage(name):
+        with self._tracker.stage(name):
             self._sampler.own.generate(requests, replace(sampling, max_new_tokens=1))
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the fullest moment of each stage; the cache of the engine is as it is at the end."""
         for key, actor in self._trainer.models.items():
             if key != POLICY:
-                self._ledger.call("other models", actor.own_tensors())
-        self._ledger.call("weights", self.policy.own_tensors())
-        found = self._ledger.peaks()
+                self._tracker.assign("other models", actor.own_tensors())
+        self._tracker.assign("weights", self.policy.own_tensors())
+        found = self._tracker.peaks()
         prompt, longest = self._texts.prompt_tokens, self._longest
         for terms in found.values():
             if "kv cache" in terms:
@@ -126,13 +126,13 @@ class DryRun:
         self._fill_forwards(stage)
         batch = stage.source.next(Metrics())
         stage.algorithm.build_loss_mask(batch)
-        with self._ledger.stage("reference"):
+        with self._tracker.stage("reference"):
             with self._hollow.creating(), init_without_loading():
                 model = reference.load()
             assert isinstance(model, Actor)
             model.micro_batcher = FirstCuts(**asdict(model.micro_batcher), limit=1)
             self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
-        self._ledger.call("other models", model.own_tensors())
+        self._tracker.assign("other models", model.own_tensors())
         del model
         gc.collect()
         vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["keep"].shape)}
@@ -167,14 +167,14 @@ class DryRun:
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 
     def _sync(self, stage: str) -> None:
-        trainer, ledger = self._trainer, self._ledger
+        trainer, tracker = self._trainer, self._tracker
 
         def seen() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in trainer.policy.weights():
-                ledger.call("engine", [tensor])
+                tracker.assign("engine", [tensor])
                 yield name, tensor
 
-        with ledger.stage(stage):
+        with tracker.stage(stage):
             self._sampler.publish(self._version, seen())
             self._version += 1
 
@@ -194,11 +194,11 @@ class DryRun:
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._ledger.call("gradients", [p.grad for p in parameters if p.grad is not None])
+            self._tracker.assign("gradients", [p.grad for p in parameters if p.grad is not None])
 
         def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             leaves = tree_leaves(list(optimizer.state.values()))
-            self._ledger.call("optimizer", [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            self._tracker.assign("optimizer", [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
         handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:

@@ -138,16 +138,16 @@ class PlanJob(Job):
         texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
         rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
         loaded = Datasets(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(SINGLE_PROCESS, texts, None))
-        hollow, ledger = SkipCompute(), MemoryTracker()
-        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, ledger.watch():
-            with ledger.stage("begin"), hollow.creating(), init_without_loading():
+        hollow, tracker = SkipCompute(), MemoryTracker(self.strategy.factory.memory_labels)
+        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, tracker.watch():
+            with tracker.stage("begin"), hollow.creating(), init_without_loading():
                 score = half_right(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), score)
                 run.batch = batch
             for helper in trainer.models.values():
                 if isinstance(helper, ServedTeacher):
                     vars(helper)["compute"] = lambda batch, outputs, *_, of=helper: of.blank(batch, outputs)
-            walk = DryRun(trainer, texts, hollow, ledger)
+            walk = DryRun(trainer, texts, hollow, tracker)
             walk.begin(stages[-1])
             for number, stage in enumerate(stages):
                 walk.through(number, stage, parts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, Request
@@ -112,15 +113,8 @@ class HFEngine(Engine):
         left = len(seeds)
         history: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for step in range(max(limits)):
-            if step == 0 and sampling.first_token is not None:
-                first = sampling.first_token
-                tokens, logprobs = sample(logits, uniform(streams, 0), first.temperature, first.top_k, 1.0, 0.0)  # (R,)
-            elif sampling.temperature == 0:
-                tokens, logprobs = greedy(logits)  # (R,)
-            else:
-                tokens, logprobs = sample(
-                    logits, uniform(streams, step), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-                )
+            with record_function("logits"):  # mode=plan counts what is allocated under this label
+                tokens, logprobs = draw(logits, streams, step, sampling)  # (R,)
             history.append((rows, live, tokens, logprobs))
             done = (tokens[:, None] == ends).any(-1) | (caps == step + 1)
             if stops is not None:
@@ -198,6 +192,17 @@ class StopStrings:
             self.tails[row] = [*self.tails[row][1 - self.window :], token]
         texts = decode(self.tokenizer, [self.tails[row] for row in places])
         return torch.tensor([any(s in text for s in self.strings) for text in texts], device=rows.device)
+
+
+def draw(logits: Tensor, streams: Tensor, step: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The tokens (R,) of a step and their log-probabilities (R,), from logits (R, V) and random streams (R,)."""
+    if step == 0 and sampling.first_token is not None:
+        first = sampling.first_token
+        return sample(logits, uniform(streams, 0), first.temperature, first.top_k, 1.0, 0.0)
+    if sampling.temperature == 0:
+        return greedy(logits)
+    draws = uniform(streams, step)
+    return sample(logits, draws, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
 def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:

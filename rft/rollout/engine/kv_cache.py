@@ -1,9 +1,14 @@
 """A key-value cache with room to grow: transformers' own copies all of it at every token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
+
+LABEL = "kv cache"  # mode=plan counts what is allocated under this label
 
 
 class GrowingLayer(DynamicLayer):
@@ -20,7 +25,8 @@ class GrowingLayer(DynamicLayer):
         past = self.keys.shape[2]
         total = past + key_states.shape[2]
         if total > self._storage[0].shape[2]:
-            self._store(_grown(self.keys, total), _grown(self.values, total), past)
+            with record_function(LABEL):
+                self._store(_grown(self.keys, total), _grown(self.values, total), past)
         for storage, states in zip(self._storage, (key_states, value_states), strict=True):
             storage[:, :, past:total] = states
         self._store(*self._storage, total)
@@ -29,7 +35,8 @@ class GrowingLayer(DynamicLayer):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps these rows, in this order; a row may come several times."""
         keys, values = self._storage
-        self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
+        with record_function(LABEL):
+            self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
 
     def _store(self, keys: Tensor, values: Tensor, total: int) -> None:
         self._storage = (keys, values)
@@ -46,12 +53,25 @@ class GrowingLayer(DynamicLayer):
         longest = max(part.keys.shape[2] for part in parts)
         joined = GrowingLayer()
         joined.lazy_initialization(parts[0].keys, parts[0].values)
-        joined._store(
-            _gather([part.keys for part in parts], copies, longest),
-            _gather([part.values for part in parts], copies, longest),
-            longest,
-        )
+        with record_function(LABEL):
+            joined._store(
+                _gather([part.keys for part in parts], copies, longest),
+                _gather([part.values for part in parts], copies, longest),
+                longest,
+            )
         return joined
+
+
+class LabelledCache(DynamicCache):
+    """The model's own cache; what its layers allocate carries the label."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        with record_function(LABEL):
+            return super().update(*args, **kwargs)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        with record_function(LABEL):
+            super().reorder_cache(beam_idx)
 
 
 def _roomy(total: int) -> int:
@@ -92,9 +112,10 @@ def _gather(parts: list[Tensor], copies: list[Tensor], longest: int) -> Tensor:
 
 def make_cache(config: PreTrainedConfig) -> Cache:
     """An empty cache: growing where all layers are of full attention, else (sliding, linear, ...) the model's own."""
+    if not can_join(config):
+        return LabelledCache(config=config)
     cache = DynamicCache(config=config)
-    if can_join(config):
-        cache.layers = [GrowingLayer() for _ in cache.layers]
+    cache.layers = [GrowingLayer() for _ in cache.layers]
     return cache
 
 

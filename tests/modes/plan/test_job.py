@@ -225,7 +225,7 @@ def test_the_longest_prompt_is_read_from_data_at_hand(forecasts, resolved):
 @pytest.mark.slow
 def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path):
     """Nearly: a real collective holds its tensors until it is done, and a pretended one fills up the last shard."""
-    torchrun(HERE / "ledgers_on_ranks.py", tmp_path / "found.json")
+    torchrun(HERE / "trackers_on_ranks.py", tmp_path / "found.json")
     real, pretended = json.loads((tmp_path / "found.json").read_text())
     for stage, slack in {"update 0": 0.02, "update 1": 0.02, "weights": 0.1}.items():
         assert sum(pretended[stage].values()) == pytest.approx(sum(real[stage].values()), rel=slack), stage

@@ -13,6 +13,7 @@ import rft.rollout.source.rollout
 import rft.train.trainer
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.setup.assembly import Job
+from rft.strategy.fsdp2 import FSDP2
 
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent
@@ -83,9 +84,9 @@ def run(script, *arguments, **environment):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def staged(ledger, stage, function):
+def staged(tracker, stage, function):
     def watched(*arguments, **options):
-        with ledger.stage(stage):
+        with tracker.stage(stage):
             return function(*arguments, **options)
 
     return watched
@@ -99,17 +100,17 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path, monkeypatch)
     run("forecasts.py", tmp_path / "configs.json", tmp_path / "forecasts.json")
     planned = json.loads((tmp_path / "forecasts.json").read_text())
     for name in CASES:
-        ledger = MemoryTracker()
-        with monkeypatch.context() as patch, ledger.watch():
+        tracker = MemoryTracker(FSDP2.memory_labels)
+        with monkeypatch.context() as patch, tracker.watch():
             for stage, owner, algorithm in (
                 ("annotate", rft.train.trainer.Trainer, "compute_columns"),
                 ("update", rft.train.trainer.Trainer, "update"),
                 ("sync", rft.train.trainer.Trainer, "refresh"),
                 ("rollout", rft.rollout.source.rollout.RolloutSource, "next"),
             ):
-                patch.setattr(owner, algorithm, staged(ledger, stage, vars(owner)[algorithm]))
+                patch.setattr(owner, algorithm, staged(tracker, stage, vars(owner)[algorithm]))
             Job(make(name, SMALL)).fit("")
-        for stage, terms in ledger.peaks().items():
+        for stage, terms in tracker.peaks().items():
             expected = planned[name]["memory"][stage]
             real, slack = sum(terms.values()) - sum(expected.values()), sum(expected.values()) / 100
             growing = expected["kv cache"] / LAYERS if stage == "rollout" else 0  # a layer that grows is there twice

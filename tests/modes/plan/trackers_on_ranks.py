@@ -1,6 +1,6 @@
 """What two updates of an actor hold on real ranks, and on as many that this process pretends to be one of.
 
-torchrun --nproc-per-node 2 ledgers_on_ranks.py found.json
+torchrun --nproc-per-node 2 trackers_on_ranks.py found.json
 """
 
 import json
@@ -13,21 +13,22 @@ import torch
 from rft.distributed import World, pretend, start, stop
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
+from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import TERMS, make_algorithm, make_batch, small_actor, update
 
 
 def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]:
-    ledger = MemoryTracker()
-    with mode or nullcontext(), ledger.watch():
+    tracker = MemoryTracker(FSDP2.memory_labels)
+    with mode or nullcontext(), tracker.watch():
         with mode.creating() if mode else nullcontext():
             actor = small_actor(world, cap=30)
         for number in range(2):
-            with ledger.stage(f"update {number}"):
+            with tracker.stage(f"update {number}"):
                 update(actor, make_batch(), make_algorithm(terms=TERMS))
-        with ledger.stage("weights"):
+        with tracker.stage("weights"):
             tensors = [tensor for _, tensor in actor.weights()]
         assert tensors
-    return ledger.peaks()
+    return tracker.peaks()
 
 
 def main() -> None:
