@@ -40,7 +40,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "tests/algorithm/loss/test_on_policy_gradient.py: mirrors no module": "every loss at once",
     },
     "backends": {
-        "rft.modes.plan.memory_tracker: fsdp": "a folder of torch, by which allocations are labelled",
         "rft.modes.plan.skip_compute: fsdp": "a namespace of torch's operators",
     },
     "folders": {
