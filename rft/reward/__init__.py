@@ -1,4 +1,4 @@
-"""How good a response was. Importing this package registers every rule in it."""
+"""Rewards of responses. Importing this package registers its reward functions."""
 
 from rft.reward import choice, gsm8k, text
 from rft.reward.registry import REWARDS

@@ -14,27 +14,27 @@ from rft.reward.term import Term
 
 
 class WeightedSum:
-    """Adds up reward terms, and keeps the raw value of each.
+    """The weighted sum of reward terms, with the raw value of each.
 
     Attributes:
-        accuracy: the term that tells right from wrong.
-        names: the terms.
-        weights: of each term in the sum.
-        fields: what the terms read of a row of the data set.
-        extracts: whether that of the accuracy tells which answer it finds in a response.
+        accuracy: the term whose raw value is the accuracy.
+        names: of the terms.
+        weights: by name.
+        fields: the fields of a row that the terms read.
+        extracts: the term of the accuracy extracts answers.
 
     Args:
-        terms: {term: {name, weight, options}}, or with a `_target_`, the class of a `Term`, in place of the name; a
+        terms: {term: {name, weight, options}}, or with `_target_`, the class of a `Term`, instead of the name; a
             weight of 0 only logs the term.
         accuracy: the term whose raw value is the accuracy in evaluations.
 
     Raises:
-        ValueError: names the key of a term that does not fit, or of an `accuracy` that is no term.
+        ValueError: a term is malformed, or `accuracy` is not a term; names the key.
     """
 
     def __init__(self, terms: dict[str, dict[str, Any]], accuracy: str) -> None:
         if not terms:
-            raise ValueError("reward.terms is empty: nothing says what is good; choose reward/terms=[exact_match]")
+            raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
         if accuracy not in terms:
             known = f"{', '.join(terms)}{did_you_mean(accuracy, terms)}"
             raise ValueError(f"reward.accuracy={accuracy} is none of reward.terms; choose one of: {known}")
@@ -48,7 +48,7 @@ class WeightedSum:
         self.extracts = self._terms[accuracy][1].extracts
 
     def check(self) -> None:
-        """Looks for what the terms will load, before any model is.
+        """Checks that what the terms will load exists, before any model is loaded.
 
         Raises:
             Problems: each names the key and the cure.
@@ -60,7 +60,7 @@ class WeightedSum:
         check.end()
 
     def place(self, device: torch.device) -> None:
-        """Says where terms that are models compute."""
+        """Sets the device of terms that are models."""
         for _, term in self._terms.values():
             term.place(device)
 
@@ -75,7 +75,7 @@ class WeightedSum:
             The weighted sum (N,) float32, and the raw value (N,) float32 of every term.
 
         Raises:
-            ValueError: a term failed, or gave no finite number; names the term, the rows and their responses.
+            ValueError: a term failed or returned a number that is not finite; names the term, rows and responses.
         """
         raw = {name: _finite(name, term.values(responses, rows), responses) for name, (_, term) in self._terms.items()}
         total = torch.zeros(len(responses))
@@ -84,7 +84,7 @@ class WeightedSum:
         return total, raw
 
     def extract(self, responses: Sequence[str]) -> list[str | None]:
-        """The answer that the term of the accuracy finds in each response; None where it finds or tells none."""
+        """The answer that the term of the accuracy extracts from each response; None where there is none."""
         _, term = self._terms[self.accuracy]
         return [term.extract(response) for response in responses]
 
@@ -104,7 +104,7 @@ class Rule(Term):
         for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
             try:
                 values.append(float(self._plugin(response, row)))
-            except Exception as error:  # whatever a rule of the user's own raises: it must say which row it was
+            except Exception as error:  # a user's rule may raise anything; the message names the row
                 raise ValueError(
                     f"the reward term {self._name!r} failed on row {number}, response {_head(response)}: "
                     f"{type(error).__name__}: {error}"
@@ -125,7 +125,7 @@ def _term(name: str, node: Mapping[str, Any]) -> tuple[float, Term]:
     else:
         term = Rule(name, REWARDS.build(options, key))
     if "weight" not in node:
-        raise ValueError(f"{key}.weight is missing: how much the term counts; add `weight: 1.0`")
+        raise ValueError(f"{key}.weight is missing: set the factor of the term; add `weight: 1.0`")
     weight = convert(node["weight"], float, f"{key}.weight")
     if not math.isfinite(weight):
         raise ValueError(f"{key}.weight={weight} is not finite")

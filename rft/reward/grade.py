@@ -1,4 +1,4 @@
-"""What is asked about one response, and the number that a judge's text becomes."""
+"""The question about one response, and the number in a judge's text."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ class Grade:
     """The number in a judge's text: 1 or 0 for the two words of the question, in any case, or a number as it stands.
 
     Args:
-        pattern: a regular expression with one group, which is the verdict; the last place where it fits counts.
-        unparsed: of a text in which it fits nowhere, or fits what is neither a word nor a number.
+        pattern: a regular expression with one group, which is the verdict; its last match counts.
+        unparsed: the score of a text without a match, or with one that is neither a word nor a number.
         words, key: supplied; of the question, and the node's place in the yaml.
 
     Raises:
-        ValueError: the pattern is no regular expression, or has no group; names the key.
+        ValueError: the pattern is not a regular expression with one group; names the key.
     """
 
     def __init__(self, pattern: str, unparsed: float, words: list[str], key: str) -> None:
@@ -34,7 +34,7 @@ class Grade:
         return cls(**take(node, cls, key, "a grade", ("words", "key")), words=words, key=key)
 
     def __call__(self, text: str) -> float:
-        """Of a judge's text."""
+        """The score of a judge's text."""
         verdict = last_group(text, self._pattern) or ""
         if verdict in self._scores:
             return self._scores[verdict]
@@ -54,6 +54,6 @@ def about_one(node: Mapping[str, Any], key: str) -> Question:
     question = Question.of(node, f"{key}.question")
     if question.compares:
         raise ValueError(
-            f"{key}.question.text compares {{a}} and {{b}}, and a reward is of one {{response}}; ask about that"
+            f"{key}.question.text compares {{a}} and {{b}}, and a reward term has one {{response}}; ask about that"
         )
     return question

@@ -49,7 +49,7 @@ def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "f
 
 
 def number_of(response: str, method: str, markers: Sequence[str]) -> Decimal | None:
-    """The number of a response, by the options of `gsm8k`; None where there is none."""
+    """The number in a response, with the options of `gsm8k`; None where there is none."""
     found = marked_number(response, markers)
     if found is None and method == "flexible":
         numbers = NUMBER.findall(response)

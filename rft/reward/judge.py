@@ -16,18 +16,18 @@ from rft.reward.model import RewardModel
 
 
 class Judge(RewardModel):
-    """P(good) / (P(good) + P(not good)) of the token that the judge would say next (arXiv 2408.15240, section 3.1).
+    """P(good) / (P(good) + P(not good)) of the judge's next token (arXiv 2408.15240, section 3.1).
 
     Args:
-        key: supplied; its place in the yaml.
+        key: supplied; the term's place in the yaml.
         path: a folder or hub name of a language model and its tokenizer.
-        question: what it is asked about a response, see `SampleRequest`; its words are one token each.
+        question: the question about a response, see `Question`; its words are one token each.
         template, template_arguments, system: how the question is rendered, as in `Encoder`.
-        micro_batch_tokens: cap on the tokens of one forward, padding included.
-        dtype: what it is held and computed in.
+        micro_batch_tokens: most tokens of one forward, padding included.
+        dtype: of the weights and the computation.
 
     Raises:
-        ValueError: the question is none about one response; names the key.
+        ValueError: the question is not about one response; names the key.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Judge(RewardModel):
         self.reads = self._question.reads
 
     def check(self) -> None:
-        """Looks at the config of the path, and at what its tokenizer makes of the two words."""
+        """Checks the config of the path, and that each of the two words is one token."""
         kinds = read_config(self._path, None, 0, self._key).architectures or []
         if not {*kinds} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:
             raise ValueError(
-                f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is no language model; "
-                "reward/terms=[model] takes one that gives scores"
+                f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is not a language "
+                "model; reward/terms=[model] accepts models that return scores"
             )
         self._tokenized()
 
@@ -76,7 +76,7 @@ class Judge(RewardModel):
         return self._encoder.prompts([{"prompt": text} for text in asked])
 
     def _padded(self, questions: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask (N, T); every question ends in the last column."""
+        """Ids and mask (N, T), left-padded."""
         most = max(map(len, questions))
         ids = [[self._pad] * (most - len(question)) + question for question in questions]
         mask = [[0] * (most - len(question)) + [1] * len(question) for question in questions]
@@ -84,7 +84,7 @@ class Judge(RewardModel):
 
     @cached_property
     def _verdicts(self) -> tuple[int, int]:
-        """The tokens of the two words, as they stand behind a question in training."""
+        """The tokens of the two words, as they follow a question in training."""
         question = self._question.ask({"prompt": "0", "answer": "0"}, response="0")
         found = []
         for word in self._question.words:
@@ -110,12 +110,12 @@ class Judge(RewardModel):
 
 
 class WritingJudge(Judge):
-    """What a judge writes, greedily, such as thoughts and then a verdict, is read by a regular expression.
+    """Generates a text greedily, such as reasoning and a verdict, and reads it with a regular expression.
 
     Args:
         key, path, question, template, template_arguments, system, micro_batch_tokens, dtype: as in `Judge`; the words
             may be of any length.
-        max_new_tokens: of its text.
+        max_new_tokens: of the judge's text.
         grade: how the text becomes a number, see `Grade`.
     """
 

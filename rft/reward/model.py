@@ -16,18 +16,18 @@ from rft.reward.term import Term
 
 
 class RewardModel(Term):
-    """Scores a prompt with its response and the end token, as they stood in training. Every rank has the whole model.
+    """Scores a prompt with its response and the end token, encoded as in training. Every rank holds the whole model.
 
     Args:
-        key: supplied; its place in the yaml.
-        path: a folder or hub name of a sequence classifier with one label, and of its tokenizer.
+        key: supplied; the term's place in the yaml.
+        path: a folder or hub name of a sequence classifier with one label and its tokenizer.
         template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
-        micro_batch_tokens: cap on the tokens of one forward, padding included.
-        dtype: what it is held and computed in.
+        micro_batch_tokens: most tokens of one forward, padding included.
+        dtype: of the weights and the computation.
     """
 
     reads: tuple[str, ...] = ("prompt",)
-    head = "score"  # of the actor that it was
+    head = "score"  # of the actor that was exported
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class RewardModel(Term):
         self._device = torch.device("cpu")
 
     def check(self) -> None:
-        """Looks at the config and the tokenizer of the path."""
+        """Checks the config and the tokenizer of the path."""
         check_classifier(read_config(self._path, None, 0, self._key), self.head, f"{self._key}.path={self._path}")
         self._tokenized()
 
     def _tokenized(self) -> object:
-        """What the tokenizer is needed for; raises where it will not do."""
+        """Builds what needs the tokenizer; raises a ValueError where that fails."""
         return self._encoder
 
     def place(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class RewardModel(Term):
         return [found[n] for n in range(len(texts))]
 
     def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
-        """Numbers of texts that go into one forward, the longest first."""
+        """Positions of the texts of each forward, the longest first."""
         order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
         while order:
             count = max(1, self._cap // lengths[order[0]])
@@ -94,8 +94,8 @@ class RewardModel(Term):
             tokenizer = AutoTokenizer.from_pretrained(self._path)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({error})") from error
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what a folder without one gives
-            raise ValueError(f"{self._key}.path={self._path}: no tokenizer lies beside the model; save it there")
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # as from a folder without a tokenizer
+            raise ValueError(f"{self._key}.path={self._path}: there is no tokenizer beside the model; save it there")
         return tokenizer
 
     @cached_property
@@ -111,7 +111,7 @@ class RewardModel(Term):
 
     @cached_property
     def _pad(self) -> int:
-        """Where the model itself names none, its tokenizer does, or else the end token pads."""
+        """The padding token: the model's, else the tokenizer's, else the end token."""
         own = read_config(self._path, None, 0, self._key).get_text_config().pad_token_id
         known = [id for id in (own, self._tokenizer.pad_token_id) if id is not None]
         return known[0] if known else self._tokenizer.eos_token_id

@@ -17,15 +17,15 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ProcessRewardModel(RewardModel):
-    """Scores the steps of a response: a response is as good as what is made of their probabilities to be right.
+    """Scores a response by aggregating the probabilities that its steps are right.
 
     Args:
         key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `RewardModel`; the path
-            is that of a classifier of tokens with two labels, bad and good.
-        separator: what stands between the steps, as in training. A step of white space alone is none; a response
-            without a step is one that is empty.
-        aggregate: of the probabilities of the steps: the lowest (as Math-Shepherd, 2312.08935), their product, which is
-            that of no wrong step (PRM800K, 2305.20050), that of the last step, or their mean.
+            is that of a token classifier with two labels, bad and good.
+        separator: the text between steps, as in training. White space alone is not a step; a response without a step
+            counts as one empty step.
+        aggregate: of the probabilities of the steps: the lowest (Math-Shepherd, 2312.08935), the product, which is the
+            probability of no wrong step (PRM800K, 2305.20050), that of the last step, or the mean.
     """
 
     head = "step"
@@ -45,7 +45,7 @@ class ProcessRewardModel(RewardModel):
     ) -> None:
         super().__init__(key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype)
         if not separator:
-            raise ValueError(f"{key}.separator is empty: nothing would end a step; give it that of the training")
+            raise ValueError(f"{key}.separator is empty: no step would end; set the separator of the training")
         self._separator = separator
         self._aggregate = AGGREGATES[aggregate]
 

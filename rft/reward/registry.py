@@ -1,8 +1,8 @@
 """The registry of rewards.
 
-Reward: f(response, row, *, options) -> float. It sees the text of the response and the row of the data set, never the
-prompt pasted in front. Facts: `reads`, the fields of the row that it needs; `extract`, f(response, options) -> str or
-None, the answer that it finds in a response: equal texts for equal answers, for a majority vote.
+Reward: f(response, row, *, options) -> float. It receives the text of the response without the prompt, and the row
+of the data set. Facts: `reads`, the fields of the row that it needs; `extract`, f(response, options) -> str or None,
+the answer in a response: equal answers have equal texts, for a majority vote.
 """
 
 from rft.registry import Registry

@@ -1,4 +1,4 @@
-"""A reward term that is more than a function of one row, such as a model: a class by its `_target_`."""
+"""The base class of reward terms that are classes, such as models; the yaml names them by `_target_`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,29 +8,29 @@ import torch
 
 
 class Term(ABC):
-    """What a weighted sum asks of a term. Making one is cheap: a config is checked with it.
+    """A term of a `WeightedSum`. The constructor loads nothing, so that a config is checked by building it.
 
     Attributes:
-        reads: the fields of a row that it needs.
-        extracts: whether it tells which answer it finds in a response.
+        reads: the fields of a row that the term needs.
+        extracts: `extract` returns answers.
     """
 
     reads: tuple[str, ...] = ()
     extracts: bool = False
 
     def check(self) -> None:
-        """Looks for what it will load, before any model is.
+        """Checks that what the term will load exists, before any model is loaded.
 
         Raises:
             ValueError: names the key and the cure.
         """
 
     def place(self, device: torch.device) -> None:
-        """Says where it is to compute, before it does so for the first time."""
+        """Sets the device of the computation; called before `values`."""
 
     @abstractmethod
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[float]:
-        """A number for each response.
+        """The values (N,) of N responses.
 
         Args:
             responses: N texts, without their prompts.
@@ -38,5 +38,5 @@ class Term(ABC):
         """
 
     def extract(self, response: str) -> str | None:
-        """The answer that it finds in a response; equal texts for equal answers."""
+        """The answer in a response, None where there is none; equal answers have equal texts."""
         return None

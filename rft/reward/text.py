@@ -1,4 +1,4 @@
-"""Rewards that look at the text alone."""
+"""Rewards that compare or match the text of the response."""
 
 import re
 from collections.abc import Mapping
@@ -42,14 +42,14 @@ def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: 
 
 
 def bad_group(pattern: str) -> str | None:
-    """What is wrong with a pattern that has to have one group, or None."""
+    """The error of a pattern that needs exactly one group, or None."""
     if (fault := _bad_pattern(pattern)) is not None:
         return fault
     return None if re.compile(pattern).groups == 1 else f"pattern: {pattern!r} needs one group, around the verdict"
 
 
 def last_group(text: str, pattern: str) -> str | None:
-    """What the group of a pattern finds at the last place where it fits, without case; None where it fits nowhere."""
+    """The group of a pattern's last match in lower case; None without a match."""
     found = [match[1] or "" for match in re.finditer(pattern, text)]
     return found[-1].strip().casefold() if found else None
 

@@ -112,5 +112,7 @@ def test_a_path_without_a_language_model_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"^reward\.terms\.judge\.path: no model can be read from '.*nothing'"):
         scores(node(tmp_path / "nothing"))
     save(tmp_path, AutoModelForSequenceClassification)
-    with pytest.raises(ValueError, match=r"^reward\.terms\.judge\.path=.*: Qwen3ForSequenceClassification is no lan"):
+    with pytest.raises(
+        ValueError, match=r"^reward\.terms\.judge\.path=.*: Qwen3ForSequenceClassification is not a lan"
+    ):
         scores(writing(tmp_path))

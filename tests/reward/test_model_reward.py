@@ -99,7 +99,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
         WeightedSum({"model": node(tmp_path / "nothing")}, accuracy="model").check()
     model, _ = save(tmp_path / "other")
     model.save_pretrained(tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"^reward\.terms\.model\.path=.*bare: no tokenizer lies beside the model"):
+    with pytest.raises(ValueError, match=r"^reward\.terms\.model\.path=.*bare: there is no tokenizer beside the model"):
         WeightedSum({"model": node(tmp_path / "bare")}, accuracy="model").check()
 
 
