@@ -35,7 +35,7 @@ from rft.setup.assembly import Job
 ROOT = CONFIG.parent.parent
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "algorithms" / "results.json"
-ALWAYS = {"keep", "group", "scores"}  # columns of every sampled batch
+ALWAYS = {"loss_mask", "group", "scores"}  # columns of every sampled batch
 COLUMNS = ("advantage", "loss", "aggregation")  # of the table of algorithms
 UNKNOWN = "Not measured yet."
 SVG = 'xmlns="http://www.w3.org/2000/svg"'

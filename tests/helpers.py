@@ -162,7 +162,7 @@ def batch_of(keep: Any, group: Any = None, **columns: Any) -> TensorDict:
     for name, column in columns.items():
         if not isinstance(column, Tensor | TensorDict):
             columns[name] = torch.tensor(column, dtype=F64)
-    return TensorDict({"keep": keep, "group": group, **columns}, batch_size=[len(keep)])
+    return TensorDict({"loss_mask": keep, "group": group, **columns}, batch_size=[len(keep)])
 
 
 def rows_of(advantage: Any, scores: Any, group: Any, **options: Any) -> Tensor:
@@ -209,14 +209,14 @@ def make_batch(seed: int = 0, prompt: int = 0, spread: float = 1.0) -> TensorDic
             value = -3 + spread * noise if name.endswith("logprobs") else noise
             columns.setdefault(name, []).append(torch.where(trains, value, 0.0))
     batch = token_batch(*rows, **columns)
-    batch["keep"] = batch["response_mask"].clone()
+    batch["loss_mask"] = batch["response_mask"].clone()
     batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
     return batch
 
 
 def with_teacher(batch: TensorDict) -> TensorDict:
     """The batch with a teacher's log-probabilities of four tokens in each place, out of five."""
-    generator, shape = torch.Generator().manual_seed(1), batch["keep"].shape
+    generator, shape = torch.Generator().manual_seed(1), batch["loss_mask"].shape
     batch["teacher_top_ids"] = torch.rand(*shape, 19, generator=generator).argsort(-1)[..., :4].int()
     batch["teacher_top_logprobs"] = torch.randn(*shape, 5, generator=generator).log_softmax(-1)[..., :4]
     return batch

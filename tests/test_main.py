@@ -226,7 +226,7 @@ def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, monk
     (tmp_path / "mine" / "upside_down.py").write_text(
         "from rft.algorithm import LOSSES\nfrom rft.algorithm.gradient import Gradient\n"
         "@LOSSES.register('upside_down', reads=('advantages',), gradient=Gradient('exact'))\n"
-        "def upside_down(logprobs, batch):\n    return batch['keep'] * batch['advantages'] * logprobs, {}\n"
+        "def upside_down(logprobs, batch):\n    return batch['loss_mask'] * batch['advantages'] * logprobs, {}\n"
     )
     code, out, error = say("-cd", tmp_path / "mine", "-cn", "run")
     assert code == 1 and "✗ loss upside_down: is not what it states" in out

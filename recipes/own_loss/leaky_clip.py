@@ -18,11 +18,11 @@ def leaky_clip(logprobs: Tensor, batch: TensorDict, *, clip: float, leak: float)
 
     Args:
         logprobs: (B, T), of the sampled tokens under the current policy.
-        batch: with `old_logprobs`, `advantages` and `keep`, (B, T) each.
+        batch: with `old_logprobs`, `advantages` and `loss_mask`, (B, T) each.
         clip: the ratio moves freely within 1 - clip and 1 + clip.
         leak: slope beyond, between 0 (PPO) and 1 (no clipping).
     """
-    advantages, keep = batch["advantages"], batch["keep"]
+    advantages, keep = batch["advantages"], batch["loss_mask"]
     ratio = torch.where(keep, logprobs - batch["old_logprobs"], 0.0).clamp(-20, 20).exp()  # (B, T)
     bounded = ratio.clamp(1 - clip, 1 + clip)
     leaky = bounded + leak * (ratio - bounded)

@@ -171,7 +171,7 @@ class Actor(TrainableModel):
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
         """See `ColumnModel.compute`; the outputs are those of the network of its head."""
-        zeros = torch.zeros(batch["keep"].shape, device=batch["keep"].device)
+        zeros = torch.zeros(batch["loss_mask"].shape, device=batch["loss_mask"].device)
         columns = {output: zeros.clone() for output in outputs}
         for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
@@ -249,7 +249,7 @@ class Actor(TrainableModel):
         self, metrics: Metrics, micro: MicroBatch, shares: dict[str, Tensor], statistics: dict[str, Tensor]
     ) -> None:
         """Adds the numbers of one micro-batch: shares of losses, and statistics per token (B, T) or per row (B,)."""
-        keep, real = micro.batch["keep"], micro.batch["tokens", "attention_mask"].sum()
+        keep, real = micro.batch["loss_mask"], micro.batch["tokens", "attention_mask"].sum()
         if len(micro.rows):  # the dummy row is not counted
             metrics.add("padding/waste", (micro.computed - real).clamp(min=0), micro.computed)
             if self.micro_batcher.share_prefix:
@@ -267,7 +267,7 @@ class Actor(TrainableModel):
         batch, network = micro.batch, self.network
         options = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
-        return network(batch["tokens"], batch["keep"], outputs, temperature, micro.layout, **options)
+        return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
 
     @torch.no_grad()
     def _suspects(

@@ -151,7 +151,7 @@ class ColumnModel(ABC):
 
     def blank(self, batch: TensorDict, outputs: tuple[str, ...]) -> Columns:
         """Columns of zeros in the shapes of `compute`."""
-        return {output: torch.zeros(batch["keep"].shape, device=batch["keep"].device) for output in outputs}
+        return {output: torch.zeros(batch["loss_mask"].shape, device=batch["loss_mask"].device) for output in outputs}
 
     def own_tensors(self) -> Iterable[Tensor]:
         """The weights that this model holds in this process, sharded as they are."""

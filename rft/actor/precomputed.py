@@ -78,7 +78,7 @@ class PrecomputedReference(ColumnModel):
             self._model = self._model or self.load()
             return self._model.compute_outputs(batch, outputs, temperature, dummy)
         assert outputs == ("logprobs",)
-        columns = torch.zeros(batch["keep"].shape)
+        columns = torch.zeros(batch["loss_mask"].shape)
         for row, key in enumerate(row_keys(batch)):
             if key not in self._rows:
                 raise ValueError(
@@ -86,13 +86,13 @@ class PrecomputedReference(ColumnModel):
                     "tokenizer has changed since the run began; start again with resume=false"
                 )
             start, end = self._rows[key]
-            columns[row, batch["keep"][row]] = self._logprobs[start:end]
+            columns[row, batch["loss_mask"][row]] = self._logprobs[start:end]
         return {"logprobs": columns}
 
 
 def row_keys(batch: TensorDict) -> list[bytes]:
     """The key of each row: a hash of its tokens and of the mask of trained tokens."""
-    columns = [*batch["tokens"].values(), batch["keep"]]
+    columns = [*batch["tokens"].values(), batch["loss_mask"]]
     return [
         blake2b(b"".join(column[row, :end].numpy().tobytes() for column in columns), digest_size=16).digest()
         for row, end in enumerate(lengths(batch).tolist())

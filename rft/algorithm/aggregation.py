@@ -1,6 +1,6 @@
 """The weight of a token in the loss. Weights are computed once over a whole mini-batch of all ranks, so the loss is the
-plain sum of weight * loss wherever its rows end up. Tokens outside `keep` weigh 0, and a row without a trained token
-counts in no denominator.
+plain sum of weight * loss wherever its rows end up. Tokens outside `loss_mask` weigh 0, and a row without a trained
+token counts in no denominator.
 
 Every function takes keep (B, T) bool and group (B,) int64, and returns (B, T) float32.
 """

@@ -78,7 +78,7 @@ class Algorithm:
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
         stages = self.stages_before_update()
-        stages.append(("algorithm.aggregation", ("keep", "group"), ("loss_weights",)))
+        stages.append(("algorithm.aggregation", ("loss_mask", "group"), ("loss_weights",)))
         stages.append(("algorithm.loss", self.policy.reads, ()))
         stages += [(f"algorithm.{role}_loss", objective.reads, ()) for role, objective in self.learners.items()]
         return stages
@@ -117,9 +117,9 @@ class Algorithm:
         return wanted
 
     def build_loss_mask(self, batch: TensorDict) -> None:
-        """Writes `keep`, (B, T) bool: no pair with one row alone. A loss that needs whole groups gets units of them.
+        """Writes `loss_mask`, (B, T) bool: no pair with one row alone.
 
-        A selection that masks writes its own columns, too.
+        A loss that needs whole groups gets units of them. A selection that masks writes its own columns, too.
         """
         if self.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
@@ -134,15 +134,15 @@ class Algorithm:
             for name, column in columns.items():
                 batch[name] = column
             keep &= (counts > 0)[:, None]
-        batch["keep"] = keep
+        batch["loss_mask"] = keep
         if self.policy.terms[0].plugin.facts.unit == "pair":
             *_, whole = both(torch.zeros(len(batch)), batch)
-            batch["keep"] = keep & whole[:, None]
+            batch["loss_mask"] = keep & whole[:, None]
 
     def select_rows(self, batch: TensorDict, all_rows: AllRows, seed: int) -> TensorDict:
         """The rows that train: those that the selection has left in the loss mask, or as often as it repeats each."""
         if self.selection.facts.masks:
-            return batch[batch["keep"].any(1)]
+            return batch[batch["loss_mask"].any(1)]
         counts, _ = self.selection(batch, all_rows=all_rows, seed=seed)
         return batch if counts is None else batch[torch.arange(len(batch)).repeat_interleave(counts)]
 
@@ -175,17 +175,17 @@ class Algorithm:
         penalty = None
         if self.reward_kl is not None:
             penalty = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], estimator=self.reward_kl.estimator)
-            metrics.mean("kl/reward", penalty, batch["keep"])
+            metrics.mean("kl/reward", penalty, batch["loss_mask"])
         if {"teacher_logprobs", "old_logprobs"} <= set(batch.keys()):
-            metrics.mean("kl/teacher", batch["old_logprobs"] - batch["teacher_logprobs"], batch["keep"])
-        scores, rewards = token_rewards(scores, batch["keep"], penalty, self.reward_control.coef)
+            metrics.mean("kl/teacher", batch["old_logprobs"] - batch["teacher_logprobs"], batch["loss_mask"])
+        scores, rewards = token_rewards(scores, batch["loss_mask"], penalty, self.reward_control.coef)
         used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
         if self.options.mask_tied:
             used &= informative_groups(batch["scores"], batch["group"])
         rows = batch.exclude("fields")[used]
         supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
         for name, column in self.advantage(scores[used], rewards[used], rows, **supplied).items():
-            batch[name] = torch.zeros(batch["keep"].shape, device=scores.device)
+            batch[name] = torch.zeros(batch["loss_mask"].shape, device=scores.device)
             batch[name][used] = column.float()
 
     def prepare(
@@ -215,8 +215,8 @@ class Algorithm:
     def compute_loss_weights(self, batch: TensorDict, all_sum: AllSum) -> None:
         """Writes `loss_weights` (B, T) and `unit_weights` (B,) of a mini-batch, with totals over all ranks."""
         if self.aggregation is not None:
-            batch["loss_weights"] = self.aggregation(batch["keep"], batch["group"], all_sum=all_sum)
-        batch["unit_weights"] = unit_weights(batch["keep"], all_sum=all_sum)
+            batch["loss_weights"] = self.aggregation(batch["loss_mask"], batch["group"], all_sum=all_sum)
+        batch["unit_weights"] = unit_weights(batch["loss_mask"], all_sum=all_sum)
 
     def update_controllers(self, numbers: dict[str, float], rows: int) -> None:
         """Tells the controllers what the KL was over the step."""

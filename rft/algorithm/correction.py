@@ -115,7 +115,7 @@ class Correction:
     def unsigned(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Applies the rules that ask for no sign.
 
-        Narrows `keep`; writes `correction_weights` (B, T), 0 outside it, and `rejected` (B,) bool: rows that had
+        Narrows `loss_mask`; writes `correction_weights` (B, T), 0 outside it, and `rejected` (B,) bool: rows that had
         trained tokens and have none left. `correction/weight` and `correction/weight_max` are the weights before they
         are normalised; `correction/tokens_rejected` and `correction/rows_rejected` shares of what trained before;
         `correction/outside_<rule>` is the share of the tokens outside a rule's bounds.
@@ -124,31 +124,33 @@ class Correction:
             logprobs: (B, T) of the anchor's policy: old, or the current one without a gradient.
             batch: whole groups of this rank.
         """
-        before = batch["keep"]
+        before = batch["loss_mask"]
         batch["correction_weights"] = before.to(torch.promote_types(logprobs.dtype, torch.float32))
         metrics.add("correction/tokens_rejected", 0.0, before.sum())
         metrics.add("correction/rows_rejected", 0.0, before.any(dim=1).sum())
         self._apply(self._unsigned, logprobs, batch, metrics)
-        batch["rejected"] = before.any(dim=1) & ~batch["keep"].any(dim=1)
+        batch["rejected"] = before.any(dim=1) & ~batch["loss_mask"].any(dim=1)
         if self.weighs:
             weights = batch["correction_weights"]
-            metrics.mean("correction/weight", weights, batch["keep"])
+            metrics.mean("correction/weight", weights, batch["loss_mask"])
             if weights.numel():
                 metrics.largest("correction/weight_max", weights.max())
             if self._normalize:
-                total, count = all_sum(torch.stack([weights.double().sum(), batch["keep"].sum().double()])).unbind()
+                total, count = all_sum(
+                    torch.stack([weights.double().sum(), batch["loss_mask"].sum().double()])
+                ).unbind()
                 batch["correction_weights"] = weights / torch.where(total == 0, 1.0, total / count).to(weights.dtype)
 
     def signed(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Applies the rules that ask for a sign of the advantage, once `advantages` are there.
 
-        Narrows `keep` and `correction_weights`; both stay as `unsigned` left them where no rule has a sign.
+        Narrows `loss_mask` and `correction_weights`; both stay as `unsigned` left them where no rule has a sign.
         """
         if self._signed:
             self._apply(self._signed, logprobs, batch, metrics)
 
     def _apply(self, rules: Mapping[str, Rule], logprobs: Tensor, batch: TensorDict, metrics: Metrics) -> None:
-        before, weights = batch["keep"], batch["correction_weights"]
+        before, weights = batch["loss_mask"], batch["correction_weights"]
         keep = before
         for name, rule in rules.items():
             value = measure(rule, logprobs, batch["rollout_logprobs"], before, batch["group"])
@@ -165,7 +167,7 @@ class Correction:
         metrics.add("correction/tokens_rejected", (before & ~keep).sum(), 0.0)
         metrics.add("correction/rows_rejected", (before.any(dim=1) & ~keep.any(dim=1)).sum(), 0.0)
         batch["correction_weights"] = torch.where(keep, weights, 0.0).to(batch["correction_weights"].dtype)
-        batch["keep"] = keep
+        batch["loss_mask"] = keep
 
 
 def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor, group: Tensor) -> Tensor:
@@ -202,7 +204,7 @@ def _beyond(value: Tensor, rule: Rule) -> Tensor:
 
 def _acts_on(rule: Rule, batch: TensorDict) -> Tensor:
     """The trained tokens that a rule speaks of, (B, T) bool."""
-    keep: Tensor = batch["keep"]
+    keep: Tensor = batch["loss_mask"]
     if rule.sign == "any":
         return keep
     return keep & (batch["advantages"] < 0 if rule.sign == "negative" else batch["advantages"] > 0)

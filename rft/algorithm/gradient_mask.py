@@ -31,6 +31,6 @@ def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: i
     Returns:
         (B, T) bool.
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
     return largest(entropy, keep, share_of(rho, keep, all_sum), draws, all_sum)

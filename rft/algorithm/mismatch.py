@@ -31,9 +31,9 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     Args:
         metrics: receives them; each is a mean over all trained tokens (rows for `ppl_gap`) of the step.
         old_logprobs: (B, T).
-        rows: a batch with `rollout_logprobs` (B, T) of the same tokens, and `keep`, those that train.
+        rows: a batch with `rollout_logprobs` (B, T) of the same tokens, and `loss_mask`, those that train.
     """
-    keep, rollout_logprobs = rows["keep"], rows["rollout_logprobs"]
+    keep, rollout_logprobs = rows["loss_mask"], rows["rollout_logprobs"]
     log_rho = log_ratio(old_logprobs.double(), rollout_logprobs, keep)  # (B, T)
     rho = ratio(log_rho)
     metrics.mean("rollout/logprob_gap", log_rho.abs(), keep)
@@ -56,7 +56,7 @@ def worst_tokens(logprobs: Tensor, rows: TensorDict) -> list[dict[str, Any]]:
         Of each at most `WORST` tokens: `group` and `unit` of the row, `position` in the response, `token` (its id),
         `trainer` and `engine` (the log-probabilities), and `before`, the ids of the tokens in front of it.
     """
-    keep, ids = rows["keep"], rows["tokens", "input_ids"]
+    keep, ids = rows["loss_mask"], rows["tokens", "input_ids"]
     gaps = log_ratio(logprobs, rows["rollout_logprobs"], keep).abs().masked_fill(~keep, -1.0).flatten()  # (B * T,)
     places = gaps.topk(min(WORST, int(keep.sum()))).indices  # (W,)
     row, column = places // keep.shape[1], places % keep.shape[1]

@@ -12,13 +12,13 @@ def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         values: a number a row, (B,).
-        batch: with `unit`, `chosen` and `keep`; pairs are whole, in any order.
+        batch: with `unit`, `chosen` and `loss_mask`; pairs are whole, in any order.
 
     Returns:
         The value of the chosen row (B,), that of the rejected one (B,), and (B,) bool, True where both have a trained
         token; the values are 0 elsewhere.
     """
-    trained = batch["keep"].any(1)
+    trained = batch["loss_mask"].any(1)
     sides = torch.stack([trained & batch["chosen"], trained & ~batch["chosen"]])  # (2, B)
     ids, index = torch.unique(batch["unit"], return_inverse=True)
     zeros = values.new_zeros(2, len(ids))

@@ -1,7 +1,7 @@
 """The registries of the math: which functions there are, and which facts each states about itself.
 
 Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero
-               outside `keep`.
+               outside `loss_mask`.
 Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
 Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
 Shaping:       f(scores (B,), batch, *, options) -> scores (B,).
@@ -10,7 +10,7 @@ Control:       f(*, options) -> a `Control`.
 Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
 
 `all_sum` sums a tensor over all ranks, `all_rows` returns an object of every rank in a list: functions get statistics
-of the whole step through them and know no process group. Trained tokens are `batch["keep"]`.
+of the whole step through them and know no process group. Trained tokens are `batch["loss_mask"]`.
 
 A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or

@@ -15,7 +15,7 @@ def token_rewards(scores: Tensor, keep: Tensor, kl: Tensor | None, coef: float) 
 
     Returns:
         The row scalar (B,), score - coef * sum of KL, and the rewards (B, T), which sum to it in every row that has a
-        trained token and are zero outside `keep`.
+        trained token and are zero outside `loss_mask`.
     """
     columns = torch.arange(keep.shape[1], device=keep.device)
     last = torch.where(keep, columns, -1).amax(dim=1, keepdim=True)  # (B, 1), -1 where nothing is trained

@@ -12,7 +12,7 @@ def overlong(scores: Tensor, batch: TensorDict, *, max_tokens: int, buffer: floa
     """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L the trained tokens of the row, b = buffer * max. (B,) -> (B,)
 
     The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13. Shaping comes before any filter, so L counts
-    `response_mask` and not `keep`.
+    `response_mask` and not `loss_mask`.
 
     Args:
         max_tokens: length at which the penalty is complete.

@@ -183,7 +183,7 @@ class Balance:
             results[name] = column
         back = send(self._world, results, moved["home"])
         back = back[back["place"].argsort()]
-        width = batch["keep"].shape[1]
+        width = batch["loss_mask"].shape[1]
         columns = {name: column.new_zeros(len(batch), width, *column.shape[2:]) for name, column in found.items()}
         for name, column in columns.items():
             column[:, : back[name].shape[1]] = back[name]

@@ -99,6 +99,8 @@ def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
     first = next((place for place, entry in enumerate(media_entries(batch)) if len(entry.keys())), 0)
     row = batch[first : first + 1]
     for name, column in rows.items():
-        if isinstance(column, Tensor) and (name not in row.keys() or name in ("keep", "loss_weights", "unit_weights")):
+        if isinstance(column, Tensor) and (
+            name not in row.keys() or name in ("loss_mask", "loss_weights", "unit_weights")
+        ):
             row[name] = column.new_zeros(1, *column.shape[1:])
     return row

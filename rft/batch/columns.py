@@ -18,7 +18,7 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `mismatched`       | (B,) bool       | a source of labels    | KTO: it answers another prompt, and trains nothing  |
 | `step_labels`      | (B, T) float32  | a source of steps     | process reward: how right it is up to the token     |
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
-| `keep`             | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
+| `loss_mask`        | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
 | `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
 | `version`          | (B, T) int64    | rollout source        | staleness metrics: weights that sampled each token  |
 | `scores`           | (B,) float32    | reward                | advantages                                          |
@@ -75,7 +75,7 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
     "mismatched": "row",
     "step_labels": "token",
     "truncated": "row",
-    "keep": "token",
+    "loss_mask": "token",
     "rollout_logprobs": "token",
     "version": "token",
     "scores": "row",

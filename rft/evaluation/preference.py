@@ -46,7 +46,7 @@ class ScoreEvaluator(Evaluator):
     def _score(self, examples: Sequence[dict[str, Any]]) -> Tensor:
         """The column `score` (B, T) of some rows of a batch."""
         batch = collate(examples)
-        batch["keep"] = batch["response_mask"]
+        batch["loss_mask"] = batch["response_mask"]
         return self._scores(batch)
 
 

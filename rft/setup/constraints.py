@@ -168,7 +168,7 @@ def check_flow(run: Run, algorithm: Algorithm, source: SourceFacts) -> None:
     copied = run.algorithm.old_logprobs == "rollout"
     stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.source", (), (*source.writes, *(name for name in source.writes_if_read if name in reads))),
-        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("keep",)),
+        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("loss_mask",)),
     ]
     if algorithm.selection.facts.groups:
         stages.append(("algorithm.pick", ("scores", "group", "unit"), algorithm.selection.facts.writes))

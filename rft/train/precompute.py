@@ -52,7 +52,7 @@ def precompute_columns(
         new = batch[torch.tensor([key not in known for key in row_keys(batch)])]
         if any(gather(len(new) > 0)):
             found = compute(model, batch, new, ("logprobs",), stage.source.temperature)["logprobs"]
-            local_rows = {key: row[keep] for key, row, keep in zip(row_keys(new), found, new["keep"], strict=True)}
+            local_rows = {key: row[keep] for key, row, keep in zip(row_keys(new), found, new["loss_mask"], strict=True)}
             for rank_rows in gather(local_rows):
                 known |= rank_rows
     stage.source.load_state_dict(place)

@@ -222,7 +222,7 @@ class Trainer:
         metrics.mean("length/mean", batch["response_mask"].sum(-1))
         metrics.largest("length/max", batch["response_mask"].sum(-1).max())
         metrics.add("throughput/tokens_per_s", lengths(batch).sum() / seconds, 1.0 / self.world.size)
-        metrics.mean("length/trained", batch["keep"].sum(-1))
+        metrics.mean("length/trained", batch["loss_mask"].sum(-1))
         metrics.largest("time/step_s", seconds)
         if "scores" in batch.keys():
             metrics.mean("reward/mean", batch["scores"])

@@ -101,7 +101,7 @@ def train(algorithm: Algorithm, staleness: int, seed: int, updates: int) -> floa
         tokens, keep = task.sample(past[0])
         sampled = outputs(past[0], task.prompts, tokens)
         columns = {
-            "keep": keep,
+            "loss_mask": keep,
             "group": task.prompts,
             "unit": torch.arange(len(tokens)),
             "scores": task.scores(tokens),

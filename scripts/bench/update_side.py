@@ -120,12 +120,12 @@ def plain_update(folder: Path, world: World, batch: TensorDict, rows: int, gradi
     """The model, and an update without anything of rft but the numbers in the batch."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    prompt = int(batch["keep"].long().argmax(1).min())  # the same of all rows
+    prompt = int(batch["loss_mask"].long().argmax(1).min())  # the same of all rows
 
     def update(_: Metrics) -> None:
         for start_row in range(0, len(batch), rows):
             micro = batch[start_row : start_row + rows].to(world.device)
-            ids, keep = micro["tokens", "input_ids"], micro["keep"][:, prompt:]
+            ids, keep = micro["tokens", "input_ids"], micro["loss_mask"][:, prompt:]
             wanted = ids[:, prompt:]
             inputs = {"input_ids": ids, "attention_mask": micro["tokens", "attention_mask"], "use_cache": False}
             logits = model(**inputs, logits_to_keep=wanted.shape[1] + 1).logits[:, :-1]

@@ -1,6 +1,6 @@
 """Changes that no test can notice, each with the reason: (function, the changed line) -> why nothing follows."""
 
-MASKED_AGAIN = "what is outside `keep` is masked once more before anybody sees it"
+MASKED_AGAIN = "what is outside `loss_mask` is masked once more before anybody sees it"
 COMPARED = "a comparison passes no gradient"
 SHIFTED = "one number for a group and a t, whichever it is"
 SHAPE_ALONE = "only the shape and the device of the mask are looked at"
@@ -43,7 +43,7 @@ EQUIVALENT = {
     (
         "correction._acts_on",
         "return (keep | True) & (batch['advantages'] < 0 if rule.sign == 'negative' else batch['advantages'] > 0)",
-    ): "a rule with a sign drops no groups, and its other actions are masked by `keep`",
+    ): "a rule with a sign drops no groups, and its other actions are masked by `loss_mask`",
     (
         "correction.Correction.unsigned",
         "batch['correction_weights'] = weights / torch.where(total == 0, 2.0, total / count).to(weights.dtype)",
@@ -55,10 +55,10 @@ EQUIVALENT = {
     (
         "loss.clip.clipped",
         "advantages = batch['advantages']",
-    ): "outside `keep` the loss is 0, below any bound, and r is 1",
-    ("loss.clip.clipped", "advantages = torch.where(batch['keep'] | True, batch['advantages'], 0.0)"): "as above",
-    ("loss.clip.clipped", "advantages = torch.where(batch['keep'], batch['advantages'], 1.0)"): "as above",
-    ("loss.selected._draws", "keep = batch['keep'] | True"): SHAPE_ALONE,
+    ): "outside `loss_mask` the loss is 0, below any bound, and r is 1",
+    ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)"): "as above",
+    ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)"): "as above",
+    ("loss.selected._draws", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
     (
         "loss.selected.select_clip_cov",
         "difference = log_ratio(logprobs, batch['old_logprobs'], keep | True)",
@@ -69,7 +69,7 @@ EQUIVALENT = {
     ): "no token is clipped on both sides",
     (
         "loss.selected.select_m2po",
-        "difference = log_ratio(logprobs, batch['rollout_logprobs'], batch['keep'] | True)",
+        "difference = log_ratio(logprobs, batch['rollout_logprobs'], batch['loss_mask'] | True)",
     ): MASKED_AGAIN,
     (
         "loss.sequence.gvpo",
@@ -88,17 +88,17 @@ EQUIVALENT = {
         "logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))",
     ): COMPARED,
     ("loss.trust._kept", "return logprobs"): MASKED_AGAIN,
-    ("loss.trust._kept", "return torch.where(batch['keep'] | True, logprobs, 0.0)"): MASKED_AGAIN,
-    ("loss.trust._kept", "return torch.where(batch['keep'], logprobs, 1.0)"): MASKED_AGAIN,
-    ("loss.trust._trusted", "advantages = batch['advantages']"): "outside `keep` nothing has fallen or risen",
+    ("loss.trust._kept", "return torch.where(batch['loss_mask'] | True, logprobs, 0.0)"): MASKED_AGAIN,
+    ("loss.trust._kept", "return torch.where(batch['loss_mask'], logprobs, 1.0)"): MASKED_AGAIN,
+    ("loss.trust._trusted", "advantages = batch['advantages']"): "outside `loss_mask` nothing has fallen or risen",
     (
         "loss.trust._trusted",
-        "advantages = torch.where(batch['keep'] | True, batch['advantages'], 0.0)",
-    ): "outside `keep` nothing has fallen or risen",
+        "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)",
+    ): "outside `loss_mask` nothing has fallen or risen",
     (
         "loss.trust._trusted",
-        "advantages = torch.where(batch['keep'], batch['advantages'], 1.0)",
-    ): "outside `keep` nothing has fallen or risen",
+        "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)",
+    ): "outside `loss_mask` nothing has fallen or risen",
     ("select.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
     (
         "select.up_to_mean",

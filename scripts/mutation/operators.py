@@ -23,7 +23,7 @@ NEGATED: dict[type, type] = {
 OPPOSITES = {"max": "min", "maximum": "minimum", "amax": "amin", "clamp_max": "clamp_min", "argmax": "argmin"}
 OPPOSITES |= {low: high for high, low in OPPOSITES.items()}
 SIDES = (("low", "high"), ("lower", "upper"), ("positive", "negative"), ("pos", "neg"))
-KEEPS = ("keep", "batch['keep']")
+KEEPS = ("keep", "batch['loss_mask']")
 CLAMPS = ("clamp", "clamp_min", "clamp_max", "clip")
 FLAGS = ("descending", "largest")
 SHAPES = {"dim", "dims", "dtype", "keepdim"}  # keywords whose numbers are no mathematics
@@ -128,7 +128,7 @@ def logic(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mask(node: ast.AST) -> Iterator[ast.AST]:
-    """Forgets a mask: `keep` is all True, a `where` with zero is its other arm; swaps the arms of any other `where`."""
+    """Forgets a mask: `loss_mask` is True, a `where` with zero is its other arm; swaps arms of other `where`."""
     if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in KEEPS and isinstance(node.ctx, ast.Load):
         yield ast.BinOp(node, ast.BitOr(), ast.Constant(True))
     elif isinstance(node, ast.Call) and _called(node) == "where" and isinstance(node.func, ast.Attribute):

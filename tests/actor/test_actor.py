@@ -40,7 +40,7 @@ def test_updates_are_those_of_a_plain_loop(world, tied):
         total = {"ppo_clip": 0.0, "kl": 0.0, "entropy": 0.0}
         for row in range(len(batch)):
             length = LENGTHS[row]
-            ids, keep = batch["tokens", "input_ids"][row, :length], batch["keep"][row, 1:length]
+            ids, keep = batch["tokens", "input_ids"][row, :length], batch["loss_mask"][row, 1:length]
             logp = (model(input_ids=ids[None]).logits[0, :-1] / 0.8).log_softmax(-1)
             now = logp.gather(1, ids[1:, None])[:, 0][keep]
             old, ref, advantage = (
@@ -75,7 +75,7 @@ def test_the_critic_learns_its_returns(world):
     )
     before = weights(critic)
     numbers = [update(critic, batch, algorithm) for _ in range(3)]
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     plain = (0.0 - batch["returns"][keep]).square()
     near = (batch["values"][keep] + (-batch["values"][keep]).clamp(-0.2, 0.2) - batch["returns"][keep]).square()
     assert numbers[0]["loss/value"] == pytest.approx(float(0.5 * torch.maximum(plain, near).mean()), rel=1e-5)
@@ -153,9 +153,9 @@ def test_compute_gives_every_row_its_column(world, output, cap, packing):
     batch = make_batch()
     column = actor.compute(batch, (output,), 0.8)[output]
     assert not column.requires_grad
-    assert column.shape == batch["keep"].shape
-    assert (column != 0).equal(batch["keep"])
-    same(column, plain.network(batch["tokens"], batch["keep"], (output,), 0.8)[output], 1e-5)
+    assert column.shape == batch["loss_mask"].shape
+    assert (column != 0).equal(batch["loss_mask"])
+    same(column, plain.network(batch["tokens"], batch["loss_mask"], (output,), 0.8)[output], 1e-5)
 
 
 def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
@@ -174,7 +174,7 @@ def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
 def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
     batch, algorithm, actor = make_batch(), make_algorithm(), small_actor(world, cap=30)
     now = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
-    gap = (now - batch["rollout_logprobs"])[batch["keep"]]
+    gap = (now - batch["rollout_logprobs"])[batch["loss_mask"]]
     numbers = update(actor, batch, algorithm, compare=True)
     assert numbers["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
     assert numbers["rollout/kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()), rel=1e-4)
@@ -182,7 +182,7 @@ def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
 
 def test_statistics_are_means_over_trained_tokens(world):
     batch, algorithm, actor = make_batch(), make_algorithm(terms=TERMS), small_actor(world, cap=12)
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     now, entropy = (actor.compute(batch, (output,), 0.8)[output][keep] for output in ("logprobs", "entropy"))
     numbers = update(actor, batch, algorithm, watch=("entropy",))
     ratio, advantages = (now - batch["old_logprobs"][keep]).exp(), batch["advantages"][keep]

@@ -34,7 +34,7 @@ def algorithm():
 def stepped():
     """Eight rows with steps here and there; those of a group begin alike."""
     batch = make_batch()
-    batch["step_labels"] = torch.where(batch["keep"], batch["advantages"].sigmoid(), 0.0)
+    batch["step_labels"] = torch.where(batch["loss_mask"], batch["advantages"].sigmoid(), 0.0)
     batch["tokens", "input_ids"][1::2, :2] = batch["tokens", "input_ids"][::2, :2]
     return batch
 
@@ -72,7 +72,7 @@ def test_the_export_is_a_classifier_of_tokens_with_the_same_scores(world, tmp_pa
     ]
     with torch.no_grad():
         bad, good = model(**tokenizer.pad(rows, return_tensors="pt")).logits.unbind(2)
-    same(torch.where(batch["keep"], good - bad, 0.0), expected, 1e-5)
+    same(torch.where(batch["loss_mask"], good - bad, 0.0), expected, 1e-5)
     same(
         scores(
             make_actor(world, make_strategy(world), head="step", path=str(tmp_path), model_config=None, seed=7), batch

@@ -79,7 +79,7 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, t
     assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
     logp = (model(input_ids=batch["tokens", "input_ids"]).logits / 0.8).log_softmax(-1)
     expected = logp[:, :-1].gather(-1, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
-    expected = torch.nn.functional.pad(expected, (1, 0)).where(batch["keep"], 0.0)
+    expected = torch.nn.functional.pad(expected, (1, 0)).where(batch["loss_mask"], 0.0)
     same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
     loaded = make_actor(world, actor.strategy, make_optimizer(**OPTIMIZER), path=str(tmp_path))
     same(weights(loaded), weights(actor), 0.0)
@@ -103,7 +103,7 @@ def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
     batch = make_batch()
     ids = batch["tokens", "input_ids"]
     logp = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    same(actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], logp.where(batch["keep"][:, 1:], 0.0), 1e-5)
+    same(actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], logp.where(batch["loss_mask"][:, 1:], 0.0), 1e-5)
 
 
 @pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])

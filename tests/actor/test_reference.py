@@ -32,7 +32,7 @@ def test_a_reference_that_fails_leaves_the_policy_as_it_is(world):
     update(policy, batch)
     before = weights(policy)
     with pytest.raises(KeyError):
-        logprobs(reference, batch.exclude("keep"))
+        logprobs(reference, batch.exclude("loss_mask"))
     same(weights(policy), before, 0.0)
 
 

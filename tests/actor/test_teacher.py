@@ -40,7 +40,7 @@ def by_row(actor, batch, temperature=0.8):
     """Log-probabilities (B, T, V) of each token's place, of one unpadded row at a time."""
     model = actor.plain_model()
     model.load_state_dict(dict(actor.weights()), assign=True)
-    found = torch.zeros(*batch["keep"].shape, VOCABULARY)
+    found = torch.zeros(*batch["loss_mask"].shape, VOCABULARY)
     for row, ids in enumerate(batch["tokens", "input_ids"]):
         real = ids[batch["tokens", "attention_mask"][row].bool()]
         with torch.no_grad():
@@ -53,7 +53,7 @@ def by_row(actor, batch, temperature=0.8):
 def test_the_likeliest_tokens_are_those_of_the_logits(world, top_k, kept):
     batch = make_batch()
     padded, packed = (taught(make_teacher(world, top_k, rows), batch) for rows in (PADDED, PACKED))
-    whole, keep = by_row(make_teacher(world, top_k), batch), batch["keep"]
+    whole, keep = by_row(make_teacher(world, top_k), batch), batch["loss_mask"]
     values, ids = whole.topk(kept)
     for found in (padded, packed):
         assert found["teacher_top_ids"].dtype == torch.int32 and found["teacher_top_ids"].shape == ids.shape
@@ -84,7 +84,7 @@ def test_updates_are_the_same_however_rows_lie(world, top_k):
 def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(world):
     teacher, policy = make_teacher(world, VOCABULARY), small_actor(world)
     batch, algorithm = make_batch(), make_algorithm({"name": "forward_kl"}, aggregation="token_mean")
-    keep, wanted, own = batch["keep"], by_row(teacher, batch), by_row(policy, batch)
+    keep, wanted, own = batch["loss_mask"], by_row(teacher, batch), by_row(policy, batch)
     expected = (wanted.exp() * (wanted - own)).sum(-1)[keep].mean()
     assert update(policy, taught(teacher, batch), algorithm)["loss/forward_kl"] == pytest.approx(
         expected.item(), rel=1e-5

@@ -25,15 +25,18 @@ GAE = {
 @pytest.mark.parametrize(
     ("changes", "reads"),
     [
-        ({}, {"scores", "keep", "group", "old_logprobs", "advantages"}),
-        ({"advantage": None, "loss": {"name": "nll"}}, {"keep", "group"}),
-        ({"terms": {"kl": KL}}, {"scores", "keep", "group", "old_logprobs", "advantages", "ref_logprobs"}),
-        ({"reward_kl": RewardKL("k1", 0.1)}, {"scores", "keep", "group", "old_logprobs", "advantages", "ref_logprobs"}),
+        ({}, {"scores", "loss_mask", "group", "old_logprobs", "advantages"}),
+        ({"advantage": None, "loss": {"name": "nll"}}, {"loss_mask", "group"}),
+        ({"terms": {"kl": KL}}, {"scores", "loss_mask", "group", "old_logprobs", "advantages", "ref_logprobs"}),
+        (
+            {"reward_kl": RewardKL("k1", 0.1)},
+            {"scores", "loss_mask", "group", "old_logprobs", "advantages", "ref_logprobs"},
+        ),
         (
             {"reward_kl": RewardKL("k1", 0.1), "loss": {"name": "nll"}},
-            {"scores", "keep", "group", "old_logprobs", "ref_logprobs"},
+            {"scores", "loss_mask", "group", "old_logprobs", "ref_logprobs"},
         ),
-        (GAE, {"scores", "keep", "group", "old_logprobs", "advantages", "values", "returns"}),
+        (GAE, {"scores", "loss_mask", "group", "old_logprobs", "advantages", "values", "returns"}),
     ],
 )
 def test_what_is_read_decides_which_actors_exist(changes, reads):
@@ -47,7 +50,7 @@ def test_stages_say_who_reads_and_who_writes():
     assert algorithm.stages() == [
         ("algorithm.shaping", ("scores",), ()),
         ("algorithm.advantage", ("scores", "values"), ("advantages", "returns")),
-        ("algorithm.aggregation", ("keep", "group"), ("loss_weights",)),
+        ("algorithm.aggregation", ("loss_mask", "group"), ("loss_weights",)),
         ("algorithm.loss", ("old_logprobs", "advantages"), ()),
         ("algorithm.critic_loss", ("values", "returns"), ()),
     ]
@@ -118,8 +121,8 @@ def test_rows_that_were_cut_off_may_be_left_out(mask_truncated, second):
     response = torch.tensor([[False, True, False], [False, True, True]])
     batch = TensorDict({"response_mask": response, "truncated": torch.tensor([False, True])}, batch_size=[2])
     plain_algorithm(mask_truncated=mask_truncated).build_loss_mask(batch)
-    assert batch["keep"].tolist() == [[False, True, False], second]
-    batch["keep"][0, 1] = False
+    assert batch["loss_mask"].tolist() == [[False, True, False], second]
+    batch["loss_mask"][0, 1] = False
     assert response.tolist() == [[False, True, False], [False, True, True]], "the response mask itself never changes"
 
 
@@ -130,7 +133,7 @@ def test_no_half_of_a_pair_is_left():
     batch = TensorDict(columns, batch_size=[4])
     loss = {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}
     plain_algorithm(advantage=None, loss=loss, aggregation=None, mask_truncated=True).build_loss_mask(batch)
-    assert batch["keep"].any(1).tolist() == [True, False, False, True]
+    assert batch["loss_mask"].any(1).tolist() == [True, False, False, True]
 
 
 SCORES = torch.tensor([0.5, 1.0, 0.0, 1.0, 0.2, 0.2, 0.7])
@@ -144,7 +147,7 @@ def test_the_best_row_of_a_group_may_train_alone_or_with_the_worst(order):
         columns = {"response_mask": torch.tensor([[False, True]] * 7), "truncated": torch.zeros(7, dtype=torch.bool)}
         batch = TensorDict(columns | {"scores": SCORES, "group": GROUP, "unit": UNIT}, batch_size=[7])[order]
         plain_algorithm(advantage=None, **changes).build_loss_mask(batch)
-        return batch, set(batch["unit"][batch["keep"].any(1)].tolist())
+        return batch, set(batch["unit"][batch["loss_mask"].any(1)].tolist())
 
     loss = {"loss": {"name": "nll"}}
     assert filtered(**loss, pick="best")[1] == {82, 30, 50}  # 82 and 83 are as good
@@ -173,13 +176,13 @@ def test_rows_of_tied_groups_may_be_left_out(mask_truncated):
     algorithm = plain_algorithm(mask_tied=True, mask_truncated=mask_truncated, aggregation={"name": "group_mean"})
     batch = TensorDict(columns, batch_size=[6])
     algorithm.build_loss_mask(batch)
-    assert batch["keep"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
+    assert batch["loss_mask"][:, 1:].any(1).tolist() == [False] * 4 + [True, not mask_truncated]
     algorithm.compute_loss_weights(batch, alone)
     assert batch["loss_weights"].sum() == pytest.approx(1), "the one group that is left has all the weight"
     assert batch["unit_weights"].tolist() == pytest.approx([0] * 4 + ([1, 0] if mask_truncated else [0.5, 0.5]))
     every = TensorDict(columns, batch_size=[6])
     plain_algorithm(mask_truncated=mask_truncated).build_loss_mask(every)
-    assert every["keep"][:4, 1:].all()
+    assert every["loss_mask"][:4, 1:].all()
 
 
 def test_tied_groups_count_in_no_deviation_either():
@@ -204,7 +207,7 @@ def test_where_every_group_is_tied_nothing_trains_and_nothing_fails():
     algorithm.build_loss_mask(batch)
     algorithm.estimate_advantages(batch, alone, Metrics())
     algorithm.compute_loss_weights(batch, alone)
-    assert not batch["keep"].any()
+    assert not batch["loss_mask"].any()
     assert batch["advantages"].eq(0).all() and batch["loss_weights"].eq(0).all()
 
 
@@ -212,7 +215,7 @@ def scored():
     keep = torch.tensor([[False, True, True, False], [False, True, True, True]])
     columns = {
         "response_mask": keep,
-        "keep": keep,
+        "loss_mask": keep,
         "group": torch.tensor([0, 0]),
         "scores": torch.tensor([1.0, 2.0]),
         "old_logprobs": torch.tensor([[9.0, -1.0, -2.0, 9.0], [9.0, -1.0, -1.0, -1.0]]),
@@ -257,8 +260,8 @@ def test_kl_in_the_reward_is_paid_by_its_token():
     # rewards: [-0.1, 1 - 0.2] and [0, -0.1, 2]; sums of what follows, whitened over the five
     following = torch.tensor([0.7, 0.8, 1.9, 1.9, 2.0], dtype=torch.float64)
     white = (following - following.mean()) / following.std()
-    assert batch["advantages"][batch["keep"]].tolist() == pytest.approx(white.tolist(), rel=1e-5)
-    assert not batch["advantages"][~batch["keep"]].any()
+    assert batch["advantages"][batch["loss_mask"]].tolist() == pytest.approx(white.tolist(), rel=1e-5)
+    assert not batch["advantages"][~batch["loss_mask"]].any()
 
 
 def test_without_an_advantage_nothing_is_written():
@@ -308,10 +311,10 @@ def test_an_idle_row_weighs_nothing():
     batch["prepared"] = torch.ones(2, 4)
     row = dummy_row(batch.exclude("prepared"), batch[:0])
     assert row["prepared"].tolist() == [[0.0] * 4]
-    assert len(row) == 1 and not row["keep"].any()
+    assert len(row) == 1 and not row["loss_mask"].any()
     assert not row["loss_weights"].any() and not row["unit_weights"].any()
     assert row["response_mask"].equal(batch["response_mask"][:1])
-    assert batch["keep"][0].any(), "the batch keeps its row"
+    assert batch["loss_mask"][0].any(), "the batch keeps its row"
 
 
 def test_a_loss_whose_unit_nothing_weighs_is_refused():

@@ -29,7 +29,12 @@ def evaluated(name, log_ratios, advantages, other="old", keep=None, **options):
     log_ratios, advantages = torch.tensor(log_ratios, dtype=F64), torch.tensor(advantages, dtype=F64)
     keep = torch.ones(log_ratios.shape, dtype=torch.bool) if keep is None else torch.tensor(keep)
     now = torch.full(log_ratios.shape, -1.0, dtype=F64)
-    columns = {"keep": keep, "advantages": advantages, "unit": torch.arange(len(keep)), "group": torch.zeros(len(keep))}
+    columns = {
+        "loss_mask": keep,
+        "advantages": advantages,
+        "unit": torch.arange(len(keep)),
+        "group": torch.zeros(len(keep)),
+    }
     columns |= {f"{policy}_logprobs": now - log_ratios for policy in {other, "old"}}
     batch = TensorDict(columns, batch_size=[len(keep)])
     plugin = LOSSES.build({"name": name, **options}, "loss")
@@ -101,7 +106,7 @@ def test_the_divergence_is_that_of_the_policy_that_sampled(loss, policy):
 
 def test_a_value_that_moved_down_too_far_is_clipped_and_one_within_the_clip_never():
     def clipped(values, old, returns):
-        columns = {"keep": torch.ones(values.shape, dtype=torch.bool), "values": old, "returns": returns}
+        columns = {"loss_mask": torch.ones(values.shape, dtype=torch.bool), "values": old, "returns": returns}
         plugin = LOSSES.build({"name": "value", "clip": 0.2}, "critic_loss")
         return plugin(values, TensorDict(columns, batch_size=[len(values)]))[1]["clip/value"]
 
@@ -119,7 +124,7 @@ def test_a_single_trained_token_is_its_own_mean():
 
 def test_one_correct_token_gets_the_weight_of_all():
     columns = {
-        "keep": torch.tensor([[True, False], [True, True]]),
+        "loss_mask": torch.tensor([[True, False], [True, True]]),
         "terms": TensorDict({"right": torch.tensor([1.0, 0.0])}, batch_size=[2]),
     }
     plugin = LOSSES.build({"name": "positive_nll", "term": "right"}, "terms.positive_nll")
@@ -184,4 +189,4 @@ def test_a_row_without_trained_tokens_is_outside_of_no_bound():
     batch = batch_of(keep, torch.zeros(2, dtype=torch.int64), rollout_logprobs=rollout)
     correction = Correction(CorrectionOptions("old", False, {"rule": rule}), "algorithm.correction")
     correction.unsigned(rollout - 1, batch, alone, Metrics())
-    assert batch["keep"].equal(keep)
+    assert batch["loss_mask"].equal(keep)

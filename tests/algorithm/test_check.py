@@ -163,7 +163,7 @@ def test_rejected_rows_are_in_no_statistic_of_their_group():
     rollout = torch.zeros(4, 3)
     rollout[3, 1:] = -1.0  # exp(1) off at every token
     columns = {
-        "keep": keep,
+        "loss_mask": keep,
         "response_mask": keep,
         "group": torch.zeros(4, dtype=torch.int64),
         "scores": torch.tensor([1.0, 2.0, 6.0, 100.0]),
@@ -173,12 +173,12 @@ def test_rejected_rows_are_in_no_statistic_of_their_group():
     batch, metrics = TensorDict(columns, batch_size=[4]), Metrics()
     make(correction=correction("old", GEO_RS)).estimate_advantages(batch, lambda tensor: tensor, metrics)
     assert batch["advantages"][:, 1].tolist() == [-2.0, -1.0, 3.0, 0.0]
-    assert batch["keep"].any(1).tolist() == [True, True, True, False]
+    assert batch["loss_mask"].any(1).tolist() == [True, True, True, False]
 
 
 def test_scores_that_are_not_finite_are_refused_by_row():
     keep = torch.tensor([[False, True]] * 3)
-    columns = {"keep": keep, "group": torch.zeros(3, dtype=torch.int64)}
+    columns = {"loss_mask": keep, "group": torch.zeros(3, dtype=torch.int64)}
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, torch.nan, torch.inf])}, batch_size=[3])
     with pytest.raises(ValueError, match=r"scores of rows \[1, 2\] are not finite"):
         make().estimate_advantages(batch, lambda tensor: tensor, Metrics())

@@ -97,7 +97,7 @@ def test_metric_of_a_row_and_of_a_group_by_hand(metric, aggregate):
 def test_clamp_moves_the_ratio_into_the_bounds():
     batch, numbers = applied(replace(RULE, low=0.5, high=1.5))
     same(batch["correction_weights"], [[0, 1.5, 0.5, 1.0], [0, 1.5, 0, 0.5], [0, e(0.25), 0, 0]])
-    assert batch["keep"].equal(KEEP)
+    assert batch["loss_mask"].equal(KEEP)
     assert not batch["rejected"].any()
     assert numbers["correction/weight"] == pytest.approx((5.0 + e(0.25)) / 6, rel=1e-12)
     assert numbers["correction/weight_max"] == 1.5
@@ -118,7 +118,7 @@ def test_a_row_has_one_weight():
 def test_zero_weighs_the_ratio_inside_the_bounds_and_keeps_the_denominators():
     batch, _ = applied(replace(RULE, action="zero", low=0.3, high=1.5))
     same(batch["correction_weights"], [[0, 0, e(-1), 1.0], [0, 0, 0, 0], [0, e(0.25), 0, 0]])
-    assert batch["keep"].equal(KEEP)
+    assert batch["loss_mask"].equal(KEEP)
     assert not batch["rejected"].any()
 
 
@@ -129,9 +129,9 @@ def test_zero_of_a_divergence_weighs_one_inside_the_bounds():
 
 def test_mask_takes_tokens_out():
     batch, numbers = applied(replace(RULE, action="mask", low=0.3, high=1.6))
-    assert batch["keep"].int().tolist() == [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
     assert batch["rejected"].tolist() == [False, True, False]
-    same(batch["correction_weights"], batch["keep"].double())
+    same(batch["correction_weights"], batch["loss_mask"].double())
     assert numbers["correction/tokens_rejected"] == pytest.approx(3 / 6)
     assert numbers["correction/rows_rejected"] == pytest.approx(1 / 3)
     assert "correction/weight" not in numbers
@@ -140,7 +140,7 @@ def test_mask_takes_tokens_out():
 def test_mask_takes_rows_out():
     batch, _ = applied(replace(RULE, level="sequence", aggregate="min", action="mask", low=0.1, high=None))
     assert batch["rejected"].tolist() == [False, True, False]
-    assert batch["keep"].equal(KEEP & torch.tensor([[True], [False], [True]]))
+    assert batch["loss_mask"].equal(KEEP & torch.tensor([[True], [False], [True]]))
 
 
 def test_drop_takes_the_group_of_a_row_out():
@@ -162,7 +162,7 @@ def test_a_group_is_judged_by_the_tokens_of_all_its_rows():
 def test_bounds_are_bounds_on_rho_and_belong_to_the_inside(rho, inside, action):
     log_rho, keep = torch.full((1, 2), rho, dtype=F64).log(), torch.tensor([[False, True]])
     given = TensorDict(
-        {"keep": keep, "group": torch.tensor([0]), "rollout_logprobs": torch.zeros(1, 2, dtype=F64)}, [1]
+        {"loss_mask": keep, "group": torch.tensor([0]), "rollout_logprobs": torch.zeros(1, 2, dtype=F64)}, [1]
     )
     if rho in (0.5, 5.0):  # exp(log(x)) is x but for the last bit
         rho, log_rho = 1.0, torch.zeros_like(log_rho)
@@ -178,14 +178,14 @@ def test_signed_rules_act_on_tokens_of_that_sign():
     rule = replace(RULE, metric="k1", level="sequence", aggregate="mean", action="mask", high=0.1, sign="negative")
     advantages = torch.tensor([[0, -1.0, 2.0, 0.0], [0, 1.0, 0, 1.0], [0, -1.0, 0, 0]], dtype=F64)
     batch, numbers = applied(rule, advantages=advantages)
-    assert batch["keep"].int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 0]]  # row 2: mean k1 is -0.25
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 0]]  # row 2: mean k1 is -0.25
     assert not batch["rejected"].any()
     assert numbers["correction/tokens_rejected"] == pytest.approx(1 / 6)
     assert numbers["correction/outside_rule0"] == pytest.approx(1 / 6)
     batch, _ = applied(replace(rule, sign="positive"), advantages=advantages)
-    assert batch["keep"].int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert batch["loss_mask"].int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
     batch, _ = applied(replace(rule, action="zero"), advantages=advantages)
-    assert batch["keep"].equal(KEEP)
+    assert batch["loss_mask"].equal(KEEP)
     same(batch["correction_weights"], [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 0]])
 
 
@@ -204,7 +204,7 @@ COMBINED = (
 
 def test_the_order_of_rules_does_not_matter():
     forward, backward = applied(*COMBINED)[0], applied(*COMBINED[::-1])[0]
-    assert all(forward[name].equal(backward[name]) for name in ("keep", "rejected", "correction_weights"))
+    assert all(forward[name].equal(backward[name]) for name in ("loss_mask", "rejected", "correction_weights"))
     assert forward["rejected"].tolist() == [True, True, False]
     pair = (replace(RULE, high=1.2), replace(RULE, metric="k2", action="zero", high=0.2))
     for rules in (pair, pair[::-1]):
@@ -220,7 +220,7 @@ def test_weights_normalised_over_the_tokens_that_remain():
         weights,
         [[0, *(5 / total * w for w in (1.5, e(-1), 1.0))], [0, 7.5 / total, 0, 0], [0, 5 * e(0.25) / total, 0, 0]],
     )
-    assert float(weights.sum() / batch["keep"].sum()) == pytest.approx(1.0, rel=1e-12)
+    assert float(weights.sum() / batch["loss_mask"].sum()) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_normalised_weights_do_not_depend_on_ranks(over_ranks):
@@ -233,7 +233,7 @@ def test_normalised_weights_do_not_depend_on_ranks(over_ranks):
         lambda rows, all_sum: applied(*rules, normalize=True, all_sum=all_sum, given=(batch[rows], logprobs[rows])),
         parts,
     )
-    for name in ("keep", "rejected", "correction_weights"):
+    for name in ("loss_mask", "rejected", "correction_weights"):
         found = torch.cat([batch[name] for batch, _ in results])
         torch.testing.assert_close(found, expected[name], rtol=1e-12, atol=0)
     assert results[2][1] == {}
@@ -246,7 +246,7 @@ def test_row_order_and_padding_do_not_matter(rule):
     wide = TensorDict({n: torch.nn.functional.pad(c, (0, 2)) if c.dim() > 1 else c for n, c in batch.items()}, [3])
     expected, _ = applied(rule)
     moved, _ = applied(rule, given=(wide[rows], torch.nn.functional.pad(logprobs, (0, 2))[rows]))
-    for name in ("keep", "correction_weights"):
+    for name in ("loss_mask", "correction_weights"):
         torch.testing.assert_close(moved[name][:, :4], expected[name][rows])
         assert not moved[name][:, 4:].any()
     assert moved["rejected"].equal(expected["rejected"][rows])
@@ -255,7 +255,7 @@ def test_row_order_and_padding_do_not_matter(rule):
 def test_everything_rejected():
     mask = replace(RULE, level="sequence", aggregate="max", action="mask", high=0.01)
     batch, numbers = applied(mask, RULE, normalize=True)
-    assert not batch["keep"].any()
+    assert not batch["loss_mask"].any()
     assert not batch["correction_weights"].any()
     assert batch["rejected"].all()
     assert numbers["correction/rows_rejected"] == numbers["correction/tokens_rejected"] == 1.0
@@ -263,7 +263,7 @@ def test_everything_rejected():
         replace(RULE, action="zero", high=1e-3), normalize=True
     )  # all weights 0 have no mean to divide by
     assert not batch["correction_weights"].any()
-    assert batch["keep"].equal(KEEP)
+    assert batch["loss_mask"].equal(KEEP)
 
 
 @pytest.mark.parametrize("rule", [*COMBINED, replace(COMBINED[2], level="group")])
@@ -274,11 +274,11 @@ def test_rows_without_trained_tokens_and_batches_without_rows(rule):
     assert not batch["correction_weights"].any()
     keep = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
     batch, numbers = applied(rule, keep=keep, log_rho=torch.zeros_like(LOG_RHO))
-    assert batch["keep"].equal(keep)
+    assert batch["loss_mask"].equal(keep)
     assert numbers["correction/rows_rejected"] == 0.0
     whole, logprobs = with_ratio()
     batch, numbers = applied(rule, given=(whole[:0], logprobs[:0]))
-    assert batch["keep"].shape == batch["correction_weights"].shape == (0, 4)
+    assert batch["loss_mask"].shape == batch["correction_weights"].shape == (0, 4)
     assert batch["rejected"].shape == (0,)
     assert numbers == {}
 
@@ -299,7 +299,7 @@ def test_a_nan_is_not_rejected_in_silence():
     log_rho = LOG_RHO.clone()
     log_rho[0, 1] = NAN
     batch, _ = applied(replace(RULE, level="sequence", aggregate="geometric", low=0.5), log_rho=log_rho)
-    assert batch["keep"].equal(KEEP)
+    assert batch["loss_mask"].equal(KEEP)
     assert batch["correction_weights"][0, 1:].isnan().all()
     assert batch["correction_weights"][1:].isfinite().all()
     mask = replace(RULE, level="sequence", aggregate="geometric", action="mask", low=0.5, high=3.0)

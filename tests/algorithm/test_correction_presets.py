@@ -35,7 +35,7 @@ def corrected(options, log_rho, rollout=-1.0, advantages=None):
     """Weights and rows that are left of rows of trained tokens, each in a group of its own."""
     log_rho = torch.as_tensor(log_rho, dtype=F64)
     columns = {
-        "keep": torch.ones_like(log_rho, dtype=torch.bool),
+        "loss_mask": torch.ones_like(log_rho, dtype=torch.bool),
         "group": torch.arange(len(log_rho)),
         "rollout_logprobs": torch.as_tensor(rollout, dtype=F64).expand_as(log_rho),
         "advantages": torch.ones_like(log_rho) if advantages is None else torch.tensor(advantages, dtype=F64),

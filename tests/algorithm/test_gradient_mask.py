@@ -18,7 +18,7 @@ def test_high_entropy_by_hand():
     for rho, place in ((0.01, (2, 1)), (0.2, (0, 2)), (0.3, (1, 2))):  # 1, 2 and 3 of 10 tokens
         expected[place] = True
         assert torch.equal(high_entropy(entropy, batch, all_sum=alone, seed=0, rho=rho), expected)
-    assert torch.equal(high_entropy(entropy, batch, all_sum=alone, seed=0, rho=1.0), batch["keep"])
+    assert torch.equal(high_entropy(entropy, batch, all_sum=alone, seed=0, rho=1.0), batch["loss_mask"])
 
 
 def test_the_share_is_met_where_all_entropies_are_equal():
@@ -41,8 +41,8 @@ def test_the_mask_does_not_depend_on_ranks_order_or_padding(over_ranks, tied):
     entropy = (entropy * 3).round() if tied else entropy
     batch = batch_of(torch.rand(10, 6, generator=generator) < 0.8)
     whole = high_entropy(entropy, batch, all_sum=alone, seed=4, rho=0.2)
-    assert whole.sum() == int(0.2 * batch["keep"].sum())
-    wide = batch_of(torch.nn.functional.pad(batch["keep"], (0, 5)))
+    assert whole.sum() == int(0.2 * batch["loss_mask"].sum())
+    wide = batch_of(torch.nn.functional.pad(batch["loss_mask"], (0, 5)))
     found = high_entropy(torch.nn.functional.pad(entropy, (0, 5), value=9.0), wide, all_sum=alone, seed=4, rho=0.2)
     assert torch.equal(found, torch.nn.functional.pad(whole, (0, 5)))
 

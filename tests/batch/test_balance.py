@@ -72,7 +72,7 @@ def rows_of_all_columns(row_lengths, units, seed=0):
         rows.append(
             {
                 "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-                "keep": torch.rand(length, generator=generator) < 0.6,
+                "loss_mask": torch.rand(length, generator=generator) < 0.6,
                 "old_logprobs": torch.randn(length, generator=generator),
                 "scores": torch.randn((), generator=generator),
                 "terms": {"exact": torch.randn((), generator=generator)},
@@ -108,7 +108,7 @@ def test_rows_are_packed_without_padding():
     assert {len(column) for column in parcel.rows.values()} == {len(LENGTHS)}
     same_rows(restore_padding([parcel]), batch)
     same_rows(restore_padding([drop_padding(batch[:3]), drop_padding(batch[:0]), drop_padding(batch[3:])]), batch)
-    assert restore_padding([drop_padding(batch[:2]), drop_padding(batch[3:5])])["keep"].shape == (4, 9), (
+    assert restore_padding([drop_padding(batch[:2]), drop_padding(batch[3:5])])["loss_mask"].shape == (4, 9), (
         "as wide as the longest"
     )
 
@@ -240,7 +240,7 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
         real = rows["tokens", "attention_mask"].bool()
         sums = torch.where(real, rows["old_logprobs"] + rows["scores"][:, None], 0.0)
         several = rows["tokens", "input_ids"][..., None].int() * torch.tensor([1, 2, 3]) * real[..., None]
-        return {"sum": sums, "kept": rows["keep"] & real, "several": several.int()}
+        return {"sum": sums, "kept": rows["loss_mask"] & real, "several": several.int()}
 
     def work_of(world):
         seen = []

@@ -46,16 +46,16 @@ def test_fields_stay_plain_and_follow_their_rows():
 
 def test_trim_cuts_what_no_row_needs():
     batch = collate([row(2), row(5), row(3)])
-    batch["keep"] = batch["response_mask"].clone()
+    batch["loss_mask"] = batch["response_mask"].clone()
     batch["scores"] = torch.tensor([1.0, 2.0, 3.0])
     batch["terms"] = TensorDict({"exact": torch.ones(3)}, batch_size=[3])
     part = trim(batch[torch.tensor([2, 0])])
     assert part["tokens", "input_ids"].tolist() == [[1, 2, 3], [1, 2, 0]]
-    assert part["keep"].tolist() == [[False, True, True], [False, True, False]]
+    assert part["loss_mask"].tolist() == [[False, True, True], [False, True, False]]
     assert part["scores"].tolist() == [3.0, 1.0]
     assert part["terms", "exact"].shape == (2,)
     assert fields(part) == [{"length": 3}, {"length": 2}]
-    assert batch["keep"].shape == (3, 5), "the batch that is trimmed stays as it is"
+    assert batch["loss_mask"].shape == (3, 5), "the batch that is trimmed stays as it is"
     assert trim(batch) is batch
 
 
@@ -85,11 +85,11 @@ def test_columns_flow():
 
 
 def test_a_column_that_nothing_writes():
-    stages = [("algorithm.source", (), ("tokens", "keep")), ("algorithm.loss", ("keep", "values"), ())]
+    stages = [("algorithm.source", (), ("tokens", "loss_mask")), ("algorithm.loss", ("loss_mask", "values"), ())]
     with pytest.raises(
         ValueError,
         match=r"^algorithm\.loss reads the column 'values', which nothing before it writes "
-        r"\(there are: keep, tokens\); choose another algorithm\.loss or add what writes 'values'$",
+        r"\(there are: loss_mask, tokens\); choose another algorithm\.loss or add what writes 'values'$",
     ):
         check_columns(stages)
 

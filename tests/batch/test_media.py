@@ -47,7 +47,7 @@ def rows_of(media=MEDIA, lengths=LENGTHS, units=UNITS):
             {
                 "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
                 "response_mask": torch.arange(length) > 0,
-                "keep": torch.arange(length) > 0,
+                "loss_mask": torch.arange(length) > 0,
                 "turn": torch.arange(length) // 2,
                 "trajectory": unit // 2,
                 "unit": unit,
@@ -121,7 +121,7 @@ def test_new_columns_are_padded_by_their_kind():
 
 
 def test_kinds_are_those_of_the_table_and_a_plugins_column_is_known_by_its_dimensions():
-    assert kind_of("scores", 2) == "row" and kind_of("keep", 1) == "token", "the table, whatever the shape"
+    assert kind_of("scores", 2) == "row" and kind_of("loss_mask", 1) == "token", "the table, whatever the shape"
     assert kind_of("media", 2) == "media" and kind_of("fields", 1) == "fields"
     assert [kind_of("a_plugin's", dims) for dims in (1, 2, 3)] == ["row", "token", "token"]
     [plain] = collate([row | {"bonus": 2.5, "hints": torch.ones(6)} for row in rows_of()[:1]])
@@ -254,10 +254,10 @@ def test_a_dummy_row_has_media_and_the_tokens_that_refer_to_them():
     rows = batch[:0]
     rows["loss_weights"] = torch.ones(0, 12)
     dummy = first_token(dummy_row(batch, rows))
-    assert dummy["scores"].tolist() == [2.0] and not dummy["keep"].any() and not dummy["loss_weights"].any()
+    assert dummy["scores"].tolist() == [2.0] and not dummy["loss_mask"].any() and not dummy["loss_weights"].any()
     same_media(dummy)
     assert dummy["tokens", "input_ids"].shape == (1, 9), "its first row with media, whole"
-    assert batch["keep"].any(1).all(), "the batch stays as it is"
+    assert batch["loss_mask"].any(1).all(), "the batch stays as it is"
     alone = first_token(dummy_row(batch[:1], rows))
     assert alone["tokens", "input_ids"].tolist() == [[200]] and not has_media(alone)
     assert batch["tokens", "attention_mask"].sum(1).tolist() == [2, 9, 6]

@@ -66,7 +66,7 @@ def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated)
     Job(tiny("algorithm=iterative_dpo", *lora, *sizes, "reward.terms.format.pattern='[0-4].*'")).fit("")
     versions = []
     for _, batch in annotated:
-        keep = batch["keep"]
+        keep = batch["loss_mask"]
         torch.testing.assert_close(batch["rollout_logprobs"][keep], batch["ref_logprobs"][keep], rtol=0, atol=2e-5)
         versions.append(batch["version"][keep].unique().tolist())
     assert versions == [[0], [0], [2], [2]]

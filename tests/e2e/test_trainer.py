@@ -249,7 +249,7 @@ def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
 
 @ADVANTAGES.register("plain_scores")
 def plain_scores(scores, rewards, batch):
-    return {"advantages": batch["keep"] * scores[:, None].float()}
+    return {"advantages": batch["loss_mask"] * scores[:, None].float()}
 
 
 def test_the_numbers_of_a_step_are_those_of_its_batch(tiny, tmp_path, monkeypatch):
@@ -293,8 +293,8 @@ def test_truncated_rows_do_not_train_where_that_is_asked(tiny, tmp_path, monkeyp
     Job(tiny("steps=1", "warmup=none", "algorithm.mask_truncated=true", "rollout.max_new_tokens=3")).fit("")
     [(_, (batch, _, _))] = calls
     assert batch["truncated"].any() and not batch["truncated"].all()
-    assert not batch["keep"][batch["truncated"]].any()
-    kept = batch["keep"].sum() / len(batch)
+    assert not batch["loss_mask"][batch["truncated"]].any()
+    kept = batch["loss_mask"].sum() / len(batch)
     assert numbers(tmp_path / "run")[-1]["length/trained"] == pytest.approx(float(kept))
 
 

@@ -29,7 +29,9 @@ def evaluator(world, rows=ROWS):
     digits = torch.tensor([int(token) if token.isdigit() else 0 for token in tokens])
 
     def scores(batch):
-        assert batch["keep"].any(1).all() and (batch["keep"] <= batch["tokens", "attention_mask"].bool()).all()
+        assert (
+            batch["loss_mask"].any(1).all() and (batch["loss_mask"] <= batch["tokens", "attention_mask"].bool()).all()
+        )
         return digits[batch["tokens", "input_ids"]].float()
 
     return PairEvaluator(EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores)

@@ -31,7 +31,7 @@ def evaluator(world, rows=ROWS):
 
     def scores(batch):
         logits = digits[batch["tokens", "input_ids"]].roll(1, 1)  # the separator tells of the digit before it
-        return torch.where(batch["keep"], logits, 0.0)
+        return torch.where(batch["loss_mask"], logits, 0.0)
 
     return StepEvaluator(
         EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores, separator="\n"

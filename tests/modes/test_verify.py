@@ -42,7 +42,7 @@ def mine(resolved):
 
 
 def reinforce(logprobs, batch):
-    return torch.where(batch["keep"], -batch["advantages"] * logprobs, 0.0), {}
+    return torch.where(batch["loss_mask"], -batch["advantages"] * logprobs, 0.0), {}
 
 
 def test_an_algorithm_is_certified(resolved):

@@ -47,7 +47,7 @@ def added(body: str, operator: str, arguments: str = "x, batch") -> list[str]:
         ("mask", "return x.where(y, 0)", ["return x"]),
         ("mask", "return torch.where(y, x, 1.0)", ["return torch.where(y, 1.0, x)"]),
         ("mask", "return x.masked_fill(y, 0)", ["return x"]),
-        ("mask", "return x * batch['keep']", ["return x * (batch['keep'] | True)"]),
+        ("mask", "return x * batch['loss_mask']", ["return x * (batch['loss_mask'] | True)"]),
         ("mask", "return keep.sum()", ["return (keep | True).sum()"]),
         ("constant", "return 0.5 + 0", ["return 1.0 + 0", "return 0.5 + 1"]),
         ("constant", "return x.sort(dim=1, descending=True)[0]", ["return x.sort(dim=1, descending=False)[0]"]),

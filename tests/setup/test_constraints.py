@@ -252,7 +252,7 @@ def spoilt(logprobs, batch, *, part):
 
 @ADVANTAGES.register("spoilt")
 def spoilt_advantage(scores, rewards, batch, *, row):
-    advantages = batch["keep"] * scores[:, None]
+    advantages = batch["loss_mask"] * scores[:, None]
     advantages[row] = float("inf") if int(batch["version"].max()) >= 3 else 0.0
     return {"advantages": advantages}
 

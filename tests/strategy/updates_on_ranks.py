@@ -98,7 +98,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
         return {"suspects": world.gather(problem.suspects)}
     output = objective.outputs[0]
     computed = actor.compute(mine, (output,), 0.8, dummy_row(batch, mine))[output]
-    column = torch.zeros(*batch["keep"].shape, *computed.shape[2:])
+    column = torch.zeros(*batch["loss_mask"].shape, *computed.shape[2:])
     column[job["shares"][world.size][world.rank]] = computed
     return {
         "numbers": numbers,

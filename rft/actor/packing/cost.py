@@ -57,4 +57,4 @@ def row_work(cost: Cost, batch: TensorDict, shared: Tensor) -> Tensor:
     _, places, counts = batch["group"].unique(return_inverse=True, return_counts=True)
     saved = 1 - 1 / counts[places].double()  # (B,)
     whole, once = (work(tokens, cost.linear, cost.quadratic) for tokens in (lengths(batch), shared))
-    return whole - saved * once + cost.head * batch["keep"].sum(1)
+    return whole - saved * once + cost.head * batch["loss_mask"].sum(1)

@@ -122,7 +122,7 @@ def first_token(row: TensorDict) -> TensorDict:
     row = row.copy() if media else row.clone()
     if not media:
         row["tokens", "attention_mask"][:, 1:] = 0
-    row["keep"] = torch.zeros_like(row["keep"])
+    row["loss_mask"] = torch.zeros_like(row["loss_mask"])
     return trim(row)
 
 

@@ -71,7 +71,7 @@ def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLay
         batch: the rows.
         context: the group.
     """
-    where = batch["keep"][:, 1:]
+    where = batch["loss_mask"][:, 1:]
     asked = layout.place[:, :-1][where]  # (P,)
     targets = shard_queries(batch["tokens"], where, candidates(batch))
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}

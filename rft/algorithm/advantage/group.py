@@ -75,7 +75,7 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
 def reinforce_pp_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """R - mean_g, whitened over the trained tokens of all ranks. REINFORCE++ with baseline, arXiv 2501.03262."""
     centred = spread(group_statistics(scores, batch["group"]).centred, scores, batch)
-    return {"advantages": whitened(centred, batch["keep"], all_sum)}
+    return {"advantages": whitened(centred, batch["loss_mask"], all_sum)}
 
 
 @ADVANTAGES.register(
@@ -86,7 +86,9 @@ def opo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor]
 
     With rows of one length it is `dr_grpo`. A row without a trained token weighs nothing in the baseline.
     """
-    return {"advantages": spread(weighted_centred(scores, batch["keep"].sum(dim=1), batch["group"]), scores, batch)}
+    return {
+        "advantages": spread(weighted_centred(scores, batch["loss_mask"].sum(dim=1), batch["group"]), scores, batch)
+    }
 
 
 @ADVANTAGES.register(
@@ -114,7 +116,7 @@ def gdpo(
 
 def spread(advantage: Tensor, scores: Tensor, batch: TensorDict) -> Tensor:
     """A row's advantage (B,) on each of its trained tokens, (B, T), in the dtype of the scores."""
-    return torch.where(batch["keep"], advantage.to(scores.dtype)[:, None], 0.0)
+    return torch.where(batch["loss_mask"], advantage.to(scores.dtype)[:, None], 0.0)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def prime(scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: float, ga
         beta: scale of the process reward; the same as in the loss of the reward model.
         gamma: discount per trained token.
     """
-    keep, group = batch["keep"], batch["group"]
+    keep, group = batch["loss_mask"], batch["group"]
     process = beta * log_ratio(batch["prm_logprobs"], batch["ref_logprobs"], keep).double()  # (B, T)
     mean = process.sum(1) / keep.sum(1).clamp(min=1)  # (B,)
     size = group_statistics(mean, group).size

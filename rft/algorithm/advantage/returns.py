@@ -28,7 +28,7 @@ def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: floa
     Args:
         gamma: discount per trained token.
     """
-    return {"advantages": following(rewards, batch["keep"], gamma)}
+    return {"advantages": following(rewards, batch["loss_mask"], gamma)}
 
 
 @ADVANTAGES.register(
@@ -44,7 +44,7 @@ def reinforce_pp(
     Args:
         gamma: discount per trained token.
     """
-    return {"advantages": whitened(following(rewards, batch["keep"], gamma), batch["keep"], all_sum)}
+    return {"advantages": whitened(following(rewards, batch["loss_mask"], gamma), batch["loss_mask"], all_sum)}
 
 
 @ADVANTAGES.register("remax", reads=("greedy_scores",), gradient=Gradient("exact"))
@@ -53,8 +53,8 @@ def remax(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tenso
 
     The greedy score is the raw one, without KL: a baseline may be any number that the sampled answer does not change.
     """
-    advantages = following(rewards, batch["keep"], 1.0) - batch["greedy_scores"].to(rewards.dtype)[:, None]
-    return {"advantages": torch.where(batch["keep"], advantages, 0.0)}
+    advantages = following(rewards, batch["loss_mask"], 1.0) - batch["greedy_scores"].to(rewards.dtype)[:, None]
+    return {"advantages": torch.where(batch["loss_mask"], advantages, 0.0)}
 
 
 @ADVANTAGES.register(
@@ -70,7 +70,7 @@ def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -
     logits. t counts trained tokens; the sums are over the rows of the group that have a t-th one. Where they are all
     equal, or there is one alone, the advantage is 0. G_t is not discounted.
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     energy = 1 - 2 * batch["old_logprobs"].double().exp() + batch["sum_p_squared"]  # (B, T) of the distribution at t
     weights = torch.where(keep, energy.clamp(min=0), 0.0).cumsum(dim=1)  # (B, T); rounding may go below 0
     _, group = torch.unique(batch["group"], return_inverse=True)
@@ -106,7 +106,7 @@ def gae(
         lam: between 0 (one step) and 1 (the return less the value).
         whiten: whitens the advantages over the trained tokens of all ranks.
     """
-    keep, values = batch["keep"], batch["values"]
+    keep, values = batch["loss_mask"], batch["values"]
     advantages = estimate(rewards, values, keep, gamma, lam)
     returns = torch.where(keep, advantages + values, 0.0)
     return {"advantages": whitened(advantages, keep, all_sum) if whiten else advantages, "returns": returns}
@@ -131,7 +131,7 @@ def gae_length_adaptive(
         alpha: above 0; how far a reward reaches back, as a share of the row. Up to 1 / alpha tokens, lam is 0.
         whiten: whitens the advantages over the trained tokens of all ranks.
     """
-    keep, values = batch["keep"], batch["values"]
+    keep, values = batch["loss_mask"], batch["values"]
     lam = (1 - 1 / (alpha * keep.sum(dim=1).double().clamp(min=1))).clamp(min=0)  # (B,)
     advantages = estimate(rewards, values, keep, gamma, lam)
     returns = following(rewards, keep, gamma)
@@ -139,12 +139,12 @@ def gae_length_adaptive(
 
 
 def following(rewards: Tensor, keep: Tensor, gamma: float) -> Tensor:
-    """The discounted sum of the rewards from a trained token on, (B, T), zero outside `keep`."""
+    """The discounted sum of the rewards from a trained token on, (B, T), zero outside `loss_mask`."""
     return estimate(rewards, torch.zeros_like(rewards), keep, gamma, lam=1.0)
 
 
 def estimate(rewards: Tensor, values: Tensor, keep: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
-    """The recursion of `gae` over the trained tokens, (B, T), zero outside `keep`; lam is one for all rows or (B,).
+    """The recursion of `gae` over the trained tokens, (B, T), zero outside `loss_mask`; lam is a number or (B,).
 
     Trained tokens are moved together, so that the loop over time knows no gaps and is as long as the longest of them.
     """

@@ -35,5 +35,5 @@ def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float)
     Args:
         gamma: discount per trained token. With 1 the gradient is that of KL(policy, teacher) of whole answers.
     """
-    closer = log_ratio(batch["teacher_logprobs"], batch["old_logprobs"], batch["keep"])  # (B, T)
-    return {"advantages": following(closer.to(scores.dtype), batch["keep"], gamma)}
+    closer = log_ratio(batch["teacher_logprobs"], batch["old_logprobs"], batch["loss_mask"])  # (B, T)
+    return {"advantages": following(closer.to(scores.dtype), batch["loss_mask"], gamma)}

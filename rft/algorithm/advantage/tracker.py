@@ -20,6 +20,6 @@ def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     p is `baseline_scores` (B,): the solve rate of the prompt as the source knew it before these answers. It depends on
     none of them, so it moves no gradient, also where R is not on its scale.
     """
-    trained = batch["keep"].any(-1)  # (B,)
+    trained = batch["loss_mask"].any(-1)  # (B,)
     advantage = whitened(scores.double() - batch["baseline_scores"].double(), trained, all_sum)
-    return {"advantages": torch.where(batch["keep"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)
+    return {"advantages": torch.where(batch["loss_mask"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)

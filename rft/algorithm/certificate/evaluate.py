@@ -32,7 +32,7 @@ def sample_for(plugin: Plugin, kind: Kind, on_policy: bool) -> TensorDict:
     outputs = () if kind == "advantage" else plugin.facts.outputs
     rows = sample(plugin.facts.reads, outputs, plugin.options, on_policy)
     if kind == "loss":
-        keep = rows["batch", "keep"]
+        keep = rows["batch", "loss_mask"]
         each = keep.any(1) / (3.0 + torch.arange(len(keep), dtype=torch.float64))  # (B,)
         rows["weights"] = keep * each[:, None] if plugin.facts.unit == "token" else keep.any(1).double() / len(keep)
     return rows
@@ -63,7 +63,7 @@ def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
         supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options)}
         return Outcome(plugin(batch["scores"], batch["rewards"], batch, **supplied), {})
     if kind == "aggregation":
-        return Outcome({"weights": plugin(batch["keep"], batch["group"], all_sum=alone)}, {})
+        return Outcome({"weights": plugin(batch["loss_mask"], batch["group"], all_sum=alone)}, {})
     if kind == "gradient mask":
         given = [rows["outputs", name] for name in plugin.facts.outputs]
         return Outcome({"mask": plugin(*given, batch, all_sum=alone, seed=0).double()}, {})

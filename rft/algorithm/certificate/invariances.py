@@ -76,7 +76,7 @@ def empty_rows(plugin: Plugin, kind: Kind) -> bool:
 
     def emptied(rows: TensorDict) -> TensorDict:
         rows = rows.clone()
-        rows["batch", "keep"] = torch.zeros_like(KEEP)
+        rows["batch", "loss_mask"] = torch.zeros_like(KEEP)
         return rows
 
     outcome = _outcome(plugin, kind, emptied)

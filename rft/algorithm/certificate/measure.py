@@ -50,7 +50,7 @@ def measure(plugin: Plugin, kind: Kind, target: str) -> Measured:
         raise ValueError(f"{kind} {plugin.name!r} states the target {target!r}{hint} (known: {'; '.join(known)})")
     if kind == "gradient mask":
         rows = sample_for(plugin, kind, on_policy=True)
-        wanted = torch.where(rows["batch", "keep"], rows["batch", "scores"][:, None], 0.0)
+        wanted = torch.where(rows["batch", "loss_mask"], rows["batch", "scores"][:, None], 0.0)
         found = evaluate(plugin, kind, rows).columns["mask"] * wanted
     elif kind == "loss" and target in SURROGATES:
         found, wanted = _on_given_rows(plugin, target)
@@ -112,7 +112,7 @@ def _expected_weights(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
             else:
                 groups = batch["scores"].view(-1, GROUP_SIZE)
                 others = (groups.sum(1, keepdim=True) - groups) / (GROUP_SIZE - 1)
-                each = plugin(batch["keep"], batch["group"], all_sum=alone) * (groups - others).view(-1, 1)
+                each = plugin(batch["loss_mask"], batch["group"], all_sum=alone) * (groups - others).view(-1, 1)
             weights.index_add_(0, answers, chance[:, None] * each)
         return weights
 
@@ -138,7 +138,7 @@ def _on_given_rows(plugin: Plugin, target: str) -> tuple[Tensor, Tensor]:
     """The ascent direction of a loss and of a surrogate by the outputs of every token of the sample, on policy."""
     rows = prepared(plugin, "loss", sample_for(plugin, "loss", on_policy=True))
     leaves, loss, _ = call_loss(plugin, rows)
-    weights, keep = rows["weights"], rows["batch", "keep"]
+    weights, keep = rows["weights"], rows["batch", "loss_mask"]
     found = differentiated(-(weights * loss).where(weights != 0, 0.0).sum(), leaves)
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
     surrogate = SURROGATES[target](leaves, rows["batch"], plugin.options)

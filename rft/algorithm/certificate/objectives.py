@@ -89,15 +89,15 @@ def _reinforce(outputs: Mapping[str, Tensor], batch: TensorDict) -> Tensor:
 
 
 def _length(batch: TensorDict) -> Tensor:
-    return batch["keep"].sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+    return batch["loss_mask"].sum(1, keepdim=True).clamp(min=1)  # (B, 1)
 
 
 def outcome_likelihood(outputs: Mapping[str, Tensor], batch: TensorDict, options: Options) -> Tensor:
     """log of the chance of a row's outcome, which is sigmoid(beta * sum of log-ratios) for 1; spread over the row."""
-    logits = options["beta"] * (outputs["logprobs"] - batch["ref_logprobs"]).where(batch["keep"], 0.0).sum(1)
+    logits = options["beta"] * (outputs["logprobs"] - batch["ref_logprobs"]).where(batch["loss_mask"], 0.0).sum(1)
     outcome = batch["terms", options["term"]]
     likelihood = outcome * logsigmoid(logits) + (1 - outcome) * logsigmoid(-logits)
-    return (likelihood / _length(batch)[:, 0])[:, None].expand(batch["keep"].shape)
+    return (likelihood / _length(batch)[:, 0])[:, None].expand(batch["loss_mask"].shape)
 
 
 def _margin(outputs: Mapping[str, Tensor], batch: TensorDict) -> Tensor:
@@ -111,8 +111,8 @@ def _sign(good: Tensor) -> Tensor:
 
 def _by_pair(outputs: Mapping[str, Tensor], batch: TensorDict, value: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """A function of the two scores of a pair, spread over each of its rows."""
-    chosen, rejected, whole = both(outputs["score"].where(batch["keep"], 0.0).sum(1), batch)
-    return (value(chosen, rejected).where(whole, 0.0)[:, None] / _length(batch)).expand(batch["keep"].shape)
+    chosen, rejected, whole = both(outputs["score"].where(batch["loss_mask"], 0.0).sum(1), batch)
+    return (value(chosen, rejected).where(whole, 0.0)[:, None] / _length(batch)).expand(batch["loss_mask"].shape)
 
 
 def _kl(one: Tensor, other: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class TinyPolicy:
         self._generator = torch.Generator().manual_seed(_SEED)
         self._unknown = torch.tensor([[symbol < prompts[p].first for symbol in range(SYMBOLS)] for p, _ in states])
         self.logits = self._table()
-        self.columns = TensorDict({"keep": keep}, batch_size=[len(answers)])
+        self.columns = TensorDict({"loss_mask": keep}, batch_size=[len(answers)])
         now = self.forward(self.logits)
         right = torch.randint(4, (len(answers),), generator=self._generator).double() / 3
         form = torch.randint(2, (len(answers),), generator=self._generator).double()
@@ -122,17 +122,17 @@ class TinyPolicy:
         if name.endswith("scores"):
             return torch.randn(self.prompts, dtype=torch.float64, generator=self._generator)[self.prompt]
         of_state = torch.randn(len(self.logits), dtype=torch.float64, generator=self._generator)
-        return torch.where(self.columns["keep"], of_state[self._states], 0.0)
+        return torch.where(self.columns["loss_mask"], of_state[self._states], 0.0)
 
     def forward(self, logits: Tensor) -> dict[str, Tensor]:
-        """The outputs of a model at every token of every answer, (Y, T) each, zero outside `keep`."""
+        """The outputs of a model at every token of every answer, (Y, T) each, zero outside `loss_mask`."""
         table = logits.log_softmax(dim=1)  # (states, SYMBOLS)
         each = {
             "logprobs": table[self._states, self._tokens],
             "entropy": -(table.exp() * table).sum(1)[self._states],
             "sum_p_squared": table.exp().square().sum(1)[self._states],
         }
-        return {name: torch.where(self.columns["keep"], output, 0.0) for name, output in each.items()}
+        return {name: torch.where(self.columns["loss_mask"], output, 0.0) for name, output in each.items()}
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of every answer to its prompt, (Y,)."""

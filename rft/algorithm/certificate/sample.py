@@ -79,7 +79,7 @@ def sample(reads: Sequence[str], outputs: Sequence[str], options: dict[str, Any]
             return -normal.abs()
         return normal.abs() if name in ("entropy", "sum_p_squared") else normal
 
-    batch = TensorDict({"keep": KEEP, "response_mask": KEEP, "group": GROUP}, batch_size=[rows])
+    batch = TensorDict({"loss_mask": KEEP, "response_mask": KEEP, "group": GROUP}, batch_size=[rows])
     batch["unit"] = PAIR if "chosen" in reads else torch.arange(rows) * 3
     batch["truncated"] = torch.arange(rows) % 3 == 0
     for name in ("scores", "rewards", *reads):

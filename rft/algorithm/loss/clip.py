@@ -35,7 +35,7 @@ def ppo_clip(
             (arXiv 2503.14476).
         dual_clip: c > 1; where A < 0 the loss is at most -A c (arXiv 1912.09729); null turns it off.
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     return clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip)
 
 
@@ -80,7 +80,7 @@ def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
     Args:
         clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     loss, low, high = _pessimistic(difference, batch, math.log1p(-clip_low), math.log1p(clip_high))
     return loss, clip_statistics(low, high, difference)
 
@@ -88,10 +88,10 @@ def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
 def clipped(
     r: Tensor, log_ratios: Tensor, batch: TensorDict, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Unreduced:
-    """The clipped surrogate of the ratios r, and its statistics; every tensor is (B, T) and zero outside `keep`."""
+    """The clipped surrogate of the ratios r, and its statistics; all are (B, T) and zero outside `loss_mask`."""
     loss, low, high = _pessimistic(r, batch, 1 - clip_low, 1 + clip_high)
     if dual_clip is not None:
-        advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+        advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
         high = high | ((advantages < 0) & (r > dual_clip))
     return loss, clip_statistics(low, high, log_ratios)
@@ -108,6 +108,6 @@ def _pessimistic(x: Tensor, batch: TensorDict, floor: float, ceiling: float) -> 
 
     Where nothing is clipped both arms of the maximum are equal, and each passes half the gradient.
     """
-    advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+    advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
     loss = torch.maximum(-advantages * x, -advantages * x.clamp(floor, ceiling))
     return loss, (advantages < 0) & (x < floor), (advantages > 0) & (x > ceiling)

@@ -39,7 +39,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
 
 def both(logprobs: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
     """The outcomes of teacher and policy, (B, T, K + 1) each: equal where nothing trains, so no divergence is there."""
-    return outcomes(batch["teacher_top_logprobs"], batch["keep"]), outcomes(logprobs, batch["keep"])
+    return outcomes(batch["teacher_top_logprobs"], batch["loss_mask"]), outcomes(logprobs, batch["loss_mask"])
 
 
 @LOSSES.register(
@@ -84,4 +84,4 @@ def jsd(candidate_logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unredu
     teacher, policy = both(candidate_logprobs, batch)
     mixture = torch.logaddexp(teacher + math.log(beta), policy + math.log1p(-beta))
     between = beta * divergence(teacher, mixture) + (1 - beta) * divergence(policy, mixture)
-    return torch.where(batch["keep"], between, 0.0), {}
+    return torch.where(batch["loss_mask"], between, 0.0), {}

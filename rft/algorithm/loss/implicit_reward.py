@@ -25,9 +25,9 @@ def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: float, term: s
         beta: scale of the process reward.
         term: the raw reward term that is the outcome, between 0 and 1.
     """
-    logits = beta * log_ratio(logprobs, batch["ref_logprobs"], batch["keep"]).sum(1)  # (B,)
+    logits = beta * log_ratio(logprobs, batch["ref_logprobs"], batch["loss_mask"]).sum(1)  # (B,)
     outcome = batch["terms", term].to(logits.dtype)
     loss = nn.functional.binary_cross_entropy_with_logits(logits, outcome, reduction="none")
-    trained = batch["keep"].any(1)
+    trained = batch["loss_mask"].any(1)
     right = ((logits > 0) == (outcome > 0.5)).to(logits.dtype)
     return loss.where(trained, 0.0), {"prm/accuracy": right.where(trained, 0.0)}

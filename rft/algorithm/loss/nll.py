@@ -11,4 +11,4 @@ from rft.algorithm.registries import LOSSES, Unreduced
 @LOSSES.register("nll", gradient=Gradient("exact", target="likelihood"))
 def nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """-log p of every trained token (B, T)."""
-    return torch.where(batch["keep"], -logprobs, 0.0), {}
+    return torch.where(batch["loss_mask"], -logprobs, 0.0), {}

@@ -105,7 +105,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: float, average: bool) -> U
             that of sums.
     """
     gains = gain(logprobs, batch)
-    rewards = beta * (gains / batch["keep"].sum(1).clamp(min=1) if average else gains)
+    rewards = beta * (gains / batch["loss_mask"].sum(1).clamp(min=1) if average else gains)
     return compare(rewards, logprobs, batch, lambda margin: ((margin - 0.5) / beta).square())
 
 
@@ -143,7 +143,7 @@ def cpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
     Args:
         beta: the larger, the sooner a pair is right enough.
     """
-    rewards = beta * torch.where(batch["keep"], logprobs, 0.0).sum(1)
+    rewards = beta * torch.where(batch["loss_mask"], logprobs, 0.0).sum(1)
     return compare(rewards, logprobs, batch, lambda margin: _smooth(margin, 0.0))
 
 
@@ -199,12 +199,12 @@ def chosen_nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 
 def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
-    """`kl_baseline` (B,): mean gain of the mismatched rows of all ranks, 0 at least; they are taken out of `keep`.
+    """`kl_baseline` (B,): mean gain of the mismatched rows of all ranks, 0 at least; they are taken out of `loss_mask`.
 
     Also `label_scale` (B,): rows / rows of the same label, so that a mean over rows of what one label alone has is that
     over these.
     """
-    keep, mismatched, label = batch["keep"], batch["mismatched"], batch["label"]
+    keep, mismatched, label = batch["loss_mask"], batch["mismatched"], batch["label"]
     trained = keep.any(1)
     gains = gain(logprobs, batch)
     sides = (trained & mismatched, trained & ~mismatched & label, trained & ~mismatched & ~label)
@@ -215,7 +215,7 @@ def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dic
     return {
         "kl_baseline": baseline.to(gains.dtype).expand(len(batch)).clone(),
         "label_scale": scale.to(gains.dtype),
-        "keep": keep & ~mismatched[:, None],
+        "loss_mask": keep & ~mismatched[:, None],
     }
 
 
@@ -254,12 +254,12 @@ def kto(
         beta: strength of the pull to the reference.
         desirable_weight, undesirable_weight: w of the good and of the bad rows; their sums over rows should be alike.
     """
-    label, trained, z = batch["label"], batch["keep"].any(1), batch["kl_baseline"]
+    label, trained, z = batch["label"], batch["loss_mask"].any(1), batch["kl_baseline"]
     gains = gain(logprobs, batch)
     sign = label.to(gains.dtype) * 2 - 1
     margin = sign * beta * (gains - z)
     weight = torch.where(label, desirable_weight, undesirable_weight)
-    told, whole = margin.detach(), torch.where(batch["keep"], logprobs, 0.0).sum(1).detach()
+    told, whole = margin.detach(), torch.where(batch["loss_mask"], logprobs, 0.0).sum(1).detach()
     statistics = {"accuracy": (told > 0).to(told.dtype), "margin": told, "baseline": z}
     for name, values in (("reward", beta * gains.detach()), ("logprob", whole)):
         for side, rows in (("chosen", label), ("rejected", ~label)):
@@ -270,18 +270,18 @@ def kto(
 
 def gain(logprobs: Tensor, batch: TensorDict) -> Tensor:
     """The sum of a row's log-ratios to the reference, (B,)."""
-    return log_ratio(logprobs, batch["ref_logprobs"], batch["keep"]).sum(1)
+    return log_ratio(logprobs, batch["ref_logprobs"], batch["loss_mask"]).sum(1)
 
 
 def mean_logprobs(logprobs: Tensor, batch: TensorDict) -> Tensor:
     """The mean over a row's trained tokens, (B,)."""
-    return row_mean(torch.where(batch["keep"], logprobs, 0.0), batch["keep"])
+    return row_mean(torch.where(batch["loss_mask"], logprobs, 0.0), batch["loss_mask"])
 
 
 def compare(rewards: Tensor, logprobs: Tensor, batch: TensorDict, loss: Callable[[Tensor], Tensor]) -> Unreduced:
     """A loss of the reward of the chosen row less that of the rejected, per pair, and the statistics of `dpo`."""
     chosen, rejected, whole = both(rewards, batch)
-    sums = both(torch.where(batch["keep"], logprobs, 0.0).sum(1).detach(), batch)
+    sums = both(torch.where(batch["loss_mask"], logprobs, 0.0).sum(1).detach(), batch)
     margin = chosen - rejected
     statistics = {
         "preference/accuracy": (margin > 0).to(margin.dtype),

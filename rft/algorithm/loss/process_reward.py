@@ -24,7 +24,7 @@ def step_cross_entropy(score: Tensor, batch: TensorDict) -> Unreduced:
     Statistics (B, T): `steps/accuracy` (1 where p and y are on the same side of a half), `steps/probability` (p),
     `steps/label` (y).
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     score = torch.where(keep, score, 0.0)
     label = torch.where(keep, batch["step_labels"], 0.0)
     loss = softplus(score) - label * score

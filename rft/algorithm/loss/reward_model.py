@@ -71,4 +71,4 @@ def score_centering(score: Tensor, batch: TensorDict) -> Unreduced:
 
 def row_scores(score: Tensor, batch: TensorDict) -> Tensor:
     """The score of each row (B,), from the column (B, T) that has it at the row's last trained token."""
-    return torch.where(batch["keep"], score, 0.0).sum(1)
+    return torch.where(batch["loss_mask"], score, 0.0).sum(1)

@@ -19,16 +19,16 @@ from rft.registry import constraints, in_range
 def covariances(logprobs: Tensor, batch: TensorDict, all_sum: AllSum) -> Tensor:
     """(A - mean A) (lp - mean lp) of every trained token (B, T) float64, means over all trained tokens of all ranks.
 
-    arXiv 2505.22617, section 4.2. What is outside `keep` has no meaning.
+    arXiv 2505.22617, section 4.2. What is outside `loss_mask` has no meaning.
     """
-    keep, advantages = batch["keep"], batch["advantages"]
+    keep, advantages = batch["loss_mask"], batch["advantages"]
     mean_advantage = exact_mean(advantages, keep, all_sum)
     mean_logprob = exact_mean(logprobs, keep, all_sum)
     return (advantages.double() - mean_advantage) * (logprobs.double() - mean_logprob)
 
 
 def _draws(batch: TensorDict, seed: int) -> Tensor:
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     return token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
 
 
@@ -45,7 +45,7 @@ def select_clip_cov(
     cov_high: float,
 ) -> dict[str, Tensor]:
     """`cov_clipped` (B, T) bool: tokens drawn from those that the ratio does not clip and whose covariance fits."""
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     _, clips = clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip=None)
     free = keep & (clips["clip/low"] + clips["clip/high"] == 0)
@@ -85,7 +85,7 @@ def clip_cov(
         share: of all trained tokens that are drawn, rounded down, at least one.
         cov_low, cov_high: covariances between which tokens are drawn.
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     loss, statistics = clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip=None)
     drawn = batch["cov_clipped"]
     return torch.where(drawn, 0.0, loss), statistics | {"clip/cov": drawn.to(loss.dtype)}
@@ -95,7 +95,7 @@ def select_kl_cov(
     logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, share: float
 ) -> dict[str, Tensor]:
     """`cov_penalized` (B, T) bool: the trained tokens of largest covariance."""
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     covariance = covariances(logprobs, batch, all_sum)
     count = share_of(share, keep, all_sum)
     return {"cov_penalized": largest(covariance, keep, count, _draws(batch, seed), all_sum)}
@@ -120,7 +120,7 @@ def kl_cov(logprobs: Tensor, batch: TensorDict, *, share: float, kappa: float) -
         share: of all trained tokens that are penalized, rounded down, at least one.
         kappa: coefficient of the penalty.
     """
-    keep, penalized = batch["keep"], batch["cov_penalized"]
+    keep, penalized = batch["loss_mask"], batch["cov_penalized"]
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     loss = -torch.where(keep, batch["advantages"], 0.0) * ratio(difference)
     loss = loss + kappa * torch.where(penalized, difference.abs(), 0.0)
@@ -131,9 +131,9 @@ def select_m2po(
     logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum, tau: float, among: Literal["all", "outward"]
 ) -> dict[str, Tensor]:
     """`m2_masked` (B, T) bool: the tokens furthest from the rollout policy, as many as the second moment asks for."""
-    difference = log_ratio(logprobs, batch["rollout_logprobs"], batch["keep"])
+    difference = log_ratio(logprobs, batch["rollout_logprobs"], batch["loss_mask"])
     difference = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)  # (B, T)
-    mask = batch["keep"]
+    mask = batch["loss_mask"]
     if among == "outward":
         mask = mask & (difference * batch["advantages"] > 0)
     return {"m2_masked": mask & ~up_to_mean(difference.square(), mask, tau, all_sum)}
@@ -169,7 +169,7 @@ def m2po(
         tau: bound of the mean squared log-ratio.
         among: the tokens that are counted and masked: all, or those that move outward.
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     loss, statistics = clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip=None)
     masked = batch["m2_masked"]
     return torch.where(masked, 0.0, loss), statistics | {"clip/m2": masked.to(loss.dtype)}

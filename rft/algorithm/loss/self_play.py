@@ -35,7 +35,7 @@ def sppo(logprobs: Tensor, batch: TensorDict, *, eta: float) -> Unreduced:
     Args:
         eta: step of the game: a row that always wins is to gain eta / 2 nats, one that always loses to lose as many.
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     target = eta * row_mean(torch.where(keep, batch["advantages"], 0.0), keep)
     difference = log_ratio(logprobs.detach(), batch["ref_logprobs"], keep)
     return (gain(logprobs, batch) - target).square(), {"kl/ref": row_mean(k3(difference), keep)}

@@ -33,8 +33,8 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
     Args:
         clip_low, clip_high: s is clipped to [1 - low, 1 + high].
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
-    s = ratio(row_mean(difference, batch["keep"]))[:, None]  # (B, 1)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
+    s = ratio(row_mean(difference, batch["loss_mask"]))[:, None]  # (B, 1)
     return clipped(s.expand_as(difference), difference, batch, clip_low, clip_high, dual_clip=None)
 
 
@@ -52,8 +52,8 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_hig
     Args:
         clip_low, clip_high: s_t is clipped to [1 - low, 1 + high].
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
-    s = ratio(row_mean(difference.detach(), batch["keep"]))[:, None]  # (B, 1)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
+    s = ratio(row_mean(difference.detach(), batch["loss_mask"]))[:, None]  # (B, 1)
     own = (difference - difference.detach()).exp()  # (B, T), all ones
     return clipped(s * own, difference, batch, clip_low, clip_high, dual_clip=None)
 
@@ -73,7 +73,7 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: fl
         clip_low, clip_high: s is clipped to [1 - low, 1 + high].
     """
     loss, statistics = gspo(logprobs, batch, clip_low=clip_low, clip_high=clip_high)
-    return loss * batch["keep"].sum(dim=1, keepdim=True), statistics
+    return loss * batch["loss_mask"].sum(dim=1, keepdim=True), statistics
 
 
 @LOSSES.register(
@@ -97,7 +97,7 @@ def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
     Args:
         clip_low, clip_high: the log-ratio (not the ratio) is clipped to [-low, high].
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     advantages = torch.where(keep, batch["advantages"], 0.0)
     better, worse = advantages > 0, advantages < 0
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
@@ -117,8 +117,8 @@ def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     Statistics: `clip/high` (1 where A < 0 and W > 1), `kl/rollout` (k3 estimate of the KL divergence of the rollout
     from the current policy).
     """
-    difference = log_ratio(logprobs.detach(), batch["rollout_logprobs"], batch["keep"])  # (B, T)
-    worse = batch["keep"] & (batch["advantages"] < 0)
+    difference = log_ratio(logprobs.detach(), batch["rollout_logprobs"], batch["loss_mask"])  # (B, T)
+    worse = batch["loss_mask"] & (batch["advantages"] < 0)
     row = ratio(difference.sum(dim=1, keepdim=True))  # (B, 1)
     weight = torch.where(worse, row.clamp(max=1), 1.0)
     high = (worse & (row > 1)).to(difference.dtype)
@@ -150,7 +150,7 @@ def vespo(
         k_positive, lambda_positive: where A > 0; phi is largest at W = k / lambda, and above that falls to 0.
         k_negative, lambda_negative: where A < 0.
     """
-    difference = log_ratio(logprobs.detach(), batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs.detach(), batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     row = difference.sum(dim=1, keepdim=True).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)  # (B, 1), ln W
     positive, negative = (
         (k * row + rate * (1 - row.exp())).exp()
@@ -179,7 +179,7 @@ def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
     Args:
         beta: the strength of the pull to the old policy, in scores per nat.
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     trained = keep.any(dim=1)  # (B,)
     gap = beta * difference.sum(dim=1) - row_mean(torch.where(keep, batch["advantages"], 0.0), keep)  # (B,)

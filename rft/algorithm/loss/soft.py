@@ -23,7 +23,7 @@ def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
 def reinforced(logprobs: Tensor, batch: TensorDict, weight: Tensor | float) -> Tensor:
     """-A w lp at the trained tokens, 0 elsewhere (B, T); float32 at least. The weight must not carry a gradient."""
     logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     return -torch.where(keep, batch["advantages"] * weight, 0.0) * torch.where(keep, logprobs, 0.0)
 
 
@@ -59,7 +59,7 @@ def cispo(
         clip_high: the weight is at most 1 + high. Others write the bound itself: our 4 is their 5.
         anchor: the policy that r is the ratio to: the proximal one, or the one that sampled.
     """
-    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["loss_mask"])  # (B, T)
     r = ratio(difference)
     floor, ceiling = (0.0 if clip_low is None else 1 - clip_low), 1 + clip_high
     statistics = {
@@ -87,8 +87,8 @@ def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negati
         tau_positive: how fast the gate closes where A > 0.
         tau_negative: the same where A <= 0; larger, as those tokens make training less stable.
     """
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
-    advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
+    advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     gate = torch.sigmoid(tau * (ratio(difference) - 1)) * 4 / tau
     return -advantages * gate, {"kl/old": k3(-difference.detach())}
@@ -128,7 +128,7 @@ def kimi(logprobs: Tensor, batch: TensorDict, *, tau: float, level: Literal["tok
 
 
 def _pulled(logprobs: Tensor, batch: TensorDict, strength: float, level: str) -> Unreduced:
-    difference = log_ratio(logprobs, batch["old_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     total = difference.sum(dim=1, keepdim=True) if level == "row" else difference
     loss = reinforced(logprobs, batch, 1.0) + 0.5 * strength * total * difference
     return loss, {"kl/old": k3(-difference.detach())}

@@ -24,7 +24,7 @@ def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
     The gradient is that of the entropy at the positions that were sampled; what a token does to which positions come
     after it is left out.
     """
-    return torch.where(batch["keep"], -entropy, 0.0), {}
+    return torch.where(batch["loss_mask"], -entropy, 0.0), {}
 
 
 def kl_gradient(options: dict[str, Any]) -> Gradient:
@@ -50,7 +50,7 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
 
     Statistics: `kl/ref` (k3), whatever the estimator.
     """
-    difference = log_ratio(logprobs, batch["ref_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs, batch["ref_logprobs"], batch["loss_mask"])  # (B, T)
     statistics = {"kl/ref": k3(difference.detach())}
     if estimator == "k2_row":
         return 0.5 * difference.sum(dim=1, keepdim=True) * difference, statistics
@@ -70,12 +70,12 @@ def router_balance(router_balance: Tensor, batch: TensorDict) -> Unreduced:
     The sum over routers and experts i of f_i P_i, where f_i is the part of the tokens that went to i, times experts /
     chosen experts, and P_i the mean affinity to i: 1 for each router where all go evenly.
     """
-    return torch.where(batch["keep"], router_balance, 0.0).sum(1), {}
+    return torch.where(batch["loss_mask"], router_balance, 0.0).sum(1), {}
 
 
 def positive_scale(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum, term: str) -> dict[str, Tensor]:
     """`positive_scale` (B,): trained tokens / trained tokens of correct rows over all ranks, 0 in the other rows."""
-    keep, correct = batch["keep"], batch["terms"][term] > 0
+    keep, correct = batch["loss_mask"], batch["terms"][term] > 0
     tokens = all_sum(torch.stack([keep.sum(), keep[correct].sum()])).double()
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     return {"positive_scale": (correct * tokens[0] / tokens[1].clamp(min=1)).to(dtype)}
@@ -96,7 +96,7 @@ def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced
     Args:
         term: the reward term, before any shaping, that is above 0 where a row is correct.
     """
-    return torch.where(batch["keep"], -logprobs * batch["positive_scale"][:, None], 0.0), {}
+    return torch.where(batch["loss_mask"], -logprobs * batch["positive_scale"][:, None], 0.0), {}
 
 
 @LOSSES.register(
@@ -112,5 +112,5 @@ def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
     Statistics: `kl/old`, the same.
     """
-    divergence = k3(-log_ratio(logprobs, batch["old_logprobs"], batch["keep"]))
+    divergence = k3(-log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"]))
     return divergence, {"kl/old": divergence.detach()}

@@ -81,18 +81,18 @@ def binary_kl(logprobs: Tensor, other: Tensor) -> Tensor:
 
 
 def _kept(logprobs: Tensor, batch: TensorDict) -> Tensor:
-    """Without a gradient, 0 outside `keep`, float32 at least."""
+    """Without a gradient, 0 outside `loss_mask`, float32 at least."""
     logprobs = logprobs.detach().to(torch.promote_types(logprobs.dtype, torch.float32))
-    return torch.where(batch["keep"], logprobs, 0.0)
+    return torch.where(batch["loss_mask"], logprobs, 0.0)
 
 
 def _trusted(
     logprobs: Tensor, batch: TensorDict, fallen: Tensor, risen: Tensor, ratio_cap: float, anchor: str
 ) -> Unreduced:
     """-A sg(min(r, cap)) lp but where A < 0 and p has `fallen`, or A > 0 and p has `risen`, too far."""
-    advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
+    advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
     low, high = (advantages < 0) & fallen, (advantages > 0) & risen
-    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["keep"])  # (B, T)
+    difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["loss_mask"])  # (B, T)
     weight = torch.where(low | high, 0.0, ratio(difference).clamp(max=ratio_cap))
     statistics = {"clip/low": low.to(weight.dtype), "clip/high": high.to(weight.dtype), f"kl/{anchor}": k3(-difference)}
     return reinforced(logprobs, batch, weight), statistics

@@ -27,7 +27,7 @@ def value(values: Tensor, batch: TensorDict, *, clip: float | None) -> Unreduced
     Args:
         clip: c, how far a value may move within a step; null for the plain squared error.
     """
-    keep = batch["keep"]
+    keep = batch["loss_mask"]
     old, returns = batch["values"], batch["returns"]  # (B, T)
     plain = torch.where(keep, values - returns, 0.0).square()
     if clip is None:

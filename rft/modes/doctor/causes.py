@@ -100,11 +100,11 @@ class CauseSearch:
             begun["tokens", "input_ids"][:, 0] = self.begin
             yield "prompts behind a begin token", begun, "puts a begin token in front of a prompt"
         without = self.batch.apply(lambda column: column[:, 1:].clone() if column.dim() > 1 else column)
-        without["keep"][:, 0] = False
+        without["loss_mask"][:, 0] = False
         yield "prompts without their first token", without, "leaves out the first token of a prompt"
 
     def _rounding(self, report: DoctorReport, gather: Callable[[float], list[float]]) -> Iterator[Cause]:
-        engine = self.batch["rollout_logprobs"][self.batch["keep"]]
+        engine = self.batch["rollout_logprobs"][self.batch["loss_mask"]]
         for name in ("bfloat16", "float16"):
             dtype = DTYPES[name]
             if all(gather(bool((engine.to(dtype).float() == engine).all()))):

@@ -119,7 +119,7 @@ class Examination:
         batch = self.stage.source.next(Metrics())
         keep = batch["response_mask"].clone()
         keep[:, 0] = False  # nothing predicts the first token
-        return batch.set("keep", keep)
+        return batch.set("loss_mask", keep)
 
     def greedy(self) -> TensorDict:
         """The same prompts answered with the most likely tokens, with log-probabilities of temperature 1."""
@@ -189,11 +189,11 @@ class Examination:
         the two rows are the same; inf if there are none."""
         row_of = {unit: row for row, unit in enumerate(other["unit"].tolist())}
         pairs = [(row, row_of[unit]) for row, unit in enumerate(one["unit"].tolist()) if unit in row_of]
-        width = min(one["keep"].shape[1], other["keep"].shape[1])
+        width = min(one["loss_mask"].shape[1], other["loss_mask"].shape[1])
         first, second = (columns(batch)[[pair[side] for pair in pairs]] for side, batch in enumerate((one, other)))
         ids, logprobs, keep = (
             (first[name][:, :width], second[name][:, :width])
-            for name in (("tokens", "input_ids"), "rollout_logprobs", "keep")
+            for name in (("tokens", "input_ids"), "rollout_logprobs", "loss_mask")
         )
         same = (ids[0] == ids[1]).cumprod(1).bool() & keep[0] & keep[1]
         apart = torch.cat(self.world.gather((logprobs[0] - logprobs[1]).abs()[same]))
@@ -248,7 +248,7 @@ class Examination:
 
 def columns(batch: TensorDict) -> TensorDict:
     """The columns that are needed to score a batch."""
-    return batch.select("tokens", "response_mask", "rollout_logprobs", "group", "unit", "keep")
+    return batch.select("tokens", "response_mask", "rollout_logprobs", "group", "unit", "loss_mask")
 
 
 def answers(batch: TensorDict) -> list[list[int]]:

@@ -64,7 +64,7 @@ class DoctorReport:
             batch: with the engine's log-probabilities.
             logprobs: of the trainer, (B, T).
         """
-        local = (logprobs.double() - batch["rollout_logprobs"])[batch["keep"]]
+        local = (logprobs.double() - batch["rollout_logprobs"])[batch["loss_mask"]]
         apart = torch.cat(self._world.gather(local))
         sizes = apart.abs()
         exact = (sizes <= EXACT).double().mean()

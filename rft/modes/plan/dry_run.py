@@ -135,7 +135,7 @@ class DryRun:
         self._tracker.assign("other models", model.own_tensors())
         del model
         gc.collect()
-        vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["keep"].shape)}
+        vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["loss_mask"].shape)}
         self._texts.answer_tokens = self._longest
 
     def _fill_forwards(self, stage: Stage) -> None:

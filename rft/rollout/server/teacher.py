@@ -108,15 +108,15 @@ class ServedTeacher(ColumnModel):
         )
         for row, text in texts.items():
             here, found = slice(text.first, len(text.tokens)), reported[text]
-            keep = batch["keep"][row, here].cpu()
+            keep = batch["loss_mask"][row, here].cpu()
             numbers = {"logprobs": found.own, "top_ids": found.ids, "top_logprobs": found.logprobs}
             for name, column in columns.items():
-                column[row, here][batch["keep"][row, here]] = numbers[name][keep].to(column.device)
+                column[row, here][batch["loss_mask"][row, here]] = numbers[name][keep].to(column.device)
         return columns
 
     def blank(self, batch: TensorDict, outputs: tuple[str, ...]) -> Columns:
         """See `ColumnModel.blank`."""
-        flat = batch["keep"].float()[..., None] * 0
+        flat = batch["loss_mask"].float()[..., None] * 0
         wide = flat.repeat(1, 1, self._top_k)
         columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
         return {name: columns[name] for name in outputs}
@@ -168,7 +168,7 @@ class ServedTeacher(ColumnModel):
 def texts_of(batch: TensorDict) -> dict[int, Text]:
     """The texts to request, by row; rows without a token to learn from have none."""
     found = {}
-    for row, (ids, keep) in enumerate(zip(batch["tokens", "input_ids"].tolist(), batch["keep"], strict=True)):
+    for row, (ids, keep) in enumerate(zip(batch["tokens", "input_ids"].tolist(), batch["loss_mask"], strict=True)):
         if places := keep.nonzero()[:, 0].tolist():
             found[row] = Text(tuple(ids[: places[-1] + 1]), places[0])
     return found

@@ -26,7 +26,7 @@ class RolloutContext(SourceContext):
         sampling: how training samples.
         score: from B texts and the rows of the data set that they answer to the scores (B,), and (B,) raw values of
             every reward term by its name.
-        logprobs: log-probabilities (B, T) of the `keep` tokens of a batch under the current policy; a collective.
+        logprobs: log-probabilities (B, T) of the `loss_mask` tokens of a batch under the current policy; a collective.
     """
 
     sampler: Sampler

@@ -233,7 +233,7 @@ class CurriculumSource(RolloutSource):
         rows = []
         for unit, (ids, sampled) in enumerate(texts):
             text = Trajectory(given_segments(ids.tolist(), sampled.tolist()), None, {})
-            rows.append(to_row(text, group=unit, unit=unit) | {"keep": sampled})
+            rows.append(to_row(text, group=unit, unit=unit) | {"loss_mask": sampled})
         found = self._context.logprobs(collate(rows))  # (B, T)
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 

@@ -69,7 +69,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
         norms.append(metrics.reduce(world.gather)["grad_norm"])
 
     def column(actor):
-        spread = torch.zeros(batch["keep"].shape)
+        spread = torch.zeros(batch["loss_mask"].shape)
         spread[places] = actor.compute(mine, ("logprobs",), 0.8, dummy_row(batch, mine))["logprobs"]
         return world.all_sum(spread)
 

@@ -122,7 +122,7 @@ def test_the_engine_computes_what_the_trainer_computes(world):
         text = torch.tensor(prompt + found.tokens)[None]
         rows["tokens"] = {"input_ids": text, "attention_mask": torch.ones_like(text)}
         rows = rows.select("tokens", "unit", "group", "response_mask")
-        rows["response_mask"] = rows["keep"] = (torch.arange(text.shape[1]) >= len(prompt))[None]
+        rows["response_mask"] = rows["loss_mask"] = (torch.arange(text.shape[1]) >= len(prompt))[None]
         same(logprobs(actor, rows)[0, len(prompt) :], torch.tensor(found.logprobs), 1e-5)
         seen.append(found.logprobs)
         update(actor, batch)
@@ -183,7 +183,7 @@ def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantiz
     ids = batch["tokens", "input_ids"]
     theirs = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     ours = actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:]
-    same(ours, theirs.where(batch["keep"][:, 1:], 0.0), 1e-5)
+    same(ours, theirs.where(batch["loss_mask"][:, 1:], 0.0), 1e-5)
     assert model.dtype == torch.float32
     assert not torch.allclose(ours, base.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], atol=1e-3)
 

@@ -103,7 +103,7 @@ def test_rows_that_share_a_prefix_share_what_it_costs():
         for number, length in enumerate(ending):
             ids = torch.cat([torch.arange(6 * group), torch.full((length,), 100 + number)])  # 0, 6 and 12 shared
             tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            rows.append({"tokens": tokens, "response_mask": ids > 99, "keep": ids > 99, "group": group})
+            rows.append({"tokens": tokens, "response_mask": ids > 99, "loss_mask": ids > 99, "group": group})
     batch = collate(rows)
     shared = shared_prefixes(batch)
     tokens = row_work(Cost(linear=1.0, quadratic=0.0, head=0.0), batch, shared)

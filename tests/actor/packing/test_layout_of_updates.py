@@ -26,7 +26,7 @@ def make_groups():
         batch["tokens", "input_ids"][row, : PROMPTS[group]] = 3 + group
         batch["tokens", "input_ids"][row, PROMPTS[group]] = 8 + row
     assert shared_prefixes(batch).tolist() == [PROMPTS[group] for group in GROUPS]
-    assert any(batch["keep"][row, : PROMPTS[group]].any() for row, group in enumerate(GROUPS))
+    assert any(batch["loss_mask"][row, : PROMPTS[group]].any() for row, group in enumerate(GROUPS))
     return batch
 
 
@@ -71,7 +71,7 @@ def test_columns_are_the_same_however_rows_lie(world, output, cap):
             for parameter in actor.network.parameters():
                 parameter += 0.1
         columns[way] = actor.compute(batch, (output,), 0.8)[output]
-        assert (columns[way] != 0).equal(batch["keep"])
+        assert (columns[way] != 0).equal(batch["loss_mask"])
     same(columns["packed"], columns["padded"], 1e-5)
     same(columns["shared"], columns["padded"], 1e-5)
 

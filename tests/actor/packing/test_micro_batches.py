@@ -24,7 +24,7 @@ def lengths_batch(row_lengths, unit=None, group=None, prompt=0):
     for ids, g in zip(rows, group, strict=True):
         ids[:prompt] = 10 + g
     trains = [torch.arange(length) > 0 for length in row_lengths]
-    return token_batch(*rows, response_mask=trains, keep=trains, unit=unit, group=group)
+    return token_batch(*rows, response_mask=trains, loss_mask=trains, unit=unit, group=group)
 
 
 def nothing_shared(batch):
@@ -173,7 +173,7 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(packing):
     assert sorted(torch.cat([micro.rows for micro in found]).tolist()) == list(range(len(LENGTHS)))
     for micro in found:
         own = [LENGTHS[row] for row in micro.rows]
-        assert micro.batch["keep"].shape == (len(own), max(own))
+        assert micro.batch["loss_mask"].shape == (len(own), max(own))
         assert torch.equal(lengths(micro.batch), torch.tensor(own))
         assert micro.computed == (sum(own) if packing else len(own) * max(own)) <= 13
         assert (micro.layout is not None) is packing
@@ -184,13 +184,13 @@ def test_a_micro_batch_is_as_wide_as_its_longest_row(packing):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_rank_with_nothing_left_computes_one_token_that_does_not_train(packing):
     batch = lengths_batch([6, 8])
-    batch["keep"][:] = True
+    batch["loss_mask"][:] = True
     before = batch.clone()
     found = micro_batches(batch[:0], (20, packing, False), counts=(2,), dummy=batch[1:])
     assert [len(micro.rows) for micro in found] == [0, 0]
     for micro in found:
         assert micro.computed == 1 and micro.batch["tokens", "input_ids"].tolist() == [[2000]]
-        assert micro.batch["tokens", "attention_mask"].tolist() == [[1]] and not micro.batch["keep"].any()
+        assert micro.batch["tokens", "attention_mask"].tolist() == [[1]] and not micro.batch["loss_mask"].any()
     assert [micro.last for micro in found] == [False, True]
     assert (batch == before).all(), "the row that is lent stays as it is"
 

@@ -196,7 +196,7 @@ def test_a_rank_without_rows_sums_as_often_as_the_others(advantage, options):
             batch_of([[0, 1, 1]] * rows)
             if rows
             else TensorDict(
-                {"keep": torch.zeros(0, 3, dtype=torch.bool), "group": torch.zeros(0, dtype=torch.int64)},
+                {"loss_mask": torch.zeros(0, 3, dtype=torch.bool), "group": torch.zeros(0, dtype=torch.int64)},
                 batch_size=[0],
             )
         )
@@ -210,7 +210,7 @@ def test_a_rank_without_rows_sums_as_often_as_the_others(advantage, options):
 
 def test_gdpo_of_a_rank_without_rows():
     empty = torch.zeros(0)
-    columns = {"keep": torch.zeros(0, 3, dtype=torch.bool), "group": torch.zeros(0, dtype=torch.int64)}
+    columns = {"loss_mask": torch.zeros(0, 3, dtype=torch.bool), "group": torch.zeros(0, dtype=torch.int64)}
     batch = TensorDict({**columns, "terms": TensorDict({"a": empty}, batch_size=[0])}, batch_size=[0])
     calls = []
     found = gdpo(empty, torch.zeros(0, 3), batch, all_sum=lambda x: calls.append(x) or x, term_weights={"a": 1.0})

@@ -25,7 +25,7 @@ def of_differences(differences, group=(0, 0, 0), keep=KEEP, outcome=(1.0, 0.0, 1
 
 def advantages(batch, scores, gamma=1.0, beta=0.5):
     scores = torch.tensor(scores, dtype=F64)
-    return prime(scores, torch.zeros(batch["keep"].shape, dtype=F64), batch, beta=beta, gamma=gamma)["advantages"]
+    return prime(scores, torch.zeros(batch["loss_mask"].shape, dtype=F64), batch, beta=beta, gamma=gamma)["advantages"]
 
 
 DIFFERENCES = [[9.0, 2.0, 4.0, 9.0], [9.0, 2.0, 9.0, -6.0], [9.0, 8.0, 9.0, 9.0]]

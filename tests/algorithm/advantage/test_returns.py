@@ -49,7 +49,7 @@ def test_reinforce_is_gae_without_a_critic():
 
 def test_reinforce_pp_is_whitened_reinforce():
     rewards, batch = random_batch()
-    expected = whitened(reinforce(torch.zeros(5), rewards, batch, gamma=0.9)["advantages"], batch["keep"], alone)
+    expected = whitened(reinforce(torch.zeros(5), rewards, batch, gamma=0.9)["advantages"], batch["loss_mask"], alone)
     assert torch.equal(reinforce_pp(torch.zeros(5), rewards, batch, all_sum=alone, gamma=0.9)["advantages"], expected)
 
 

@@ -15,7 +15,7 @@ def batch(keep, baseline):
 def spo(scores, batch, all_sum=lambda tensor: tensor):
     scores = torch.as_tensor(scores)
     found = ADVANTAGES.build({"name": "spo"}, "algorithm.advantage")(
-        scores, torch.zeros(batch["keep"].shape, dtype=scores.dtype), batch, all_sum=all_sum
+        scores, torch.zeros(batch["loss_mask"].shape, dtype=scores.dtype), batch, all_sum=all_sum
     )
     assert list(found) == ["advantages"]
     return found["advantages"]

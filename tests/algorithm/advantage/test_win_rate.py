@@ -18,7 +18,7 @@ GROUP = torch.tensor([8, 3, 8, 8, 8, 3])
 def rates(softness, scores=SCORES, group=GROUP):
     keep = torch.tensor([[False, True, True]] * len(scores))
     advantage = ADVANTAGES.build({"name": "win_rate", "softness": softness}, "algorithm.advantage")
-    found = advantage(scores, None, TensorDict({"keep": keep, "group": group}, batch_size=[len(scores)]))
+    found = advantage(scores, None, TensorDict({"loss_mask": keep, "group": group}, batch_size=[len(scores)]))
     assert not found["advantages"][:, 0].any()
     assert torch.equal(found["advantages"][:, 1], found["advantages"][:, 2])
     return found["advantages"][:, 1].tolist()
@@ -49,7 +49,7 @@ def test_a_softness_divides(softness):
 def test_sppo_is_the_squared_distance_of_the_log_ratio_to_eta_times_the_win_rate():
     keep = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
     reference = torch.tensor([[0.0, -1.0, -2.0], [0.0, -0.5, -9.0], [0.0, 0.0, 0.0]], dtype=F64)
-    rows = {"keep": keep, "ref_logprobs": reference, "advantages": keep * torch.tensor([[0.25], [-0.5], [0.1]])}
+    rows = {"loss_mask": keep, "ref_logprobs": reference, "advantages": keep * torch.tensor([[0.25], [-0.5], [0.1]])}
     batch = TensorDict(rows, batch_size=[3])
     loss = LOSSES.build({"name": "sppo", "eta": 8.0}, "algorithm.loss")
     now = torch.tensor([[0.0, -0.5, -1.5], [0.0, -1.0, -1.0], [0.0, -3.0, 0.0]], dtype=F64, requires_grad=True)
@@ -68,7 +68,9 @@ def test_sppo_rests_where_the_policy_is_a_step_of_multiplicative_weights():
     """policy = reference * exp(eta (P - 1/2)) has no gradient."""
     keep = torch.ones(2, 2, dtype=torch.bool)
     reference, wins = torch.full((2, 2), -2.0, dtype=F64), torch.tensor([0.375, -0.375], dtype=F64)
-    batch = TensorDict({"keep": keep, "ref_logprobs": reference, "advantages": wins[:, None] * keep}, batch_size=[2])
+    batch = TensorDict(
+        {"loss_mask": keep, "ref_logprobs": reference, "advantages": wins[:, None] * keep}, batch_size=[2]
+    )
     now = (reference + 3.0 * wins[:, None] / 2).requires_grad_()
     values, _ = LOSSES.build({"name": "sppo", "eta": 3.0}, "algorithm.loss")(now, batch)
     assert not values.any() and not torch.autograd.grad(values.sum(), now)[0].any()
@@ -82,5 +84,5 @@ def test_the_best_and_the_worst_row_may_train_alone_by_their_win_rates_against_a
     batch = TensorDict(columns | {"unit": torch.arange(3)}, batch_size=[3])
     algorithm.build_loss_mask(batch)
     algorithm.estimate_advantages(batch, lambda tensor: tensor, Metrics())
-    assert batch["keep"][:, 1].tolist() == [True, True, False]
+    assert batch["loss_mask"][:, 1].tolist() == [True, True, False]
     assert batch["advantages"][:, 1].tolist() == pytest.approx([-1 / 3, 1 / 3, 0.0])

@@ -1,5 +1,6 @@
 """What every registered loss, advantage and aggregation owes: its result depends on no row order, padding, micro-batch
-or rank, and ignores what lies outside `keep`. Options are those of the yaml files, so a plugin without one fails here.
+or rank, and ignores what lies outside `loss_mask`. Options are those of the yaml files, so a plugin without one fails
+here.
 """
 
 from pathlib import Path
@@ -108,7 +109,7 @@ def random_columns(names, seed) -> dict[str, torch.Tensor]:
 
 def random_batch(names, seed=0) -> TensorDict:
     unit = PAIR if "chosen" in names else torch.arange(len(KEEP)) * 3
-    rows = {"keep": KEEP, "response_mask": KEEP, "group": GROUP, "unit": unit}
+    rows = {"loss_mask": KEEP, "response_mask": KEEP, "group": GROUP, "unit": unit}
     return TensorDict(rows | random_columns(names, seed), batch_size=[len(KEEP)])
 
 
@@ -117,7 +118,7 @@ def padded(column):
 
 
 def spoilt(column):
-    """Nonsense wherever `keep` is False."""
+    """Nonsense wherever `loss_mask` is False."""
     over_tokens = column.dim() > 1 and column.is_floating_point()
     return torch.where(over(KEEP, column), column, torch.nan) if over_tokens else column
 
@@ -215,7 +216,7 @@ def test_loss_ignores_what_is_outside_keep(loss):
 
 
 def test_loss_of_a_batch_without_trained_tokens_is_zero(loss):
-    loss.batch["keep"] = torch.zeros_like(KEEP)
+    loss.batch["loss_mask"] = torch.zeros_like(KEEP)
     loss.weights = torch.ones_like(loss.weights)
     total, gradients, statistics = loss()
     assert total == 0
@@ -247,7 +248,7 @@ def test_gradient_mask_depends_on_no_order_padding_rank_or_what_is_outside_keep(
     assert torch.equal(mask(change=spoilt), whole)
     parts = over_ranks(lambda rows, all_sum: mask(rows, all_sum=all_sum), PARTS["row"])
     assert torch.equal(torch.cat(parts), whole)
-    mask.batch["keep"] = torch.zeros_like(KEEP)
+    mask.batch["loss_mask"] = torch.zeros_like(KEEP)
     assert not mask().any()
 
 
@@ -308,7 +309,7 @@ def test_advantage_of_no_rows_is_empty(advantage, over_ranks):
 
 
 def test_advantage_without_trained_tokens_is_zero(advantage):
-    advantage.batch["keep"] = torch.zeros_like(KEEP)
+    advantage.batch["loss_mask"] = torch.zeros_like(KEEP)
     assert all(not column.any() for column in advantage().values())
 
 

@@ -32,7 +32,7 @@ def of(facts=None, kind="loss"):
 
 
 def reinforce(logprobs, batch):
-    return torch.where(batch["keep"], -batch["advantages"] * logprobs, 0.0), {}
+    return torch.where(batch["loss_mask"], -batch["advantages"] * logprobs, 0.0), {}
 
 
 def test_the_policy_is_enumerated_whole():
@@ -101,12 +101,12 @@ def test_a_prover_that_can_fail():
 
     @of()
     def dropped_detach(logprobs, batch):
-        ratio = log_ratio(logprobs, batch["old_logprobs"], batch["keep"]).clamp(-20, 20).exp()
+        ratio = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"]).clamp(-20, 20).exp()
         return ratio * reinforce(logprobs, batch)[0], {}
 
     @of()
     def divided_by_the_width(logprobs, batch):
-        return reinforce(logprobs, batch)[0] / batch["keep"].shape[1], {}
+        return reinforce(logprobs, batch)[0] / batch["loss_mask"].shape[1], {}
 
     @of()
     def reduced(logprobs, batch):
@@ -114,12 +114,12 @@ def test_a_prover_that_can_fail():
 
     @of()
     def statistics_with_a_gradient(logprobs, batch):
-        return reinforce(logprobs, batch)[0], {"logprob": torch.where(batch["keep"], logprobs, 0.0)}
+        return reinforce(logprobs, batch)[0], {"logprob": torch.where(batch["loss_mask"], logprobs, 0.0)}
 
     @of()
     def centred_over_the_batch(logprobs, batch):
-        advantages = torch.where(batch["keep"], batch["advantages"], 0.0)
-        return torch.where(batch["keep"], -(advantages - advantages.mean()) * logprobs, 0.0), {}
+        advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
+        return torch.where(batch["loss_mask"], -(advantages - advantages.mean()) * logprobs, 0.0), {}
 
     @of()
     def without_a_mask(logprobs, batch):
@@ -128,8 +128,8 @@ def test_a_prover_that_can_fail():
 
     @of()
     def without_a_clamp(logprobs, batch):
-        ratio = log_ratio(logprobs, batch["old_logprobs"], batch["keep"]).exp()
-        return torch.where(batch["keep"], -batch["advantages"] * ratio, 0.0), {}
+        ratio = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"]).exp()
+        return torch.where(batch["loss_mask"], -batch["advantages"] * ratio, 0.0), {}
 
     @of()
     def weighed_by_place(logprobs, batch):
@@ -139,7 +139,7 @@ def test_a_prover_that_can_fail():
     @of()
     def mean_of_nothing(logprobs, batch):
         loss, _ = reinforce(logprobs, batch)
-        return loss * batch["keep"].any().double() / batch["keep"].any().double(), {}
+        return loss * batch["loss_mask"].any().double() / batch["loss_mask"].any().double(), {}
 
     whole = {
         wrong_sign: ("near", -1.0, set()),
@@ -169,7 +169,7 @@ def test_advantages_and_aggregations_are_examined_too():
         groups = batch["group"]
         same = (groups[:, None] == groups).double()
         centred = scores - same @ scores / same.sum(1)
-        return {"advantages": torch.where(batch["keep"], centred[:, None] / batch["keep"].shape[1], 0.0)}
+        return {"advantages": torch.where(batch["loss_mask"], centred[:, None] / batch["loss_mask"].shape[1], 0.0)}
 
     found = certificate(over_the_width, "advantage")
     assert found.measured.factor == pytest.approx(2 / 3 / 3) and not found.as_declared
@@ -206,7 +206,7 @@ def test_a_cosine_is_declared_to_three_digits():
     def stated(cosine):
         @of({"gradient": Gradient("near", cosine=cosine)})
         def first_token(logprobs, batch):
-            first = batch["keep"].cumsum(1) == 1
+            first = batch["loss_mask"].cumsum(1) == 1
             return torch.where(first, reinforce(logprobs, batch)[0], 0.0), {}
 
         return certificate(first_token, "loss")
@@ -244,7 +244,7 @@ def test_the_std_of_a_group_is_a_rescale_for_binary_scores_of_one_prompt():
 def test_k1_as_a_term_has_no_gradient_and_in_the_reward_it_is_exact():
     @of({"reads": ("ref_logprobs",), "gradient": Gradient("none", "kl")})
     def term(logprobs, batch):
-        return log_ratio(logprobs, batch["ref_logprobs"], batch["keep"]), {}
+        return log_ratio(logprobs, batch["ref_logprobs"], batch["loss_mask"]), {}
 
     policy = TinyPolicy()
     assert expected_gradient(policy, term, "loss").norm() < 1e-12 * policy.logits.shape[0]
@@ -252,6 +252,6 @@ def test_k1_as_a_term_has_no_gradient_and_in_the_reward_it_is_exact():
     @of({"reads": ("old_logprobs", "ref_logprobs"), "gradient": Gradient("exact", "kl")}, kind="advantage")
     def reward(scores, rewards, batch):
         row = (batch["ref_logprobs"] - batch["old_logprobs"]).sum(1, keepdim=True)
-        return {"advantages": torch.where(batch["keep"], row, 0.0)}
+        return {"advantages": torch.where(batch["loss_mask"], row, 0.0)}
 
     assert measure(reward, "advantage", "kl").relation == "exact"

@@ -61,7 +61,7 @@ def test_a_ratio_beyond_float_stays_finite(log_ratio, advantage):
 
 def test_bfloat16_is_computed_in_float32():
     batch = batch_of([[True]], old_logprobs=[[-1.0]], advantages=[[1.0]]).apply(lambda x: x.to(torch.bfloat16))
-    batch["keep"] = torch.tensor([[True]])
+    batch["loss_mask"] = torch.tensor([[True]])
     losses, _ = ppo_clip(
         torch.tensor([[-1.0]], dtype=torch.bfloat16), batch, clip_low=0.2, clip_high=0.2, dual_clip=None
     )

@@ -91,6 +91,6 @@ def test_what_is_left_over_by_rounding_is_no_outcome(name):
 def test_the_advantage_is_how_much_likelier_the_teacher_finds_a_token(gamma, expected):
     columns = {"teacher_logprobs": [9.0, -1.0, -4.0, 9.0], "old_logprobs": [5.0, -3.0, -3.0, 5.0]}
     batch = TensorDict({name: torch.tensor([values], dtype=F64) for name, values in columns.items()}, batch_size=[1])
-    batch["keep"] = KEEP
+    batch["loss_mask"] = KEEP
     scores, rewards = torch.ones(1, dtype=F64), torch.ones(1, 4, dtype=F64)
     assert teacher(scores, rewards, batch, gamma=gamma)["advantages"][0].tolist() == expected

@@ -22,7 +22,7 @@ MEAN_H = (1 - (-1), 1 / 3 - 2)
 def rows(gains=GAINS, keep=KEEP, reference=-2.0):
     """A batch, and log-probabilities that are so much above the reference."""
     columns = {
-        "keep": keep,
+        "loss_mask": keep,
         "chosen": CHOSEN,
         "unit": UNIT,
         "ref_logprobs": torch.full(keep.shape, reference, dtype=F64),
@@ -144,7 +144,7 @@ def test_robust_dpo_is_dpo_on_average_over_flipped_labels():
 def test_doubled_rows_are_the_same_to_simpo_and_not_to_cpo():
     logprobs, batch = rows()
     twice = TensorDict({name: column for name, column in batch.items()}, batch_size=[4])
-    twice["keep"] = torch.cat([KEEP, KEEP], dim=1)
+    twice["loss_mask"] = torch.cat([KEEP, KEEP], dim=1)
     doubled = torch.cat([logprobs, logprobs], dim=1)
     same = simpo(logprobs, batch, beta=2.0, gamma=1.0)[0], simpo(doubled, twice, beta=2.0, gamma=1.0)[0]
     torch.testing.assert_close(*same)
@@ -226,7 +226,7 @@ def test_a_step_without_mismatched_rows_or_with_one_label_has_finite_numbers():
     _, batch = prepared(*judged(label=(True,) * 4, mismatched=(False,) * 4))
     assert batch["kl_baseline"].tolist() == [0.0] * 4 and batch["label_scale"].tolist() == [1.0] * 4
     logprobs, batch = judged(mismatched=(False, False, True, True))
-    batch["keep"] = batch["keep"] & torch.tensor([True, True, True, False])[:, None]
+    batch["loss_mask"] = batch["loss_mask"] & torch.tensor([True, True, True, False])[:, None]
     assert prepared(logprobs, batch)[1]["kl_baseline"].tolist() == [0.0] * 4, "of the one that has a token: -1"
 
 
@@ -239,7 +239,7 @@ def test_the_baseline_of_kto_is_of_all_ranks_not_below_zero_and_of_what_trains_n
 
     parts = over_ranks(work, (torch.tensor([0, 2]), torch.tensor([1, 3])))
     assert all(part["kl_baseline"].tolist() == [2.0, 2.0] for part in parts)
-    assert all(part["keep"].any(1).tolist() == [True, False] for part in parts)
+    assert all(part["loss_mask"].any(1).tolist() == [True, False] for part in parts)
     batch["ref_logprobs"] = batch["ref_logprobs"] + 5.0
     assert prepared(logprobs, batch)[1]["kl_baseline"].tolist() == [0.0] * 4
 

@@ -16,7 +16,9 @@ def run(scores, labels):
     score = torch.full(KEEP.shape, 99.0, dtype=F64).masked_scatter(KEEP, torch.tensor(scores, dtype=F64))
     label = torch.full(KEEP.shape, 0.7, dtype=F64).masked_scatter(KEEP, torch.tensor(labels, dtype=F64))
     score.requires_grad_()
-    losses, statistics = step_cross_entropy(score, TensorDict({"keep": KEEP, "step_labels": label}, batch_size=[2]))
+    losses, statistics = step_cross_entropy(
+        score, TensorDict({"loss_mask": KEEP, "step_labels": label}, batch_size=[2])
+    )
     (gradient,) = torch.autograd.grad(losses.sum(), score)
     columns = {"loss": losses.detach(), "gradient": gradient, **statistics}
     assert not any(column[~KEEP].any() for column in columns.values())

@@ -24,7 +24,7 @@ def run(loss, scores=SCORES, keep=KEEP, margins=None, **options):
     column[KEEP] = 0.0
     column[torch.arange(5), LAST] = torch.tensor(scores, dtype=F64)
     column.requires_grad_()
-    columns = {"keep": keep, "unit": UNIT, "chosen": CHOSEN}
+    columns = {"loss_mask": keep, "unit": UNIT, "chosen": CHOSEN}
     if margins is not None:
         columns["margin"] = torch.tensor(margins, dtype=F64)
     losses, statistics = loss(column, TensorDict(columns, batch_size=[5]), **options)

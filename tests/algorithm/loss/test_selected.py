@@ -42,7 +42,7 @@ def test_covariance_by_hand():
     batch = batch_of([[False, True, True], [False, True, False]], advantages=[[9, 2, -1], [9, 2, 9]])
     logprobs = torch.tensor([[7.0, -1.0, -3.0], [7.0, -2.0, 7.0]], dtype=F64)  # means 1 and -2
     found = covariances(logprobs, batch, alone)
-    close(found[batch["keep"]], [1, 2, 0])
+    close(found[batch["loss_mask"]], [1, 2, 0])
 
 
 def clip_case():

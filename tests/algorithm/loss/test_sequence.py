@@ -17,7 +17,7 @@ def run(loss, log_ratios, advantages, other="old_logprobs", keep=None, group=Non
     now = (torch.tensor(log_ratios, dtype=F64) - 1).requires_grad_()
     advantages = torch.tensor(advantages, dtype=F64).broadcast_to(now.shape)
     columns = {
-        "keep": torch.tensor(keep or [KEEP] * len(now)),
+        "loss_mask": torch.tensor(keep or [KEEP] * len(now)),
         "group": torch.tensor(group or [0] * len(now)),
         other: torch.full_like(now.detach(), -1.0),
         "advantages": advantages,

@@ -18,7 +18,7 @@ def run(loss, now, old, advantages, dtype=F64, **options):
     """Loss, gradient and statistics of one row whose first token is not trained."""
     row = torch.tensor([[math.nan, *now]], dtype=dtype).requires_grad_()
     columns = {
-        "keep": torch.tensor([[False] + [True] * len(now)]),
+        "loss_mask": torch.tensor([[False] + [True] * len(now)]),
         "old_logprobs": torch.tensor([[math.nan, *old]], dtype=dtype),
         "rollout_logprobs": torch.tensor([[math.nan, *old]], dtype=dtype),
         "advantages": torch.tensor([[math.nan, *advantages]], dtype=dtype),

@@ -28,7 +28,7 @@ def gradient_of(losses, output):
 )
 def test_straight_through_kl_by_hand(estimator, values):
     keep = torch.tensor([[True, False, True]])
-    batch = TensorDict({"keep": keep, "ref_logprobs": torch.full((1, 3), -1.0, dtype=F64)}, batch_size=[1])
+    batch = TensorDict({"loss_mask": keep, "ref_logprobs": torch.full((1, 3), -1.0, dtype=F64)}, batch_size=[1])
     now = torch.tensor([[-0.5, 7.0, -1.1]], dtype=F64, requires_grad=True)
     losses, statistics = kl(now, batch, estimator=estimator)
     expected = torch.tensor([[values[0], 0, values[1]]], dtype=F64)
@@ -57,7 +57,7 @@ def test_a_term_says_what_steers_it_and_what_its_gradient_is(node, controlled_by
 
 def prepared(correct, all_sum=alone, rows=slice(None)):
     terms = TensorDict({"accuracy": torch.tensor(correct), "other": torch.ones(4)}, batch_size=[4])
-    batch = TensorDict({"keep": KEEP, "terms": terms}, batch_size=[4])[rows]
+    batch = TensorDict({"loss_mask": KEEP, "terms": terms}, batch_size=[4])[rows]
     return batch.update(positive_scale(LOGPROBS[rows], batch, all_sum=all_sum, term="accuracy"))
 
 
@@ -90,6 +90,6 @@ def test_positive_nll_divides_by_the_tokens_of_all_ranks():
 
 def test_positive_scale_is_float32_of_low_precision():
     terms = TensorDict({"accuracy": torch.ones(4)}, batch_size=[4])
-    batch = TensorDict({"keep": KEEP, "terms": terms}, batch_size=[4])
+    batch = TensorDict({"loss_mask": KEEP, "terms": terms}, batch_size=[4])
     found = positive_scale(LOGPROBS.bfloat16(), batch, all_sum=alone, term="accuracy")
     assert found["positive_scale"].dtype == torch.float32

@@ -77,7 +77,7 @@ def off(actor, found):
             ids = torch.tensor([request.prompt + answer.tokens])
             rows = make_batch()[:1].select("unit", "group")
             rows["tokens"] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            rows["response_mask"] = rows["keep"] = torch.arange(ids.shape[1])[None] >= len(request.prompt)
+            rows["response_mask"] = rows["loss_mask"] = torch.arange(ids.shape[1])[None] >= len(request.prompt)
             said = actor.compute(rows, ("logprobs",), 1.0)["logprobs"][0, len(request.prompt) :]
             worst = max(worst, float((said - torch.tensor(answer.logprobs)).abs().max()))
     return worst

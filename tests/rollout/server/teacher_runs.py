@@ -26,7 +26,7 @@ def texts(vocabulary, rows=12):
         ids[:6], ids[-1] = torch.arange(6), vocabulary - 1
         keep = (torch.rand(len(ids)) < 0.7) & (torch.arange(len(ids)) >= 6)
         tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        made.append({"tokens": tokens, "response_mask": keep, "keep": keep, "group": row // 4, "unit": row})
+        made.append({"tokens": tokens, "response_mask": keep, "loss_mask": keep, "group": row // 4, "unit": row})
     return collate(made)
 
 

@@ -58,12 +58,12 @@ def batch(rows=range(6)):
         keep[: 1 + row % 5] = False
         made.append(ids)
         keeps.append(keep & (row != 3))
-    return token_batch(*made, keep=keeps, group=[row // 2 for row in rows])
+    return token_batch(*made, loss_mask=keeps, group=[row // 2 for row in rows])
 
 
 def right(asked, seed=0):
     """The columns of a batch by its distributions, computed here."""
-    keep = asked["keep"]
+    keep = asked["loss_mask"]
     found = {"logprobs": torch.zeros(keep.shape), "top_logprobs": torch.zeros(*keep.shape, TOP)}
     found["top_ids"] = torch.zeros(*keep.shape, TOP, dtype=torch.int32)
     for row, place in keep.nonzero().tolist():

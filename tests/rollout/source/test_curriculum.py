@@ -59,9 +59,9 @@ class Policy:
         self.asked = []
 
     def __call__(self, batch):
-        assert batch["keep"].dtype == torch.bool and len(set(batch["unit"].tolist())) == len(batch)
+        assert batch["loss_mask"].dtype == torch.bool and len(set(batch["unit"].tolist())) == len(batch)
         self.asked.append(len(batch))
-        return torch.where(batch["keep"], self.heat * batch["tokens", "input_ids"], 0.0).float()
+        return torch.where(batch["loss_mask"], self.heat * batch["tokens", "input_ids"], 0.0).float()
 
 
 def source(
@@ -354,7 +354,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
     def logprobs(batch):
         logits = model(**batch["tokens"]).logits.log_softmax(-1)
         said = logits[:, :-1].gather(2, batch["tokens", "input_ids"][:, 1:, None])[..., 0]
-        return torch.where(batch["keep"], torch.cat([torch.zeros(len(said), 1), said], 1), 0.0)
+        return torch.where(batch["loss_mask"], torch.cat([torch.zeros(len(said), 1), said], 1), 0.0)
 
     def score(texts, rows):
         right = torch.tensor([float("w3" in text) for text in texts])
@@ -374,7 +374,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
         before = mine._counts.clone()
         with torch.no_grad():
             model.lm_head.weight.mul_(1.02)
-        first["keep"] = sampled
+        first["loss_mask"] = sampled
         change = (logprobs(first) - first["rollout_logprobs"]).abs().sum(-1) / sampled.sum(-1)
         second = mine.next(Metrics())
         new = {int(answer["answer"]): right for answer, right in zip(fields(second), second["scores"], strict=True)}

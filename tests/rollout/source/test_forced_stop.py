@@ -226,8 +226,8 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
     heat = [0.0]
 
     def logprobs(batch):
-        assert not (batch["keep"] & (batch["tokens", "input_ids"] == 6)).any()
-        return torch.where(batch["keep"], -0.01, heat[0]).float()
+        assert not (batch["loss_mask"] & (batch["tokens", "input_ids"] == 6)).any()
+        return torch.where(batch["loss_mask"], -0.01, heat[0]).float()
 
     class Words:
         def generate(self, requests, sampling, progress):
