@@ -51,14 +51,14 @@ def test_their_columns_are_computed_and_read(with_roles, monkeypatch):
     monkeypatch.setattr(Trainer, "update", watched)
     Job(with_roles()).fit("")
     (first, before, counts), (second, after, _), *_ = batches
-    keep = first["keep"]
+    keep = first["loss_mask"]
     torch.testing.assert_close(first["novelty"], 0.5 * keep, msg="nothing was counted before the first step")
     assert (first["imitator_logprobs"][keep] < 0).all() and not first["imitator_logprobs"][~keep].any()
     expected = (first["scores"][:, None] + first["novelty"] - 0.1 * first["imitator_logprobs"]) * keep
     torch.testing.assert_close(first["advantages"], expected)
     tokens = second["tokens", "input_ids"]
     counted = torch.tensor([[counts.get(token, 0) for token in row] for row in tokens.tolist()])
-    torch.testing.assert_close(second["novelty"], 0.5 * second["keep"] / (1.0 + counted))
+    torch.testing.assert_close(second["novelty"], 0.5 * second["loss_mask"] / (1.0 + counted))
     assert any(not torch.equal(after[name], before[name]) for name in before), "the imitator trains"
 
 

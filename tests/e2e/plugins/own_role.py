@@ -38,7 +38,7 @@ class TokenCounter(ColumnModel):
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
         assert outputs == ("novelty",)
-        tokens, keep = batch["tokens", "input_ids"], batch["keep"]
+        tokens, keep = batch["tokens", "input_ids"], batch["loss_mask"]
         seen = torch.tensor([[self.counts[token] for token in row] for row in tokens.tolist()])
         for rank_tokens in self.world.gather(tokens[keep].tolist()):
             self.counts.update(rank_tokens)
@@ -55,7 +55,7 @@ class TokenCounter(ColumnModel):
 def novelty(scores: Tensor, rewards: Tensor, batch: TensorDict, *, surprise: float) -> dict[str, Tensor]:
     """The score, the novelty of each token, and how unlikely the imitator finds it, (B, T)."""
     bonus = batch["novelty"] - surprise * batch["imitator_logprobs"]
-    return {"advantages": (scores[:, None] + bonus) * batch["keep"]}
+    return {"advantages": (scores[:, None] + bonus) * batch["loss_mask"]}
 
 
 @LOSSES.register("imitation")
