@@ -15,6 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
+from rft.algorithm.registries import SELECTIONS
+from rft.algorithm.roles import ROLES
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
 from rft.reward import REWARDS
@@ -82,8 +84,9 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     monkeypatch.setattr(Wandb, "check", lambda self: None)  # the package is an extra
-    for registry in (ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS, REWARDS):
+    for registry in (ADVANTAGES, AGGREGATIONS, LOSSES, SELECTIONS, SHAPINGS, REWARDS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(ROLES, "_roles", dict(ROLES._roles))
     for plugin in [*tmp_path.glob("mine/*.py"), *ROOT.glob("recipes/*/*.py")]:
         monkeypatch.delitem(sys.modules, plugin.stem, raising=False)
     return tmp_path
@@ -133,6 +136,14 @@ def test_every_yaml_block_parses(page):
 )
 def test_every_python_block_runs(block, desk):
     exec(compile(block, "a page", "exec"), {"__name__": "a page"})
+
+
+@pytest.mark.parametrize(
+    "plugin", sorted((ROOT / "tests" / "e2e" / "plugins").glob("*.py")), ids=lambda path: path.stem
+)
+def test_the_page_on_extending_shows_every_plugin_of_the_tests_in_full(plugin):
+    page = (ROOT / "docs" / "extending.md").read_text()
+    assert f"```python\n# mine/{plugin.name}\n{plugin.read_text()}```\n" in page
 
 
 def test_the_plugins_of_the_page_on_extending_train(desk, resolved):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import rft
 from rft.modes.doctor.run import run as doctor
 from rft.setup.assembly import Job
 
@@ -52,8 +51,3 @@ def test_its_own_options_reach_it_and_are_checked(with_engine, tmp_path):
 def test_the_doctor_finds_it_sound(with_engine, capsys):
     assert doctor(with_engine("mode=doctor", "warmup=none", "rollout.temperature=0.7")) < 1e-4
     assert "✗" not in capsys.readouterr().out
-
-
-def test_the_page_on_extending_shows_it():
-    page = (Path(rft.__file__).parent.parent / "docs" / "extending.md").read_text()
-    assert f"```python\n# mine/plain_engine.py\n{(PLUGINS / 'plain_engine.py').read_text()}```\n" in page
