@@ -53,8 +53,6 @@ ALLOWED: dict[str, dict[str, str]] = {
 KNOWN: dict[str, tuple[str, ...]] = {
     "floors": ("rft.setup.assembly: imports rft.modes.verify",),
     "cycles": (
-        "rft.actor.packing.layout: in a cycle with rft.actor.packing.sequence_shard",
-        "rft.actor.packing.sequence_shard: in a cycle with rft.actor.packing.layout",
     ),
     "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
     "folders": (

@@ -18,16 +18,16 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def check_frozen(shape: PretrainedConfig, head: Literal["lm", "value"], patterns: Sequence[str], key: str) -> None:
+def check_frozen(config: PretrainedConfig, head: Literal["lm", "value"], patterns: Sequence[str], key: str) -> None:
     """Looks for the parameters in a model without weights.
 
     Raises:
         ValueError: a pattern matches no parameter, or all of a language model's are frozen.
     """
-    model = meta_model(shape)
+    model = meta_model(config)
     part = model if head == "lm" else model.base_model
     held = {id(parameter) for parameter in part.parameters()}
-    names = [name for name, held_or_not in model.named_parameters(remove_duplicate=False) if id(held_or_not) in held]
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in held]
     for number, pattern in enumerate(patterns):
         if not matching(names, pattern):
             raise ValueError(

@@ -14,35 +14,35 @@ from transformers import PreTrainedModel
 
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.moe import record_router_logits
-from rft.actor.packing.layout import PackedLayout
-from rft.actor.packing.sequence_shard import SequenceShard, shard_queries
+from rft.actor.packing.layout import PackedLayout, SequenceShard
+from rft.actor.packing.sequence_shard import shard_queries
 from rft.batch.columns import over
 
 
 @dataclass(frozen=True)
 class LogitQueries:
-    """What a forward is asked: the next token of some states.
+    """The states whose logits a forward computes.
 
     Attributes:
         states: (Q, D) hidden states.
         targets: (Q,) the tokens that follow them, or (Q, 1 + K), with candidates behind them.
-        places: (Q,) where those states lie among the tokens of the forward.
-        slice: where ranks compute a sequence together, who asks; None where this rank does.
+        places: (Q,) positions of those states among the tokens of the forward.
+        shard: where ranks compute a sequence together, which rank needs which output; None where all are this rank's.
     """
 
     states: Tensor
     targets: Tensor
     places: Tensor
-    slice: SequenceShard | None
+    shard: SequenceShard | None
 
-    def columns(self, answers: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """Columns (B, T) of this rank's rows with the answers (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
+    def columns(self, outputs: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
+        """Columns (B, T) of this rank's rows with the outputs (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
 
-        Answers (Q, K) become columns (B, T, K).
+        Outputs (Q, K) become columns (B, T, K).
         """
-        if self.slice is not None:
-            answers = {name: self.slice.return_outputs(values) for name, values in answers.items()}
-        return {name: aligned(values, where) for name, values in answers.items()}
+        if self.shard is not None:
+            outputs = {name: self.shard.return_outputs(values) for name, values in outputs.items()}
+        return {name: aligned(values, where) for name, values in outputs.items()}
 
 
 def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
@@ -50,19 +50,19 @@ def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout |
 
     Args:
         tokens: columns (B, T) that the model takes.
-        layout: how the rows are packed; None leaves them padded. Where ranks have joined their rows it is not known
-            here whose a state is: `layout.slice` says it.
+        layout: how the rows are packed; None leaves them padded. Where ranks have joined their rows, the states are
+            those of `layout.shard`.
     """
     columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
     if layout is None:
         ids = columns["input_ids"]
         states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
         return states, torch.arange(ids.numel(), device=ids.device).view(ids.shape)
-    if layout.slice is None:
+    if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
         packed |= {"position_ids": layout.positions}
     else:
-        packed = layout.slice.tokens
+        packed = layout.shard.tokens
     inputs = {name: column[None] for name, column in packed.items()}
     return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
 
@@ -80,14 +80,14 @@ def gather_queries(
         tokens: columns (B, T) that the model takes.
         where: (B, T - 1) bool: the tokens from the second one on that are chosen.
         layout: how the rows are packed; None leaves them padded.
-        candidates: (B, T, K) other tokens to ask for in each one's place.
+        candidates: (B, T, K) other tokens whose log-probabilities are computed at each position.
     """
     states, place = run_backbone(backbone, tokens, layout)
-    if layout is None or layout.slice is None:
-        asked = place[:, :-1][where]
-        return LogitQueries(states[asked], shard_queries(tokens, where, candidates), asked, None)
-    asked = layout.slice.asked
-    return LogitQueries(states[asked], layout.slice.targets, asked, layout.slice)
+    if layout is None or layout.shard is None:
+        places = place[:, :-1][where]
+        return LogitQueries(states[places], shard_queries(tokens, where, candidates), places, None)
+    places = layout.shard.queries
+    return LogitQueries(states[places], layout.shard.targets, places, layout.shard)
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
@@ -122,20 +122,20 @@ class LanguageNetwork(nn.Module):
             top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
         """
         where = select[:, 1:]
-        with record_router_logits(self.model.base_model, "router_balance" in outputs) as heard:
-            asked = gather_queries(self.model.base_model, tokens, where, layout, candidates)
+        with record_router_logits(self.model.base_model, "router_balance" in outputs) as recorder:
+            queries = gather_queries(self.model.base_model, tokens, where, layout, candidates)
         head = self.model.get_output_embeddings()
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                asked.states, head.weight, head.bias, temperature, *top
+                queries.states, head.weight, head.bias, temperature, *top
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
-                asked.states,
+                queries.states,
                 head.weight,
                 head.bias,
-                asked.targets,
+                queries.targets,
                 temperature,
                 with_entropy="entropy" in outputs,
                 with_squares="sum_p_squared" in outputs,
@@ -144,8 +144,8 @@ class LanguageNetwork(nn.Module):
             if candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
         if "router_balance" in outputs:
-            columns["router_balance"] = heard.balance(asked.places, where)
-        return asked.columns({name: columns[name] for name in outputs}, where)
+            columns["router_balance"] = recorder.balance(queries.places, where)
+        return queries.columns({name: columns[name] for name in outputs}, where)
 
 
 class ValueNetwork(nn.Module):
@@ -166,14 +166,14 @@ class ValueNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
-        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
+        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
         where = select[:, 1:]
-        asked = gather_queries(self.model, tokens, where, layout)
-        dtype = torch.promote_types(asked.states.dtype, torch.float32)
-        values = nn.functional.linear(asked.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
+        queries = gather_queries(self.model, tokens, where, layout)
+        dtype = torch.promote_types(queries.states.dtype, torch.float32)
+        values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
         ]
-        return asked.columns({"values": values}, where)
+        return queries.columns({"values": values}, where)
 
 
 class ScoreNetwork(nn.Module):
@@ -196,16 +196,15 @@ class ScoreNetwork(nn.Module):
     ) -> dict[str, Tensor]:
         """Computes `score`, (B, T) float32: the row's, at its last token of `select` (B, T) bool, and zero elsewhere.
 
-        A row without a selected token has none; the temperature plays no part.
+        A row without a selected token has none; the temperature has no effect.
         """
-        assert layout is None or layout.slice is None, "each rank reads the last tokens of its own rows"
+        assert layout is None or layout.shard is None, "each rank reads the last tokens of its own rows"
         states, place = run_backbone(self.model.base_model, tokens, layout)
         rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
         pad = self.model.config.get_text_config().pad_token_id
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
         last = (columns * real).argmax(1)  # (B,)
-        asked = place.gather(1, last[:, None])[:, 0][rows]
-        scores = labelled(self.model, states[asked])[:, 0]
+        scores = labelled(self.model, states[place.gather(1, last[:, None])[:, 0][rows]])[:, 0]
         where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
         return {"score": scores.new_zeros(select.shape).masked_scatter(where, scores)}
 
@@ -228,8 +227,8 @@ class StepNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
-        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature plays no part."""
-        assert layout is None or layout.slice is None, "each rank reads the tokens of its own rows"
+        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
+        assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
         states, place = run_backbone(self.model.base_model, tokens, layout)
         where = select[:, 1:]
         bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)

@@ -116,7 +116,7 @@ class TensorParallel(Context):
                 layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 
     def _begin(self, backbone: nn.Module, inputs: tuple, options: dict[str, Any]) -> None:
-        self._counts = options["layout"].slice.counts
+        self._counts = options["layout"].shard.counts
         self._positions = options["layout"].positions[None]
 
     def _use_all_positions(self, rotary: nn.Module, inputs: tuple, options: dict[str, Any]) -> tuple[tuple, dict]:

@@ -84,9 +84,9 @@ class Lora:
                 f"{key}.path none will be left; set {key}.lora.export=merged"
             )
 
-    def find(self, shape: PretrainedConfig, key: str) -> None:
+    def find(self, config: PretrainedConfig, key: str) -> None:
         """Looks for the layers in a model without weights; see `layers`."""
-        self.layers(meta_model(shape), key)
+        self.layers(meta_model(config), key)
 
     def layers(self, model: PreTrainedModel, key: str) -> list[str]:
         """The names of the layers that get adapters.

@@ -1,4 +1,4 @@
-"""Attention over packed rows: every row sees itself causally, what it shares with others of its group included.
+"""Attention over packed rows: every row attends to itself causally, including the prefix that its group shares.
 
 It stands in the place of transformers' attention functions, so it serves every model that calls them. There is one
 call of scaled_dot_product_attention for all rows of one length: nothing is computed between rows, and no mask of
@@ -39,7 +39,7 @@ def packed_attention(
 
     Args:
         query: (1, heads, N, width) of the packed sequence; key, value: of as many or fewer heads.
-        layout: what the rows are.
+        layout: of the rows.
         scaling: of the products, or None for 1 / sqrt(width).
         sliding_window: a token sees at most so many, itself included; None for all.
 
@@ -52,7 +52,7 @@ def packed_attention(
     others["attention_mask"] = attention_mask
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
-    part = layout.slice
+    part = layout.shard
     if part is None or not part.context.gathers_in_attention:
         return _attend(query, key, value, layout.segments, scaling, sliding_window), None
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
@@ -100,7 +100,7 @@ def _behind(prefix: Tensor, own: Tensor) -> Tensor:
 
 
 def causal_window_mask(length: int, before: int, window: int, device: torch.device) -> Tensor:
-    """Which keys (before + length) each of `length` tokens sees: itself and what is less than `window` behind it."""
+    """Mask (length, before + length) of the keys that a token attends to: itself and fewer than `window` before it."""
     places = torch.arange(before + length, device=device)
     distance = places[before:, None] - places
     return (distance >= 0) & (distance < window)
@@ -111,41 +111,43 @@ AttentionInterface.register(NAME, packed_attention)
 
 @torch.no_grad()
 def use_packed_attention(model: PreTrainedModel, key: str) -> None:
-    """Switches the attention of a causal language model, after a look at what it makes of packed rows.
+    """Replaces the attention of a causal language model, after a test on packed rows.
 
     Raises:
-        ValueError: the model does not make of them what it makes of each row alone.
+        ValueError: the model computes other states for packed rows than for each row alone.
     """
     model.eval()
-    shape = model.config.get_text_config()
-    others = set(shape.to_dict().get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    config = model.config.get_text_config()
+    others = set(config.to_dict().get("layer_types") or ()) - {"full_attention", "sliding_attention"}
     if others:
         obstacle: str | None = f"has layers of {', '.join(sorted(others))}"
     elif not (model._supports_attention_backend and model._supports_flash_attn):
         obstacle = "has an attention that cannot be replaced"
     else:
         try:
-            obstacle = None if _keeps_rows_apart(model, shape) else "mixes rows, or has a window that it does not tell"
+            obstacle = (
+                None if _keeps_rows_apart(model, config) else "mixes rows, or has a window that it does not state"
+            )
         except TypeError as error:
-            obstacle = f"cannot be told of rows ({error})"
+            obstacle = f"cannot separate rows ({error})"
     if obstacle is not None:
         name = type(model).__name__
         raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
 
 
-def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
-    """Whether packed rows have the states of padded ones, up to a hundredth of what a token's context changes."""
+def _keeps_rows_apart(model: PreTrainedModel, config: PretrainedConfig) -> bool:
+    """Whether packed rows have the states of padded ones, up to a hundredth of the effect of a token's context."""
     ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 0, 0], [9, 8, 7, 6, 5]])
     real = ids > 0
-    ids = ids % shape.vocab_size
+    ids = ids % config.vocab_size
     tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
     rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
     layout = pack_layout(rows, torch.tensor([2, 2, 0])).to(model.device)
     ids = ids.to(model.device)
     packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
-    with _narrow_windows(model, shape):
+    with _narrow_windows(model, config):
         apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        shape._attn_implementation = NAME
+        config._attn_implementation = NAME
         together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]
     effect = (apart[0, 4] - apart[2, 4]).abs().max()
     error = (together - apart)[real].abs().max()
@@ -153,9 +155,9 @@ def _keeps_rows_apart(model: PreTrainedModel, shape: PretrainedConfig) -> bool:
 
 
 @contextmanager
-def _narrow_windows(model: nn.Module, shape: PretrainedConfig) -> Iterator[None]:
-    """Sets sliding windows of two tokens for a while, so that a few tokens show whether a model applies them."""
-    owners = [vars(owner) for owner in (shape, *model.modules()) if vars(owner).get("sliding_window")]
+def _narrow_windows(model: nn.Module, config: PretrainedConfig) -> Iterator[None]:
+    """Sliding windows of two tokens in the block, so that a few tokens show which layers apply them."""
+    owners = [vars(owner) for owner in (config, *model.modules()) if vars(owner).get("sliding_window")]
     widths = [owner["sliding_window"] for owner in owners]
     try:
         for owner in owners:

@@ -8,9 +8,9 @@ from rft.batch.balance import Cost, work
 from rft.batch.columns import lengths
 
 
-def head_size(shape: PretrainedConfig) -> int:
+def head_size(config: PretrainedConfig) -> int:
     """Numbers in a query of one head of a text model."""
-    return int(shape.to_dict().get("head_dim") or shape.hidden_size // shape.num_attention_heads)
+    return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
 def model_cost(model: PreTrainedModel) -> Cost:
@@ -24,8 +24,8 @@ def model_cost(model: PreTrainedModel) -> Cost:
     full one, linear attention by its weights alone, latent attention by its `head_dim`. Frozen weights, recomputed
     activations and shared prefixes shift the parts against each other and are left out.
     """
-    shape = model.config.get_text_config()
-    options = shape.to_dict()
+    config = model.config.get_text_config()
+    options = config.to_dict()
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     head = model.get_output_embeddings()
     weights = 0.0  # that one token passes in the layers
@@ -34,11 +34,11 @@ def model_cost(model: PreTrainedModel) -> Cost:
             weights += parameter.numel()
         elif parameter.dim() == 3 and "num_experts_per_tok" in options:  # (experts, out, in)
             weights += parameter[0].numel() * options["num_experts_per_tok"]
-    heads = shape.num_attention_heads
-    width = heads * head_size(shape)
+    heads = config.num_attention_heads
+    width = heads * head_size(config)
     window = options.get("sliding_window")
     kind = "sliding_attention" if window else "full_attention"
-    kinds = options.get("layer_types") or [kind] * shape.num_hidden_layers
+    kinds = options.get("layer_types") or [kind] * config.num_hidden_layers
     return Cost(
         linear=6.0 * weights + 12.0 * width * kinds.count("sliding_attention") * (window or 0),
         quadratic=6.0 * width * kinds.count("full_attention"),

@@ -1,9 +1,8 @@
-"""How the rows of a micro-batch lie in one forward: behind one another without padding, what a group shares once."""
+"""The layout of packed rows in one forward: behind one another, without padding, a shared prefix once per group."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -11,19 +10,17 @@ from torch import Tensor
 
 from rft.batch.columns import lengths
 from rft.batch.media import media_entries
-
-if TYPE_CHECKING:
-    from rft.actor.packing.sequence_shard import SequenceShard
+from rft.strategy.context import Context
 
 
 @dataclass(frozen=True)
 class PackedSegment:
-    """Rows of one length behind one another. Each sees itself causally, and all of the segment that they begin with.
+    """Rows of one length behind one another. A row attends to itself causally, and to all of its prefix.
 
     Attributes:
-        rows: how many.
-        length: tokens of each, at least one.
-        prefix: the number of the segment that they begin with, which is of one row and comes before, or None.
+        rows: number of rows.
+        length: tokens of each row, at least one.
+        prefix: the number of an earlier segment of one row with the tokens that these rows begin with, or None.
     """
 
     rows: int
@@ -32,27 +29,64 @@ class PackedSegment:
 
 
 @dataclass(frozen=True)
-class PackedLayout:
-    """B rows of at most T tokens as one sequence of N.
+class SequenceShard:
+    """This rank's tokens of a sequence that its group has joined, and the logits that it computes for the group.
 
     Attributes:
-        source: (N,) where each packed token stands in the flattened (B * T) rows.
-        place: (B, T) where each token of a row lies among the packed ones; 0 for padding.
-        positions: (N,) the place of each packed token in its row.
-        segments: what the sequence is made of, in order.
-        slice: where several ranks have joined their rows into the sequence of `segments`: the part of this one.
+        context: the group.
+        counts: tokens of every rank's slice.
+        tokens: columns (n,) of this rank's slice, `position_ids` among them.
+        queries: (Q,) positions in the slice whose next token a rank of the group needs.
+        targets: (Q,) those next tokens, or (Q, 1 + K), with candidates behind them.
+        sent: how many of the outputs go to each rank; they are in the order of the ranks.
+        received: how many outputs each rank computes for this one.
+        order: (P,) the position of the output of each of this rank's tokens among those that it receives.
+    """
+
+    context: Context
+    counts: list[int]
+    tokens: dict[str, Tensor]
+    queries: Tensor
+    targets: Tensor
+    sent: list[int]
+    received: list[int]
+    order: Tensor
+
+    def to(self, device: torch.device) -> "SequenceShard":
+        """The same on a device."""
+        tokens = {name: column.to(device) for name, column in self.tokens.items()}
+        moved = {name: vars(self)[name].to(device) for name in ("queries", "targets", "order")}
+        return replace(self, tokens=tokens, **moved)
+
+    def return_outputs(self, values: Tensor) -> Tensor:
+        """From the outputs of this rank (Q, ...) to those of its own tokens (P, ...). Differentiable."""
+        shapes = [(count, *values.shape[1:]) for count in self.received]
+        arrived = self.context.exchange(values.split(self.sent), shapes)
+        return torch.cat(arrived)[self.order]
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """B rows of at most T tokens as one sequence of N tokens.
+
+    Attributes:
+        source: (N,) index of each packed token in the flattened (B * T) rows.
+        place: (B, T) index of each token of a row among the packed tokens; 0 for padding.
+        positions: (N,) position of each packed token in its row.
+        segments: of the sequence, in order.
+        shard: this rank's part, where several ranks have joined their rows into the sequence of `segments`.
     """
 
     source: Tensor
     place: Tensor
     positions: Tensor
     segments: tuple[PackedSegment, ...]
-    slice: "SequenceShard | None" = None
+    shard: SequenceShard | None = None
 
     def to(self, device: torch.device) -> "PackedLayout":
         """The same on a device."""
         moved = {name: vars(self)[name].to(device) for name in ("source", "place", "positions")}
-        return replace(self, slice=self.slice and self.slice.to(device), **moved)
+        return replace(self, shard=self.shard and self.shard.to(device), **moved)
 
 
 def shared_prefixes(batch: TensorDict) -> Tensor:
@@ -73,11 +107,11 @@ def shared_prefixes(batch: TensorDict) -> Tensor:
 
 
 def pack_layout(batch: TensorDict, shared: Tensor) -> PackedLayout:
-    """Lays rows behind one another; of rows of one group that are here together, the shared tokens lie there once.
+    """Packs rows behind one another; the shared tokens of a group are there once where several of its rows are.
 
     Args:
         batch: B rows.
-        shared: (B,) first tokens that a row has in common with the others of its group, the same for all of them.
+        shared: (B,) first tokens that a row has in common with the others of its group, equal within the group.
     """
     length, group, common = lengths(batch).tolist(), batch["group"].tolist(), shared.tolist()
     here, width = Counter(group), batch["response_mask"].shape[1]

@@ -1,4 +1,4 @@
-"""Cuts the rows of a rank into micro-batches: one forward each, a hard cap on its tokens, as many on every rank."""
+"""Cuts the rows of a rank into micro-batches: one forward each, a hard cap on tokens, the same number on every rank."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class MicroBatch:
     """The rows of one forward, on the device.
 
     Attributes:
-        rows: their numbers in what was cut; empty for the idle row of a rank that has nothing left to do.
+        rows: their numbers in the batch that was cut; empty for the dummy row of a rank that has no rows left.
         batch: the rows, as wide as the longest of them, without `media`.
         layout: how they are packed, or None where they are padded.
         computed: tokens of the forward, padding included.
-        last: no other one follows.
+        last: no other micro-batch of the batch follows.
         media: of the rows that have any, concatenated in the order in which the forward has the rows.
     """
 
@@ -66,21 +66,21 @@ class MicroBatcher:
 
         Args:
             batch: this rank's rows, maybe none.
-            idle: one row, whose first token a rank computes that has nothing left to do while others have.
+            dummy: one row, whose first token a rank computes when it has no rows left and other ranks have.
             context: the ranks that compute a sequence together, if this one does: the cap is per rank, so a row may
                 have as many tokens as all of them take.
 
         Raises:
-            ValueError: on every rank where a unit of any is over the cap; names the key and the number that would do.
+            ValueError: a unit of some rank is over the cap; raised on every rank, names the key and the cure.
         """
         shared = self.shared(batch)
         size = 1 if context is None else context.size
-        idle_tokens = size - 1  # each rank but one may have nothing but its idle row in a joint sequence
-        cap = self.max_tokens * size - idle_tokens
+        dummy_tokens = size - 1  # all ranks but one may have only their dummy row in a joint sequence
+        cap = self.max_tokens * size - dummy_tokens
         if (largest := max(world.gather(largest_unit(batch, shared, self.packing)))) > cap:
             raise ValueError(
                 f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, have "
-                f"{largest} tokens; set actor.micro_batch_tokens to at least {-(-(largest + idle_tokens) // size)}"
+                f"{largest} tokens; set actor.micro_batch_tokens to at least {-(-(largest + dummy_tokens) // size)}"
             )
 
         def agree(count: int) -> int:
@@ -133,52 +133,52 @@ def cut_packed(
     agree: Callable[[int], int],
     context: Context | None = None,
 ) -> list[list[int]]:
-    """Row numbers of micro-batches of as equal token counts as can be, the fullest first; some may be empty.
+    """Row numbers of micro-batches of token counts as equal as possible, the fullest first; some may be empty.
 
     Args:
         batch: B rows. Units stay together.
         shared: (B,) first tokens that a row computes once with its group.
         max_tokens: cap on the tokens of a micro-batch.
-        agree: from the number of micro-batches that this rank needs, the number that all of them make.
+        agree: from the number of micro-batches that this rank needs to the number that every rank makes.
         context: ranks that cut their rows together, under this cap.
     """
-    parcels = _packing_units(batch, shared, max_tokens)
-    local_costs = [cost for _, cost in parcels]
+    units = _packing_units(batch, shared, max_tokens)
+    local_costs = [cost for _, cost in units]
     all_costs = [local_costs] if context is None else context.gather(local_costs)
     costs = [cost for rank_costs in all_costs for cost in rank_costs]
     first = 0 if context is None else sum(len(rank_costs) for rank_costs in all_costs[: context.rank])
     bins: list[tuple[int, list[int]]] = []  # first fit of the largest first: few, but uneven
-    for parcel in sorted(range(len(costs)), key=lambda parcel: (-costs[parcel], parcel)):
-        number = next((n for n, (full, _) in enumerate(bins) if full + costs[parcel] <= max_tokens), len(bins))
+    for unit in sorted(range(len(costs)), key=lambda unit: (-costs[unit], unit)):
+        number = next((n for n, (full, _) in enumerate(bins) if full + costs[unit] <= max_tokens), len(bins))
         full, inside = bins[number] if number < len(bins) else (0, [])
-        bins[number : number + 1] = [(full + costs[parcel], [*inside, parcel])]
+        bins[number : number + 1] = [(full + costs[unit], [*inside, unit])]
     count = agree(len(bins))
-    dealt = karmarkar_karp(costs, count)
-    if any(sum(costs[parcel] for parcel in inside) > max_tokens for inside in dealt):
-        dealt = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
-    own = [[parcel - first for parcel in inside if first <= parcel < first + len(local_costs)] for inside in dealt]
-    return [sorted(row for parcel in inside for row in parcels[parcel][0]) for inside in own]
+    cuts = karmarkar_karp(costs, count)
+    if any(sum(costs[unit] for unit in inside) > max_tokens for inside in cuts):
+        cuts = [inside for _, inside in sorted(bins, key=lambda part: -part[0])] + [[]] * (count - len(bins))
+    own = [[unit - first for unit in inside if first <= unit < first + len(local_costs)] for inside in cuts]
+    return [sorted(row for unit in inside for row in units[unit][0]) for inside in own]
 
 
 def _packing_units(batch: TensorDict, shared: Tensor, max_tokens: int) -> list[tuple[list[int], int]]:
     """Rows that stay together, and their tokens: units, or as many units of a group as the cap takes."""
     own, first = (lengths(batch) - shared).tolist(), shared.tolist()
     group = batch["group"].tolist()
-    parcels: list[tuple[list[int], int]] = []
-    open_parcels: dict[int, int] = {}  # of a group that shares: the parcel that still takes rows
+    units: list[tuple[list[int], int]] = []
+    open_units: dict[int, int] = {}  # of a group that shares a prefix: the packing unit that still takes rows
     for rows in _units(batch):
-        beginnings = {group[row]: first[row] for row in rows}
+        prefixes = {group[row]: first[row] for row in rows}
         new = sum(own[row] for row in rows)
-        alone = new + sum(beginnings.values())
-        shares = len(beginnings) == 1 and first[rows[0]] > 0
-        at = open_parcels.get(group[rows[0]]) if shares else None
-        if at is not None and parcels[at][1] + new <= max_tokens:
-            parcels[at] = (parcels[at][0] + rows, parcels[at][1] + new)
+        alone = new + sum(prefixes.values())
+        shares = len(prefixes) == 1 and first[rows[0]] > 0
+        at = open_units.get(group[rows[0]]) if shares else None
+        if at is not None and units[at][1] + new <= max_tokens:
+            units[at] = (units[at][0] + rows, units[at][1] + new)
         else:
             if shares:
-                open_parcels[group[rows[0]]] = len(parcels)
-            parcels.append((rows, alone))
-    return parcels
+                open_units[group[rows[0]]] = len(units)
+            units.append((rows, alone))
+    return units
 
 
 def cut_padded(batch: TensorDict, max_tokens: int) -> list[list[int]]:

@@ -214,6 +214,6 @@ def _tensors(batch: TensorDict) -> list[Tensor]:
 
 def _computed(micro: MicroBatch) -> int:
     """Tokens of this rank's forward."""
-    if micro.layout is None or micro.layout.slice is None:
+    if micro.layout is None or micro.layout.shard is None:
         return micro.computed
-    return len(micro.layout.slice.tokens["position_ids"])
+    return len(micro.layout.shard.tokens["position_ids"])

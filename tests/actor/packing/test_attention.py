@@ -158,7 +158,7 @@ REFUSED = {
     **{kind: (options, "has layers of|has an attention that cannot") for kind, options in HYBRIDS.items()},
     **{kind: (options, "has an attention that cannot be replaced") for kind, options in OTHERS.items()},
     **FOREIGN,
-    **{kind: (options, "mixes rows, or has a window that it does not tell") for kind, options in UNTOLD.items()},
+    **{kind: (options, "mixes rows, or has a window that it does not state") for kind, options in UNTOLD.items()},
 }
 
 
@@ -186,7 +186,7 @@ def test_a_window_that_does_not_reach_the_attention_is_found(monkeypatch):
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, deaf)
     for options in (MODELS["mistral"], MODELS["mistral"] | {"sliding_window": 4096}):
-        with pytest.raises(ValueError, match="has a window that it does not tell"):
+        with pytest.raises(ValueError, match="has a window that it does not state"):
             use_packed_attention(build(options), "actor")
     use_packed_attention(build(MODELS["qwen3"]), "actor")
 
