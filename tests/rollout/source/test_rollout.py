@@ -1,11 +1,13 @@
 """Batches of sampled text: who draws which prompt, and how groups without signal are drawn again."""
 
+import io
 import logging
 
 import pytest
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.batch.media import media_entries
 from rft.batch.trajectory import to_row
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
@@ -284,6 +286,57 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
     states, expected = found[0][0], sorted(group for _, groups in found for group in groups)
     assert sum(len(state["surplus"]) for state in states) > 0
     assert sorted(group for groups in ranks(reads, lambda world: second(world, states)) for group in groups) == expected
+
+
+class MediaSource(RolloutSource):
+    """Every group has media that its rows share, of a size of its own; every third group has none."""
+
+    def _draw(self, metrics):
+        groups = super()._draw(metrics)
+        for group in groups:
+            position = group[0]["group"]
+            media = {"pixels": torch.full((1 + position % 4, 2), float(position))} if position % 3 else None
+            for row in group:
+                row["media"] = media
+        return groups
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(1, 1), (1, 2), (2, 1), (4, 2)])
+def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
+    def start(world):
+        context = rollout_context(
+            world, Engine(), Encoder(), ROWS, 4, GROUP, SAMPLING, SEED, score=score({1, 2, 3, 4, 5, 6})
+        )
+        return MediaSource(context, redraw=REDRAW, interruption=None)
+
+    def first(world):
+        mine = start(world)
+        mine.next(Metrics())
+        file = io.BytesIO()
+        torch.save(world.gather(mine.state_dict()), file)
+        return file.getvalue(), mine.next(Metrics())
+
+    def second(world, file):
+        mine = start(world)
+        mine.load_state_dict(torch.load(io.BytesIO(file), map_location="cpu", weights_only=False))
+        return mine.next(Metrics())
+
+    written = ranks(wrote, first)
+    resumed = ranks(reads, lambda world: second(world, written[0][0]))
+    states = torch.load(io.BytesIO(written[0][0]), weights_only=False)
+    waiting = [group[0]["group"] for state in states for group in state["surplus"]]
+    assert any(position % 3 for position in waiting), "a group with media waits for the next step"
+    groups = [
+        sorted(group for batch in batches for group in drawn(batch)) for batches in (resumed, (b for _, b in written))
+    ]
+    assert groups[0] == groups[1] and set(waiting) <= set(groups[0])
+    for batch in resumed:
+        entries = media_entries(batch) or [{}] * len(batch)
+        for place, (group, entry) in enumerate(zip(batch["group"].tolist(), entries, strict=True)):
+            assert set(entry.keys()) == ({"pixels"} if group % 3 else set())
+            if group % 3:
+                assert torch.equal(entry["pixels"], torch.full((1 + group % 4, 2), float(group)))
+                assert entry is entries[place - place % GROUP], "its rows still share it"
 
 
 def test_a_cap_of_no_rounds_is_refused():
