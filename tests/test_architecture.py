@@ -52,8 +52,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 # KNOWN
 KNOWN: dict[str, tuple[str, ...]] = {
     "floors": ("rft.setup.assembly: imports rft.modes.verify",),
-    "cycles": (
-    ),
+    "cycles": (),
     "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
     "folders": (
         "rft/algorithm/loss: more than 13 files",
