@@ -84,10 +84,12 @@ class ColumnModel(ABC):
             `head`, ...). Models that train, and those that start as a copy of the policy, have weights.
         stateful: computing changes the model, so every checkpoint holds its state. The state of other frozen models is
             saved only once their weights are no longer those that were loaded.
+        remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
         optimizer_options: of a model that trains; None for a frozen one.
     """
 
     has_weights: ClassVar[bool] = False
+    remote: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
     optimizer_options: Optimizer | None = None
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
@@ -53,7 +54,7 @@ class FSDP2(Strategy):
         ValueError: names the key where an option does not fit the number of processes or another option.
     """
 
-    memory_labels: ClassVar[Mapping[str, str]] = {"FSDP::": "gathered"}
+    memory_labels: ClassVar[Mapping[str, str]] = {"FSDP::": "gathered", "full_tensor": "gathered"}
 
     def __init__(
         self,
@@ -210,7 +211,8 @@ class FSDP2(Strategy):
         """See `Strategy.full_tensors`. On one rank they share the storage of the given tensors."""
         for name, tensor in tensors:
             if isinstance(tensor, DTensor):
-                tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
+                with record_function("full_tensor"):
+                    tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
             yield name, tensor
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

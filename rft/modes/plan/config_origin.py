@@ -1,4 +1,4 @@
-"""Where the values of a config come from: the command line, a file, or another value."""
+"""Finds the origin of the values of a config: the command line, a file, or another value."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ PACKAGE = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Origin:
-    """A value that is not that of the default run.
+    """A value that differs from the default run.
 
     Attributes:
-        key: its place in the config.
-        value, default: as one writes them in yaml; the default is empty where the default run has no such key.
-        source: `command line`, a file, or the `${key}` that the value follows.
+        key: its key in the config.
+        value, default: as written in yaml; the default is empty if the default run has no such key.
+        source: `command line`, a file, or the `${key}` that the value interpolates.
     """
 
     key: str
@@ -30,32 +30,32 @@ class Origin:
 
 
 def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: str) -> list[Origin]:
-    """The values of a composed config that are not those of the default run, in the order of the config.
+    """The values of a composed config that differ from the default run, in the order of the config.
 
     Args:
-        loader: knows the folders that configs are in.
-        name: of the config that was composed.
+        loader: with the search path of the config.
+        name: of the composed config.
         overrides: of the command line.
         default: name of the config of the default run.
     """
     config = loader.load_configuration(name, list(overrides), RunMode.RUN)
     plain = loader.load_configuration(default, [], RunMode.RUN)
     parts = loader.compute_defaults_list(name, list(overrides), RunMode.RUN)
-    said: list[tuple[str, str]] = []  # (key, who has said something of it), in order
+    setters: list[tuple[str, str]] = []  # (key, source that sets it), in the order of composition
     for part in parts.defaults:
         files = [Path(source.path) / f"{part.config_path}.yaml" for source in loader.get_sources()]
         for file in [file for file in files if file.is_file()][:1]:
-            said += [(key, _spelled(file)) for key in _keys(file, part.package or "")]
-    said += [(str(override.key_or_group), "command line") for override in parts.config_overrides]
+            setters += [(key, _short_path(file)) for key in _keys(file, part.package or "")]
+    setters += [(str(override.key_or_group), "command line") for override in parts.config_overrides]
     values, defaults = _tree(config, resolve=True), _tree(plain, resolve=True)
     texts = dict(_leaves(_tree(plain, resolve=False)))
     found = []
     for key, text in _leaves(_tree(config, resolve=False)):
-        value, before = _shown(values, key), _shown(defaults, key)
+        value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
             follows = isinstance(text, str) and "${" in text and texts.get(key) == text
-            who = [source for place, source in said if f"{key}.".startswith(f"{place}.")]
-            found.append(Origin(key, value, before, text if follows else who[-1]))
+            sources = [source for place, source in setters if f"{key}.".startswith(f"{place}.")]
+            found.append(Origin(key, value, before, text if follows else sources[-1]))
     return found
 
 
@@ -66,7 +66,7 @@ def _tree(config: DictConfig, resolve: bool) -> dict[str, Any]:
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and values of a tree of mappings; an empty one is a value."""
+    """Keys and values of a tree of mappings; an empty mapping is a value."""
     if isinstance(node, Mapping) and node:
         for name, below in node.items():
             yield from _leaves(below, f"{key}.{name}".lstrip("."))
@@ -79,11 +79,11 @@ def _keys(file: Path, package: str) -> list[str]:
     body = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(body, dict)
     leaves = _leaves({name: node for name, node in body.items() if name != "defaults"}, package)
-    return [key for key, value in leaves if value != {}]  # an empty node takes nothing away
+    return [key for key, value in leaves if value != {}]  # an empty node overrides nothing
 
 
-def _shown(tree: Any, key: str) -> str:
-    """The value at a key; nothing where there is no such key."""
+def _value_text(tree: Any, key: str) -> str:
+    """The value of a key; empty if there is no such key."""
     for name in key.split("."):
         if not isinstance(tree, Mapping) or name not in tree:
             return ""
@@ -91,7 +91,7 @@ def _shown(tree: Any, key: str) -> str:
     return tree if isinstance(tree, str) else json.dumps(tree)
 
 
-def _spelled(file: Path) -> str:
-    """A file of the package from the folder that holds it, others from the working directory."""
+def _short_path(file: Path) -> str:
+    """The path of a file: relative to the parent of the package, or to the working directory."""
     near = PACKAGE.parent if file.is_relative_to(PACKAGE) else Path.cwd()
     return str(file.relative_to(near)) if file.is_relative_to(near) else str(file)

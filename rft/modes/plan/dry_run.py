@@ -1,9 +1,9 @@
-"""Goes through the stages of a run on hollow tensors and takes down what they hold."""
+"""Runs two steps of every stage of a run on placeholders while the memory tracker records what they hold."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,146 +18,156 @@ from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
+from rft.modes.plan.hooks import PlanHooks
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from rft.modes.plan.stubs import FirstCuts, StubSampler, Texts
+from rft.modes.plan.stubs import StubEncoder, StubSampler
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
-LENGTHS_TRIED = 6  # of answers, to find those that fill a forward
+LENGTHS_TRIED = 6  # answer lengths that are tried to fill a forward
 
 
 class DryRun:
-    """Takes the steps of a trainer whose models have no numbers.
+    """Takes steps with a trainer whose models hold placeholders.
 
     Args:
-        trainer: made while `tracker` was watching.
-        texts: how long rows are; it is changed.
-        hollow, tracker: active.
+        trainer: made under `skip` and `tracker`; its models have `hooks`.
+        encoder: the length of all rows; the dry run changes it.
+        skip, tracker: the active modes.
+        hooks: of the models.
 
     Attributes:
-        rows: of the last stage's batches.
-        micro_batches: of the last stage's optimizer steps, where all rows are the longest.
-        fullest: tokens of the last stage's largest forward.
+        policy: of the trainer.
+        rows: of a batch of the last stage.
+        micro_batches: of an optimizer step of the last stage, if all rows have the maximal length.
+        fullest: tokens of the largest forward of the last stage.
+
+    Raises:
+        ValueError: the policy does not compute in micro-batches of rows.
     """
 
-    def __init__(self, trainer: Trainer, texts: Texts, hollow: SkipCompute, tracker: MemoryTracker) -> None:
+    def __init__(
+        self, trainer: Trainer, encoder: StubEncoder, skip: SkipCompute, tracker: MemoryTracker, hooks: PlanHooks
+    ) -> None:
+        if not isinstance(trainer.policy, Actor):
+            raise ValueError(
+                f"actor._target_: mode=plan cannot follow a {type(trainer.policy).__name__}; it plans for an Actor"
+            )
+        assert isinstance(trainer.sampler, StubSampler)
+        self.policy = trainer.policy
         self.rows = self.micro_batches = self.fullest = 0
         self._trainer = trainer
-        self._texts = texts
-        self._hollow = hollow
+        self._encoder = encoder
+        self._skip = skip
         self._tracker = tracker
-        self._longest = texts.answer_tokens
-        assert isinstance(trainer.sampler, StubSampler)
+        self._hooks = hooks
         self._sampler = trainer.sampler
+        self._longest = encoder.answer_tokens
         self._version = 0  # of the weights that are published next
-        assert isinstance(trainer.policy, Actor)
-        self.policy = trainer.policy
-        self._cuttings = []  # of the actors that have one: a reference may be the policy itself
-        for actor in trainer.models.values():
-            vars(actor)["compute"] = self._with_numbers(actor.compute)
-            if isinstance(actor, Actor):
-                self._cuttings.append((actor, actor.micro_batcher))
 
     def begin(self, stage: Stage) -> None:
-        """What comes before the first stage: a reference that is computed ahead, then the engine's first weights.
+        """What precedes the first stage: the precomputed columns of a reference, then the first weights of the engine.
 
         Args:
-            stage: that reads the reference, if there is one.
+            stage: the one that reads the reference, if there is one.
         """
         reference = self._trainer.models.get("reference")
         if isinstance(reference, PrecomputedReference) and not reference.copied:
-            self._remember(reference, stage)
-        self._sync("begin")
+            self._precompute(reference, stage)
+        self._publish("begin")
 
-    def through(self, number: int, stage: Stage, parts: int) -> None:
-        """Two steps of a stage: in the second one there is everything that stays from step to step.
+    def run_stage(self, number: int, stage: Stage, updates: int) -> None:
+        """Two steps of a stage: in the second one everything exists that stays from step to step.
 
         Args:
             number: of the stage.
-            parts: optimizer steps that the rows of one batch of its source are enough for.
+            updates: optimizer steps for which the rows of one batch of its source suffice.
         """
         trainer, tracker = self._trainer, self._tracker
-        own = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
-        few = replace(stage, minibatches=min(stage.minibatches, parts), epochs=1)
+        names = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
+        short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
-        self._fill_forwards(few)
-        with self._optimizers():
-            for limit in (1, 2):
-                for actor, micro_batcher in self._cuttings:
-                    actor.micro_batcher = FirstCuts(**asdict(micro_batcher), limit=limit)
+        self._fill_forwards(short)
+        with self._optimizer_hooks():
+            for self._hooks.limit in (1, 2):
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
                 tracker.assign("batch", _tensors(batch))
-                with tracker.stage(own["annotate"]):
+                with tracker.stage(names["annotate"]):
                     step = trainer.compute_columns(stage, batch, metrics)
                 tracker.assign("batch", _tensors(batch))
-                with tracker.stage(own["update"]):
-                    trainer.update(few, stage.steps, batch, step)
-                self._sync(own["sync"])
-        self._texts.answer_tokens = self._longest
-        for actor, micro_batcher in self._cuttings:
-            actor.micro_batcher = micro_batcher
+                with tracker.stage(names["update"]):
+                    trainer.update(short, stage.steps, batch, step)
+                self._publish(names["sync"])
+        self._encoder.answer_tokens = self._longest
+        self._hooks.limit = None
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
-        """The engine reads all prompts and draws the first token of each answer."""
-        requests = [Request([0] * self._texts.prompt_tokens, list(range(samples)))] * prompts
+        """The engine reads all prompts and samples the first token of each answer.
+
+        Args:
+            name: of the stage.
+            prompts: of this rank.
+            samples: of each prompt.
+        """
+        requests = [Request([0] * self._encoder.prompt_tokens, list(range(samples)))] * prompts
         with self._tracker.stage(name):
             self._sampler.own.generate(requests, replace(sampling, max_new_tokens=1))
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes of every term at the fullest moment of each stage; the cache of the engine is as it is at the end."""
-        for key, actor in self._trainer.models.items():
+        """Bytes of every term at the peak of each stage; the key-value cache has its final size."""
+        for key, model in self._trainer.models.items():
             if key != POLICY:
-                self._tracker.assign("other models", actor.own_tensors())
+                self._tracker.assign("other models", model.own_tensors())
         self._tracker.assign("weights", self.policy.own_tensors())
         found = self._tracker.peaks()
-        prompt, longest = self._texts.prompt_tokens, self._longest
+        prompt, longest = self._encoder.prompt_tokens, self._longest
         for terms in found.values():
             if "kv cache" in terms:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
         return found
 
-    def _remember(self, reference: PrecomputedReference, stage: Stage) -> None:
+    def _precompute(self, reference: PrecomputedReference, stage: Stage) -> None:
         self._fill_forwards(stage)
         batch = stage.source.next(Metrics())
         stage.algorithm.build_loss_mask(batch)
+        self._hooks.limit = 1
         with self._tracker.stage("reference"):
-            with self._hollow.creating(), init_without_loading():
+            with self._skip.creating(), init_without_loading():
                 model = reference.load()
-            assert isinstance(model, Actor)
-            model.micro_batcher = FirstCuts(**asdict(model.micro_batcher), limit=1)
             self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
         self._tracker.assign("other models", model.own_tensors())
         del model
-        gc.collect()
-        vars(reference)["compute"] = lambda rows, *_: {"logprobs": torch.zeros(rows["loss_mask"].shape)}
-        self._texts.answer_tokens = self._longest
+        gc.collect()  # the parts of a sharded model refer to each other
+        self._hooks.limit = None
+        self._hooks.blank.append(reference)  # a run reads its file from now on
+        self._encoder.answer_tokens = self._longest
 
     def _fill_forwards(self, stage: Stage) -> None:
-        """Makes answers as long as fills a forward best: in a run, rows of many lengths will do so."""
+        """Sets the answer length that fills a forward best: in a run, rows of many lengths will fill it."""
         policy, tokens = self.policy, dict[int, int]()
         for answer in self._lengths():
-            self._texts.answer_tokens = answer
+            self._encoder.answer_tokens = answer
             batch = stage.source.next(Metrics())
             stage.algorithm.build_loss_mask(batch)
             rows = batch[: max(1, len(batch) // stage.minibatches)]
-            micros = policy.micro_batcher.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
-            cuts = [_computed(micro) for micro in micros]
-            tokens[answer] = max(cuts)
+            made = policy.micro_batcher.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
+            sizes = [_tokens_here(micro) for micro in made]
+            tokens[answer] = max(sizes)
             if answer == self._longest:
-                self.micro_batches = len(cuts)
+                self.micro_batches = len(sizes)
                 self.rows = len(batch)
-        self._texts.answer_tokens = max(tokens, key=lambda answer: (tokens[answer], answer))
+        self._encoder.answer_tokens = max(tokens, key=lambda answer: (tokens[answer], answer))
         self.fullest = max(tokens.values())
 
     def _lengths(self) -> list[int]:
-        """The longest answer, and some with which so many rows take as many tokens as a forward has."""
-        policy, prompt = self.policy, self._texts.prompt_tokens
+        """The longest answer, and lengths with which a number of rows fills a forward exactly."""
+        policy, prompt = self.policy, self._encoder.prompt_tokens
         context = policy.strategy.context
         most = policy.micro_batcher.max_tokens * (1 if context is None else context.size)
         lengths = {self._longest}
@@ -166,31 +176,19 @@ class DryRun:
             lengths |= {(most - count * prompt) // rows for count in prompts}
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 
-    def _sync(self, stage: str) -> None:
-        trainer, tracker = self._trainer, self._tracker
-
-        def seen() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in trainer.policy.weights():
-                tracker.assign("engine", [tensor])
+    def _publish(self, stage: str) -> None:
+        def tracked() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in self.policy.weights():
+                self._tracker.assign("engine", [tensor])
                 yield name, tensor
 
-        with tracker.stage(stage):
-            self._sampler.publish(self._version, seen())
+        with self._tracker.stage(stage):
+            self._sampler.publish(self._version, tracked())
             self._version += 1
 
-    def _with_numbers(self, compute: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
-        """What an actor computes is zero, so that the rest of the step has numbers to work with."""
-
-        def computed(*arguments: Any, **options: Any) -> dict[str, Tensor]:
-            columns = compute(*arguments, **options)
-            self._hollow.fill(columns.values())
-            return columns
-
-        return computed
-
     @contextmanager
-    def _optimizers(self) -> Iterator[None]:
-        """Takes down what is a gradient and what the state of an optimizer."""
+    def _optimizer_hooks(self) -> Iterator[None]:
+        """Assigns gradients and optimizer states to their terms, by torch's own hooks."""
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -212,7 +210,7 @@ def _tensors(batch: TensorDict) -> list[Tensor]:
     return list(batch.exclude("fields").values(include_nested=True, leaves_only=True))
 
 
-def _computed(micro: MicroBatch) -> int:
+def _tokens_here(micro: MicroBatch) -> int:
     """Tokens of this rank's forward."""
     if micro.layout is None or micro.layout.shard is None:
         return micro.computed

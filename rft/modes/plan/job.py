@@ -1,4 +1,4 @@
-"""A run gone through without numbers: its real actors, sources and trainer, on the longest rows that can come."""
+"""The job of `mode=plan`: the models, sources and trainer of the run, on placeholders and the longest possible rows."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from rft.actor.base import TrainableModel
+from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.init import init_without_loading, read_config
 from rft.data.base import given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
 from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
+from rft.modes.plan.hooks import PlanHooks
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from rft.modes.plan.stubs import Absent, StubSampler, Texts, Vocabulary, half_right
+from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_score
 from rft.rollout.sampler import EngineSampler, Sampler
-from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
 from rft.setup.components import Components
 from rft.setup.datasets import Datasets
@@ -25,15 +25,15 @@ from rft.setup.datasets import Datasets
 
 @dataclass
 class Forecast:
-    """What a run takes on each rank.
+    """What a run needs on each rank.
 
     Attributes:
-        memory: bytes of every term at the fullest moment of each stage.
-        parameters, trained: numbers of the policy, over all ranks.
+        memory: bytes of every term at the peak of each stage.
+        parameters, trained: parameters of the policy, over all ranks, and those that train.
         prompt_tokens, answer_tokens: of the longest row.
         rows: of a step.
-        micro_batches: of an optimizer step, where all rows are the longest.
-        fullest: tokens of the largest forward that can come.
+        micro_batches: of an optimizer step in which all rows have the maximal length.
+        fullest: tokens of the largest possible forward.
     """
 
     memory: dict[str, dict[str, int]]
@@ -46,28 +46,30 @@ class Forecast:
     fullest: int
 
     def peak(self) -> tuple[str, int]:
-        """The stage that takes the most, and its bytes."""
+        """The stage that needs the most memory, and its bytes."""
         return max(((stage, sum(terms.values())) for stage, terms in self.memory.items()), key=lambda item: item[1])
 
 
 class PlanJob(Job):
-    """A job without weights, and without data where `plan.prompt_tokens` is given.
+    """A job without weights, and without data if `plan.prompt_tokens` is given.
 
     Args:
         config: the resolved config as plain containers.
-        launched: processes of this launch.
+        launched: number of processes of this launch.
 
     Attributes:
-        ranks: processes of the run that is planned.
+        ranks: number of processes of the planned run.
 
     Raises:
-        Problems: everything that is wrong, also what a run finds when it reads its data.
+        Problems: all errors of the config, including those that a run finds when it reads its data.
     """
 
     def __init__(self, config: dict[str, Any], launched: int) -> None:
         Components.__init__(self, config)
         run, check = self.run, self.check
         self.ranks, self._held_out = launched, 0
+        self._skip = SkipCompute()
+        self._hooks = PlanHooks(self._skip)
         with check():
             if run.plan.ranks is not None:
                 self.ranks = run.plan.ranks
@@ -83,13 +85,13 @@ class PlanJob(Job):
                 self._vocabulary = len(loaded.tokenizer)
                 self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
             else:
-                self._suppose(run.plan.prompt_tokens)
+                self._set_prompt_tokens(run.plan.prompt_tokens)
         check.end()
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
 
     def _longest(self, loaded: Datasets) -> int:
-        """Tokens of the longest prompt; of rows without prompts, those that are over the length of an answer."""
+        """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""
         if "prompt" in self.needs:
             return max(loaded.lengths.prompts(loaded.train))
         given = given_texts(self.source.factory, self.source.options)
@@ -99,7 +101,7 @@ class PlanJob(Job):
             )
         return max(1, max(self.examples(loaded, given)) - self.run.rollout.max_new_tokens)
 
-    def _suppose(self, prompt_tokens: int) -> None:
+    def _set_prompt_tokens(self, prompt_tokens: int) -> None:
         run, check = self.run, self.check
         self._prompt_tokens, self._vocabulary = prompt_tokens, 0
         self.check_ranks(self.ranks)
@@ -117,53 +119,54 @@ class PlanJob(Job):
                     f"that is over the model's context of {context}; lower one of them or choose another model"
                 )
 
+    def model_context(self, world: World, loaded: Datasets) -> ModelContext:
+        """The context of the models, with the hooks of the plan."""
+        return replace(super().model_context(world, loaded), hooks=self._hooks)
+
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
-        """A sampler that answers at once, in front of the run's engine if that one runs on tensors without storage."""
-        assert isinstance(loaded.encoder, Texts)
+        """A stub in front of the run's engine, or of a stub if that engine does not run on tensors of this process."""
+        assert isinstance(loaded.encoder, StubEncoder)
         plain = self.engine.factory.facts.plain_torch
-        own = super().start_sampler(world, policy, loaded, folder) if plain else EngineSampler(Absent())
+        own = super().start_sampler(world, policy, loaded, folder) if plain else EngineSampler(StubEngine())
         return StubSampler(loaded.encoder, own)
 
     def forecast(self) -> Forecast:
-        """Goes through two steps of every stage of the run.
+        """Takes two steps of every stage of the run.
 
         Raises:
-            ValueError: a part that is built only now refuses; names the key and the cure.
+            ValueError: a component that is built only now is wrong; names the key and the cure.
         """
         run, batch = self.run, self.run.batch
         groups, size = batch.prompts // self.ranks, run.algorithm.group_size
-        taken = -(-groups // batch.minibatches)  # groups with the rows of one optimizer step
-        parts = max(1, taken * batch.minibatches // groups)  # optimizer steps that have so few rows
-        run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # no rank has other rows than this one
-        texts = Texts(self._prompt_tokens, run.rollout.max_new_tokens)
+        taken = -(-groups // batch.minibatches)  # groups of one optimizer step
+        updates = max(1, taken * batch.minibatches // groups)  # optimizer steps with so few rows
+        run.batch = replace(batch, prompts=taken * self.ranks, balance=False)  # all ranks have equal rows
+        encoder = StubEncoder(self._prompt_tokens, run.rollout.max_new_tokens)
         rows = [dict.fromkeys(self.needs, "0")] * max(run.batch.prompts, run.warmup.rows if run.warmup else 0)
-        loaded = Datasets(Vocabulary(self._vocabulary), texts, rows, {}, Lengths(SINGLE_PROCESS, texts, None))
-        hollow, tracker = SkipCompute(), MemoryTracker(self.strategy.factory.memory_labels)
-        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), hollow, tracker.watch():
-            with tracker.stage("begin"), hollow.creating(), init_without_loading():
-                score = half_right(self.reward.names)
+        loaded = Datasets(StubTokenizer(self._vocabulary), encoder, rows, {}, Lengths(SINGLE_PROCESS, encoder, None))
+        skip, tracker = self._skip, MemoryTracker(self.strategy.factory.memory_labels)
+        with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), skip, tracker.watch():
+            with tracker.stage("begin"), skip.creating(), init_without_loading():
+                score = stub_score(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), score)
                 run.batch = batch
-            for helper in trainer.models.values():
-                if isinstance(helper, ServedTeacher):
-                    vars(helper)["compute"] = lambda batch, outputs, *_, of=helper: of.blank(batch, outputs)
-            walk = DryRun(trainer, texts, hollow, tracker)
-            walk.begin(stages[-1])
+            dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks)
+            dry_run.begin(stages[-1])
             for number, stage in enumerate(stages):
-                walk.through(number, stage, parts)
+                dry_run.run_stage(number, stage, updates)
             plain = self.engine.factory.facts.plain_torch
             if plain and self.facts.sampled != "never":
-                walk.sample("rollout", groups, run.rollout, size)
+                dry_run.sample("rollout", groups, run.rollout, size)
             if plain and self._held_out and self.grader is None:
-                walk.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
-            parameters = list(walk.policy.network.parameters())
+                dry_run.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
+            parameters = list(dry_run.policy.network.parameters())
             return Forecast(
-                memory=walk.memory(),
+                memory=dry_run.memory(),
                 parameters=sum(parameter.numel() for parameter in parameters),
                 trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-                prompt_tokens=texts.prompt_tokens,
+                prompt_tokens=encoder.prompt_tokens,
                 answer_tokens=run.rollout.max_new_tokens,
-                rows=groups * walk.rows // taken,
-                micro_batches=walk.micro_batches,
-                fullest=walk.fullest,
+                rows=groups * dry_run.rows // taken,
+                micro_batches=dry_run.micro_batches,
+                fullest=dry_run.fullest,
             )

@@ -1,7 +1,7 @@
-"""Prints what a run will take, before anything is paid for: memory by stage and term, steps, and what is not default.
+"""Prints the cost of a run before it starts: memory by stage and term, steps, and the values that are not defaults.
 
-The memory is that of tensors on the device. Left out is what cannot be counted there: the process and the context of a
-GPU, what an allocator keeps without need, workspaces inside single operations; and checkpoints, which the host gathers.
+The memory is that of tensors on the device. It does not include the process and the context of a GPU, the cache of the
+allocator, workspaces inside single operations, and checkpoints, which are gathered on the host.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,22 +31,23 @@ TERMS = (
     "batch",
 )
 GIB = 2**30
-LONGEST = 60  # characters of a default that are shown
+LONGEST = 60  # characters that are printed of a default
 
 
 def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], console: Console) -> float:
-    """Checks everything, goes through the run without weights, and prints what it takes.
+    """Checks the config, takes the steps of the run on placeholders, and prints the cost.
 
     Args:
         config: the resolved config as plain containers.
-        launched: processes of this launch.
-        origins: the values that are not default.
+        launched: number of processes of this launch.
+        origins: the values that are not defaults.
+        console: the output.
 
     Returns:
-        The most memory that a rank takes, in GiB.
+        The peak memory of a rank, in GiB.
 
     Raises:
-        ValueError: everything that is wrong with the config.
+        ValueError: all errors of the config.
     """
     job = PlanJob(config, launched)
     forecast = job.forecast()
@@ -55,13 +56,13 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in apart))
     console.print(_numbers(job, forecast))
     console.print(_memory(forecast))
-    console.print(_verdict(forecast, job.run.plan.memory_gib))
+    console.print(_peak(forecast, job.run.plan.memory_gib))
     return forecast.peak()[1] / GIB
 
 
 def _values(origins: Iterable[Origin]) -> Tree:
-    """The values by where they come from, each with its default."""
-    tree, branches = Tree(Text("what is not as in the default run", style="bold")), dict[str, Tree]()
+    """The values grouped by their source, each with its default."""
+    tree, branches = Tree(Text("values that differ from the default run", style="bold")), dict[str, Tree]()
     for origin in origins:
         follows = "${" in origin.source
         source = "other values" if follows else origin.source
@@ -83,28 +84,28 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
         "parameters": f"{forecast.parameters:,}, of which {forecast.trained:,} train",
         "rows": f"{rows:,} a step, {forecast.rows:,} of them on each rank",
         "tokens": f"at most {rows * longest:,} a step, {forecast.prompt_tokens:,} + {forecast.answer_tokens:,} a row",
-        "forwards": f"of at most {forecast.fullest:,} tokens; {forecast.micro_batches:,} of them in an optimizer step "
-        "of a rank, where all rows are that long",
+        "forwards": f"at most {forecast.fullest:,} tokens each; {forecast.micro_batches:,} in an optimizer step, "
+        "per rank, if all rows have that length",
         "optimizer steps": f"{updates * steps:,}: {updates:,} in each of {steps:,} steps{before}",
     }
     if job.facts.sampled != "never":
         if run.algorithm.sampler == "reference":
             updates *= run.algorithm.iteration or run.steps
-        after = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
-        facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else after
+        stale = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
+        facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else stale
     if not job.engine.factory.facts.plain_torch:
-        facts["engine"] = "its own memory is not counted here; rollout.engine_args says what it takes"
-    table = _table("what is to be done")
+        facts["engine"] = "its memory is not counted here; rollout.engine_args sets it"
+    table = _table("work")
     table.show_header = False
-    for fact, said in facts.items():
-        table.add_row(fact, said)
+    for name, text in facts.items():
+        table.add_row(name, text)
     return table
 
 
 def _memory(forecast: Forecast) -> Table:
     most = forecast.peak()[1]
     unit, size = _unit(most)
-    table = _table(f"tensors of each rank in {unit}, at the fullest moment of each stage")
+    table = _table(f"memory of the tensors of each rank in {unit}, at the peak of each stage")
     table.add_column("", no_wrap=True)
     for stage, terms in forecast.memory.items():
         table.add_column(stage, justify="right", no_wrap=True, style="bold" if sum(terms.values()) == most else "")
@@ -113,21 +114,19 @@ def _memory(forecast: Forecast) -> Table:
         if any(sizes):
             table.add_row(term, *(f"{part / size:,.2f}" if part else "" for part in sizes))
     table.add_section()
-    table.add_row("together", *(f"{sum(terms.values()) / size:,.2f}" for terms in forecast.memory.values()))
+    table.add_row("total", *(f"{sum(terms.values()) / size:,.2f}" for terms in forecast.memory.values()))
     return table
 
 
-def _verdict(forecast: Forecast, room: float | None) -> Text:
+def _peak(forecast: Forecast, room: float | None) -> Text:
     stage, most = forecast.peak()
     unit, size = _unit(most)
-    said = f"The most is {most / size:,.2f} {unit}, in the stage {stage}."
+    peak = f"The peak is {most / size:,.2f} {unit}, in the stage {stage}."
     if room is None:
-        return Text(said)
+        return Text(peak)
     left = room - most / GIB
-    fits = (
-        f"It fits into {room:g} GiB and leaves {left:,.2f}." if left >= 0 else f"It is {-left:,.2f} over {room:g} GiB."
-    )
-    return Text.assemble(f"{said} ", (fits, "green" if left >= 0 else "bold red"))
+    fits = f"It fits in {room:g} GiB and leaves {left:,.2f}." if left >= 0 else f"It is {-left:,.2f} over {room:g} GiB."
+    return Text.assemble(f"{peak} ", (fits, "green" if left >= 0 else "bold red"))
 
 
 def _unit(most: int) -> tuple[str, int]:

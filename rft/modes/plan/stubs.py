@@ -1,25 +1,25 @@
-"""What stands in for tokenizer, data, engine and rewards where only lengths matter: rows as long as they can be."""
+"""Stubs of the tokenizer, the encoder, the engine and the reward: all rows have the maximal length."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
 from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
-from rft.distributed import World
 from rft.rollout.engine.base import Completion, Engine, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-from rft.strategy.context import Context
 
 
-class Vocabulary:
-    """A tokenizer that knows how many tokens it has."""
+class StubTokenizer:
+    """A tokenizer with a number of tokens and no text.
+
+    Args:
+        size: number of tokens.
+    """
 
     eos_token_id = pad_token_id = 0
 
@@ -30,15 +30,15 @@ class Vocabulary:
         return self._size
 
     def batch_decode(self, rows: Sequence[Any], **options: Any) -> list[str]:
-        """No text for any row."""
+        """An empty text for each row."""
         return [""] * len(rows)
 
 
-class Texts(Encoder):
-    """Encodes whatever it is given as so many tokens.
+class StubEncoder(Encoder):
+    """Encodes every prompt and every answer as the same number of tokens.
 
     Attributes:
-        prompt, answer: their numbers of tokens.
+        prompt_tokens, answer_tokens: the lengths.
     """
 
     def __init__(self, prompt: int, answer: int) -> None:
@@ -64,44 +64,43 @@ class Texts(Encoder):
         return [[0]] * len(texts)
 
 
-class Absent(Engine):
-    """In place of an engine that cannot be gone through: it takes the weights as they come and keeps none."""
+class StubEngine(Engine):
+    """In place of an engine that does not run on tensors of this process: it reads the weights and keeps none."""
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Never called: `StubSampler` answers."""
-        raise AssertionError("an engine that is not there")
+        raise AssertionError("a stub samples nothing")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Lets each go before the next one is gathered."""
+        """Frees each tensor before the next one is gathered."""
         for _ in tensors:
             pass
 
 
 @dataclass
 class StubSampler(Sampler):
-    """A sampler that answers at once.
+    """A sampler that returns answers without sampling.
 
     Attributes:
-        texts: hold the number of tokens of an answer.
-        own: the sampler that it stands in for, which takes the weights.
+        encoder: holds the length of an answer.
+        own: the sampler of the run, which receives the weights.
     """
 
-    texts: Texts
+    encoder: StubEncoder
     own: Sampler
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """See `Sampler.generate`."""
-        most = min(self.texts.answer_tokens, sampling.max_new_tokens)
+        most = min(self.encoder.answer_tokens, sampling.max_new_tokens)
 
         def answer(sample: int, limit: int) -> Completion:
             tokens = min(limit, most)
-            return Completion(
-                [sample] * tokens, [0.0] * tokens, "length", "", [0] * tokens
-            )  # no two of a prompt are alike
+            # no two answers of a prompt are equal
+            return Completion([sample] * tokens, [0.0] * tokens, "length", "", [0] * tokens)
 
         return [
             [answer(sample, limit) for sample, limit in enumerate(request.limits or [most] * len(request.seeds))]
@@ -109,7 +108,7 @@ class StubSampler(Sampler):
         ]
 
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
-        """Hands the weights to the sampler that it stands in for."""
+        """Hands the weights to the sampler of the run."""
         self.own.publish(version, weights, model)
 
     def release(self) -> None:
@@ -117,31 +116,15 @@ class StubSampler(Sampler):
         self.own.release()
 
 
-def half_right(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]:
-    """A reward whose terms are 0 and 1 in turn, so that there is something to learn from every group."""
+def stub_score(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]:
+    """A reward whose terms alternate between 0 and 1, so that every group has an advantage.
+
+    Args:
+        terms: names of the reward terms.
+    """
 
     def score(texts: list[str], rows: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
         values = (torch.arange(len(texts)) % 2).float()
         return values, {term: values.clone() for term in terms}
 
     return score
-
-
-@dataclass(frozen=True)
-class FirstCuts(MicroBatcher):
-    """The first few micro-batches alone: the fullest come first, and all of them take the same memory.
-
-    Attributes:
-        limit: how many.
-    """
-
-    limit: int = 1
-
-    def micro_batches(
-        self, batch: TensorDict, dummy: TensorDict, world: World, context: Context | None
-    ) -> Iterator[MicroBatch]:
-        """See `Cutting.micro_batches`."""
-        for number, micro in enumerate(super().micro_batches(batch, dummy, world, context), start=1):
-            yield replace(micro, last=True) if number == self.limit else micro
-            if number == self.limit:
-                return

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
@@ -32,6 +32,8 @@ class ServedTeacher(ColumnModel):
         top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
         others: see `ServerPolicy`.
     """
+
+    remote: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The bytes of a tracker against what tensors say of themselves, and of hollow tensors against real ones."""
+"""The bytes of a tracker against what tensors say of themselves, and of placeholders against real tensors."""
 
 from contextlib import nullcontext
 

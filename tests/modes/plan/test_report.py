@@ -28,7 +28,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
     sizes = ("algorithm.group_size=4", "plan.ranks=2", "plan.memory_gib=1e-6", "strategy.device=cuda")
     out = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
     said = [line.strip(" │├└─") for line in out.splitlines()]
-    origins = said[said.index("what is not as in the default run") : said.index("what is to be done")]
+    origins = said[said.index("values that differ from the default run") : said.index("work")]
     assert "batch.minibatches: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
     assert "strategy.dtype: bfloat16 (not float32)" in origins[origins.index("rft/config/strategy/bf16.yaml") :]
     assert "steps: 3 (not 60)" in origins[origins.index("command line") :]
@@ -36,7 +36,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
     assert "processes 2" in lines
     assert "rows 16 a step, 8 of them on each rank" in lines
     assert any(line.startswith("optimizer steps 6: 2 in each of 3 steps") for line in lines)
-    for term in ("weights", "optimizer", "activations", "kv cache", "together"):
+    for term in ("weights", "optimizer", "activations", "kv cache", "total"):
         assert any(line.startswith(term) for line in lines), term
     assert "over 1e-06 GiB" in out
     assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is written"

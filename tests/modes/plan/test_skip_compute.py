@@ -1,4 +1,4 @@
-"""Hollow tensors: shapes and storages as the real ones have, no numbers, nothing touched."""
+"""Placeholders: shapes and storages of real tensors, no numbers, no memory touched."""
 
 import resource
 from pathlib import Path
@@ -16,7 +16,7 @@ MASK = torch.tensor([True, False, True, True])
 
 
 @pytest.fixture
-def hollow():
+def placeholder():
     """A tensor of these sizes, and the mode that knows of it."""
     mode = SkipCompute()
 
@@ -28,8 +28,8 @@ def hollow():
     return make
 
 
-def is_hollow(mode, tensor):
-    """A real one has the number that was put in; of a hollow one the answer is always 1."""
+def is_placeholder(mode, tensor):
+    """A real tensor returns the number that was written; a placeholder always returns 1."""
     with mode:
         return tensor.clone().fill_(7).flatten()[0].item() == 1
 
@@ -59,23 +59,23 @@ def is_hollow(mode, tensor):
         lambda x: x.topk(2).indices,
     ],
 )
-def test_results_have_the_shapes_of_real_ones(operation, hollow):
+def test_results_have_the_shapes_of_real_ones(operation, placeholder):
     def described(results):
         results = results if isinstance(results, tuple | list) else [results]
         return [(r.shape, r.dtype, r.stride(), r.storage_offset(), r.untyped_storage().nbytes()) for r in results]
 
     real = operation(torch.randn(4, 6))
-    tensor = hollow(4, 6)
-    with hollow.mode:
+    tensor = placeholder(4, 6)
+    with placeholder.mode:
         first, again = operation(tensor), operation(tensor)  # the second is made from memory
     assert described(first) == described(again) == described(real)
     parts = first if isinstance(first, tuple | list) else [first]
-    assert all(is_hollow(hollow.mode, part) for part in parts)
+    assert all(is_placeholder(placeholder.mode, part) for part in parts)
 
 
-def test_gradients_flow_through_a_hollow_module_and_its_optimizer(hollow):
-    with hollow.mode:
-        with hollow.mode.creating():
+def test_gradients_flow_through_a_placeholder_module_and_its_optimizer(placeholder):
+    with placeholder.mode:
+        with placeholder.mode.creating():
             module = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.LayerNorm(8))
         optimizer = torch.optim.AdamW(module.parameters(), fused=True)
         module(torch.tensor([[1, 2, 3]])).square().mean().backward()
@@ -83,64 +83,64 @@ def test_gradients_flow_through_a_hollow_module_and_its_optimizer(hollow):
         assert torch.isfinite(norm)
         optimizer.step()
     for parameter in module.parameters():
-        assert parameter.grad.shape == parameter.shape and is_hollow(hollow.mode, parameter.grad)
-        assert is_hollow(hollow.mode, optimizer.state[parameter]["exp_avg"])
+        assert parameter.grad.shape == parameter.shape and is_placeholder(placeholder.mode, parameter.grad)
+        assert is_placeholder(placeholder.mode, optimizer.state[parameter]["exp_avg"])
 
 
-def test_what_does_not_touch_a_hollow_tensor_is_real(hollow):
-    hollow(3)
-    with hollow.mode:
+def test_what_does_not_touch_a_placeholder_is_real(placeholder):
+    placeholder(3)
+    with placeholder.mode:
         assert torch.arange(4).sum().item() == 6
         assert torch.ones(3).cumsum(0).tolist() == [1.0, 2.0, 3.0]
 
 
-def test_while_creating_only_floating_point_is_hollow(hollow):
-    with hollow.mode, hollow.mode.creating():
+def test_while_creating_only_floating_point_is_placeholder(placeholder):
+    with placeholder.mode, placeholder.mode.creating():
         counted, weights = torch.arange(4), torch.zeros(3)
         placed = torch.zeros(3, device="meta")
     assert counted.tolist() == [0, 1, 2, 3] and placed.is_meta
-    assert is_hollow(hollow.mode, weights)
-    with hollow.mode:
-        assert not is_hollow(hollow.mode, torch.zeros(3))
+    assert is_placeholder(placeholder.mode, weights)
+    with placeholder.mode:
+        assert not is_placeholder(placeholder.mode, torch.zeros(3))
 
 
-def test_numbers_of_a_hollow_tensor_are_one_and_masks_are_full(hollow):
-    tensor = hollow(2048, 2048)
-    with hollow.mode:
+def test_numbers_of_a_placeholder_are_one_and_masks_are_full(placeholder):
+    tensor = placeholder(2048, 2048)
+    with placeholder.mode:
         assert tensor.sum().item() == 1
         assert (tensor > 5).any() and torch.allclose(tensor, tensor + 1)
         assert tensor[tensor > 5].shape == (2**22,)
         assert (tensor > 5).nonzero().shape == (2**22, 2)
 
 
-def test_a_result_that_shares_memory_with_what_was_given_still_does(hollow):
+def test_a_result_that_shares_memory_with_what_was_given_still_does(placeholder):
     """FSDP gathers so: its schema does not say what is written, nor what is a view of what."""
-    gathered, shard = torch.zeros(8), hollow(2)
-    with hollow.mode:
+    gathered, shard = torch.zeros(8), placeholder(2)
+    with placeholder.mode:
         part, whole = torch.ops.fsdp.all_gather_copy_in([shard], gathered, [2], 2, 1)
     assert whole.data_ptr() == gathered.data_ptr() and whole.shape == (8,)
     assert part.data_ptr() == gathered[2:].data_ptr() and part.shape == (2,)
-    assert is_hollow(hollow.mode, gathered)
+    assert is_placeholder(placeholder.mode, gathered)
 
 
-def test_what_a_hollow_tensor_is_written_into_is_hollow_until_it_is_filled(hollow):
+def test_what_a_placeholder_is_written_into_is_placeholder_until_it_is_filled(placeholder):
     column = torch.arange(6.0)
-    with hollow.mode:
-        column[2:4] = hollow(2)
-        assert is_hollow(hollow.mode, column)
-    hollow.mode.fill([column])
-    assert not is_hollow(hollow.mode, column)
+    with placeholder.mode:
+        column[2:4] = placeholder(2)
+        assert is_placeholder(placeholder.mode, column)
+    placeholder.mode.materialize([column])
+    assert not is_placeholder(placeholder.mode, column)
     assert column.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="the resident memory is read from /proc")
-def test_no_memory_is_touched(hollow):
+def test_no_memory_is_touched(placeholder):
     def resident():
         return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
     before = resident()
-    with hollow.mode:
-        tensor = hollow(16384, 16384)  # 1 GiB
+    with placeholder.mode:
+        tensor = placeholder(16384, 16384)  # 1 GiB
         product = (tensor @ tensor).softmax(-1)
         tensor.normal_().mul_(2)
     assert product.untyped_storage().nbytes() == 2**30
