@@ -1,14 +1,11 @@
-"""All errors of a config at once: later checks run after one has failed; those that depend on it are skipped."""
+"""All mistakes of a config at once: every check runs that has what it needs, then the run stops with all messages."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-Made = TypeVar("Made")
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 class Problems(ValueError):
-    """What several checks have to say.
+    """The messages of several checks.
 
     Attributes:
         messages: one for every mistake, each with its key and cure.
@@ -22,58 +19,94 @@ class Problems(ValueError):
         return Problems, (self.messages,)  # on its way to other ranks
 
 
-class Skipped(AttributeError):
-    """A check asks for what could not be made; why that is has been said."""
-
-
-class Partial:
-    """An object some of whose attributes are missing, because something is wrong with them; it holds no items."""
-
-    def __init__(self, **known: Any) -> None:
-        vars(self).update(known)
-
-    if not TYPE_CHECKING:  # for the type checker it is what it stands for
-
-        def __getattr__(self, name: str) -> Any:
-            raise Skipped(name)
-
-        def __len__(self) -> int:
-            raise Skipped("length")
-
-        def __iter__(self) -> Iterator[Any]:
-            raise Skipped("items")
-
-
 class Checks:
-    """Collects what checks have to say.
+    """Runs checks one after another and collects the messages of those that fail.
+
+    Checks look at parts, which `add` and `make` store by name. A call is left out if a part that it needs could not be
+    made: the message that names the reason is there already.
+
+        checks = Checks()
+        checks.add("metric", "accuracy")
+        checks.make("reward", lambda: build_reward(node))  # checks.parts["reward"] is what the function returns
+        checks.run(check_metric, "metric", "reward")       # calls check_metric(<the metric>, <the reward>)
+        checks.end()                                       # raises Problems with all messages
 
     Attributes:
-        messages: so far.
+        messages: of the checks that failed so far.
+        parts: made so far, by name.
     """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.parts: dict[str, Any] = {}
+        self._failed: set[str] = set()
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Notes the ValueError that ends the block; leaves the block where it asks for what is missing."""
+    def add(self, name: str, part: Any) -> None:
+        """Stores a part."""
+        self.parts[name] = part
+        self._failed.discard(name)
+
+    def fail(self, *names: str) -> None:
+        """Notes that parts cannot be made, for a reason whose message is there already."""
+        self._failed |= set(names)
+
+    def make(self, name: str, function: Callable[..., Any], *needs: str) -> None:
+        """Stores what `function` returns as a part.
+
+        Args:
+            name: of the new part.
+            function: takes the parts that it needs; raises a ValueError if something is wrong with them.
+            needs: the names of these parts, in the order of the parameters.
+        """
+        self.fail(name)
+        if self.has(*needs):
+            try:
+                self.add(name, function(*(self.parts[need] for need in needs)))
+            except ValueError as error:
+                self.messages += messages_of(error)
+
+    def run(self, check: Callable[..., Iterable[str] | None], *needs: str) -> None:
+        """Calls a check.
+
+        Args:
+            check: takes the parts that it needs; yields messages, or raises a ValueError, if something is wrong.
+            needs: the names of these parts, in the order of the parameters.
+        """
+        if self.has(*needs):
+            try:
+                for message in check(*(self.parts[need] for need in needs)) or ():
+                    self.messages.append(message)
+            except ValueError as error:
+                self.messages += messages_of(error)
+
+    def attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function` returns; None if it raises a ValueError, whose message is stored."""
         try:
-            yield
-        except Skipped:
-            pass
+            return function(*arguments)
         except ValueError as error:
             self.messages += messages_of(error)
+            return None
 
-    def attempt(self, make: Callable[..., Made], *arguments: Any) -> Made:
-        """What `make` returns, or, where something is wrong with it, an object that skips the checks that use it."""
-        with self():
-            return make(*arguments)
-        return cast(Made, Partial())
+    def has(self, *names: str) -> bool:
+        """Whether none of these parts has failed."""
+        return self._failed.isdisjoint(names)
 
     def end(self) -> None:
-        """Raises Problems where there are any."""
+        """Raises Problems if there are messages."""
         if self.messages:
             raise Problems(self.messages)
+
+
+def build_each(build: Callable[[str, Any], Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """`build(name, node)` of every entry, by its name.
+
+    Raises:
+        Problems: the messages of all entries.
+    """
+    checks = Checks()
+    found = {name: checks.attempt(build, name, node) for name, node in nodes.items()}
+    checks.end()
+    return found
 
 
 def messages_of(error: ValueError) -> list[str]:

@@ -11,28 +11,24 @@ Nothing slow is imported before the config is composed, so `--help` and `--cfg j
 import os
 import re
 import sys
-import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
 from rft.errors import Problems
+from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import renamed_group, renamed_key, renamed_option
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
-LONGEST_SUFFIX = 128  # characters: file systems take names of 255 bytes, and the name of the run stands before it
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="main")
@@ -46,53 +42,8 @@ def run(config: DictConfig) -> float:
     resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items()}
-    quiet = os.environ.get("RANK", "0") != "0"
-
-    if plain["mode"] == "plan":
-        return print_plan(plain, job)
-
-    if plain["mode"] == "doctor":
-        from rft.modes.doctor.run import run
-
-        return run(plain)
-
-    if plain["mode"] == "inspect":
-        from rft.modes.inspect import inspect
-
-        inspect(plain, Console(quiet=quiet, soft_wrap=True))
-        return 0.0
-
-    if plain["mode"] == "serve":
-        from rft.modes.serve import serve
-
-        serve(plain, Console())
-        return 0.0
-
-    if plain["mode"] in ("evaluate", "generate", "chat"):
-        from rft.modes import MODES
-
-        return MODES[plain["mode"]](plain, Console(quiet=quiet))
-
-    from rft.setup.assembly import Job
-
-    suffix = ""
-    if job.mode is RunMode.MULTIRUN and job.job.override_dirname:
-        suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", job.job.override_dirname)
-        if len(suffix) > LONGEST_SUFFIX:
-            suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
-    checked = Job(plain)
-    return checked.verify() if checked.run.mode == "verify" else checked.fit(suffix)
-
-
-def print_plan(config: dict[str, Any], job: HydraConf) -> float:
-    """Prints what the run would take, by rank zero, and returns the memory of a rank in GiB."""
-    from rft.modes.plan.config_origin import origins
-    from rft.modes.plan.report import plan
-
-    overrides, name = job.overrides.task, str(job.job.config_name)
-    changed = origins(GlobalHydra.instance().config_loader(), name, overrides, "main")
-    quiet = os.environ.get("RANK", "0") != "0"
-    return plan(config, int(os.environ.get("WORLD_SIZE", "1")), changed, Console(quiet=quiet))
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")
+    return find_mode(plain["mode"])(plain, console)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal, Union
 
-from rft.errors import Checks
+from rft.errors import Problems, messages_of
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -174,11 +174,11 @@ class Target:
             raise ValueError(f"{key}._target_: {path!r} cannot be imported ({error})") from error
         options = {k: v for k, v in node.items() if k != "_target_"}
         self.options = take(options, self.factory, key, name, supplied)
-        self.takes = set(inspect.signature(self.factory).parameters)
+        self._takes = set(inspect.signature(self.factory).parameters)
 
     def build(self, **supplied: Any) -> Any:
         """Builds the object; of the keyword arguments only those that it takes are handed on."""
-        taken = {k: v for k, v in supplied.items() if k in self.takes and k not in self.options}
+        taken = {k: v for k, v in supplied.items() if k in self._takes and k not in self.options}
         return self.factory(**taken, **self.options)
 
 
@@ -199,37 +199,40 @@ def take(options: Mapping, function: Callable, key: str, title: str, supplied: t
     Raises:
         Problems: options are unknown, missing, or of a type that the annotation refuses.
     """
-    check = Checks()
-    result = validate(options, function, key, title, check, supplied)
-    check.end()
+    result, messages = validate(options, function, key, title, supplied)
+    if messages:
+        raise Problems(messages)
     return result
 
 
 def validate(
-    options: Mapping, function: Callable, key: str, title: str, check: Checks, supplied: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """As `take`, but returns what fits and tells `check` about the rest."""
+    options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """As `take`, but returns the keyword arguments that fit, and a message for every other option."""
     parameters = inspect.signature(function).parameters.values()
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not isinstance(function, type):  # a function's positional arguments are its data, never options
         keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
     taken = {p.name: p for p in keyword if p.name not in supplied}
     prefix = f"{key}." if key else ""
+    messages: list[str] = []
     unknown = [name for name in options if name not in taken]
     for name in unknown:
         takes = ", ".join(taken) or "no options"
-        check.messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
+        messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
     hints = typing.get_type_hints(attrgetter("__init__")(function) if isinstance(function, type) else function)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)
         if name in options:
-            with check():
+            try:
                 result[name] = convert(options[name], annotation, f"{prefix}{name}")
+            except ValueError as error:
+                messages += messages_of(error)
         elif parameter.default is parameter.empty and not unknown:  # an unknown one is what is missing, misspelt
             needs = f"{title} needs it; add `{name}: <{spell(annotation)}>`"
-            check.messages.append(f"{prefix}{name} is missing: {needs}")
-    return result
+            messages.append(f"{prefix}{name} is missing: {needs}")
+    return result, messages
 
 
 def convert(value: Any, annotation: Any, key: str) -> Any:

@@ -51,7 +51,6 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 # KNOWN
 KNOWN: dict[str, tuple[str, ...]] = {
-    "floors": ("rft.setup.assembly: imports rft.modes.verify",),
     "cycles": (),
     "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
     "folders": (

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from rich.console import Console
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
@@ -19,6 +20,7 @@ from rft.algorithm.registries import SELECTIONS
 from rft.algorithm.roles import ROLES
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
+from rft.modes.verify import verify
 from rft.reward import REWARDS
 from rft.setup.assembly import Job
 from rft.setup.schema import Run
@@ -159,7 +161,7 @@ def test_the_plugins_of_the_page_on_extending_are_what_they_state(desk, resolved
     sys.path.insert(0, str(desk / "mine"))
     config = resolved("algorithm/loss=above_average", folder=desk / "mine", name="everything")
     config["plugins"] = ["my_functions", "above_average"]
-    assert Job(config).verify() == 1.0
+    assert verify(config, Console()) == 1.0
     said = " ".join(capsys.readouterr().out.split())
     assert "✓ loss above_average: as declared ✓" in said and "✓ advantage best_of: as declared ✓" in said
 

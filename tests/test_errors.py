@@ -4,55 +4,81 @@ import pickle
 
 import pytest
 
-from rft.errors import Checks, Partial, Problems, Skipped
+from rft.errors import Checks, Problems, build_each
 from rft.main import explain
 from rft.setup.assembly import Job
-from rft.setup.components import Components
+from rft.setup.parts import check_config
 
 
 def refuse(message):
     raise ValueError(message)
 
 
+def several(messages):
+    raise Problems(messages)
+
+
 def test_checks_go_on_after_one_that_has_failed():
-    check = Checks()
-    with check():
-        refuse("one")
-    with check():
-        raise Problems(["two", "three"])
-    with check():
-        refuse("four")
+    checks = Checks()
+    checks.run(lambda: refuse("one"))
+    checks.run(lambda: several(["two", "three"]))
+    checks.run(lambda: ["four", "five"])
+    assert checks.attempt(refuse, "six") is None
     with pytest.raises(Problems) as caught:
-        check.end()
-    assert caught.value.messages == ["one", "two", "three", "four"]
-    assert str(caught.value) == "one\ntwo\nthree\nfour"
+        checks.end()
+    assert caught.value.messages == ["one", "two", "three", "four", "five", "six"]
+    assert str(caught.value) == "one\ntwo\nthree\nfour\nfive\nsix"
+
+
+def test_what_a_check_has_yielded_before_it_raises_is_kept():
+    def look():
+        yield "first"
+        refuse("second")
+
+    checks = Checks()
+    checks.run(look)
+    assert checks.messages == ["first", "second"]
 
 
 def test_nothing_is_raised_where_nothing_is_wrong():
-    check = Checks()
-    assert check.attempt(int, "3") == 3
-    check.end()
+    checks = Checks()
+    assert checks.attempt(int, "3") == 3
+    checks.make("three", lambda: 3)
+    checks.make("six", lambda three: 2 * three, "three")
+    checks.run(lambda six, three: None if six == 2 * three else ["not double"], "six", "three")
+    checks.end()
+    assert checks.parts == {"three": 3, "six": 6}
 
 
 def test_a_check_that_needs_what_has_failed_is_left_out():
-    check = Checks()
-    loss = check.attempt(refuse, "no such loss")
-    for use in (lambda: loss.name, lambda: len(loss), lambda: list(loss), lambda: Partial(seed=1).steps):
-        with check():
-            use()
-            refuse("it was not left out")
-    assert check.messages == ["no such loss"]
-    assert Partial(seed=1).seed == 1
-    with pytest.raises(Skipped):
-        _ = loss.name
+    checks = Checks()
+    checks.make("loss", lambda: refuse("no such loss"))
+    checks.make("objective", lambda loss: loss.name, "loss")
+    checks.fail("steps")
+    for needs in (("loss",), ("objective",), ("steps",)):
+        checks.run(lambda _: refuse("it was not left out"), *needs)
+    assert checks.messages == ["no such loss"] and checks.parts == {}
+    assert not checks.has("objective") and checks.has()
+    checks.add("steps", 3)
+    checks.run(lambda steps: [f"{steps} steps"], "steps")
+    assert checks.messages[1:] == ["3 steps"]
 
 
 def test_other_errors_are_mistakes_of_ours_and_pass():
-    check = Checks()
-    with pytest.raises(KeyError), check():
-        _ = {}["key"]
-    with pytest.raises(AttributeError), check():
-        _ = "text".nothing
+    checks = Checks()
+    with pytest.raises(KeyError):
+        checks.run(lambda: {}["key"])
+    with pytest.raises(AttributeError):
+        checks.make("part", lambda: "text".nothing)
+    with pytest.raises(KeyError, match="never made"):
+        checks.run(lambda _: None, "never made")
+
+
+def test_the_mistakes_of_all_entries_are_found_together():
+    assert build_each(lambda name, node: name * node, {"a": 1, "b": 2}) == {"a": "a", "b": "bb"}
+    with pytest.raises(Problems) as caught:
+        build_each(lambda name, node: refuse(f"{name}{node}"), {"a": 1, "b": 2})
+    assert caught.value.messages == ["a1", "b2"]
 
 
 def messages(config):
@@ -139,9 +165,10 @@ def test_a_misspelt_option_is_not_called_missing_as_well(resolved):
 
 
 def test_parts_that_are_wrong_do_not_stop_the_others(resolved):
-    parts = Components(resolved("seed=x", "algorithm.loss.name=luck"))
-    assert keys(parts.check.messages) == ["seed", "algorithm.loss.name"]
-    assert parts.run.batch.prompts == 32 and parts.train.key == "data.train"
+    checks = check_config(resolved("seed=x", "algorithm.loss.name=luck"))
+    assert keys(checks.messages) == ["seed", "algorithm.loss.name"]
+    assert checks.parts["run.batch"].prompts == 32 and checks.parts["train"].key == "data.train"
+    assert not checks.has("run.seed") and not checks.has("algorithm")
 
 
 def test_other_ranks_are_told_the_same():

@@ -65,9 +65,8 @@ class Algorithm:
         self.reward_control = check.attempt(build_control, coef, f"{key}.reward_kl.coef")
         pick = {"name": options.pick} if isinstance(options.pick, str) else options.pick
         self.selection: Plugin = build(SELECTIONS, pick, "pick")
-        with check():
-            if loss.name in options.terms:
-                raise ValueError(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
+        if loss is not None and loss.name in options.terms:
+            check.messages.append(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
         check.end()
         weighs = self.correction is not None and self.correction.weighs
         self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)

@@ -1,10 +1,11 @@
 """Combinations of functions that make no sense together. Every refusal names the yaml key and the cure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.roles import ROLES
+from rft.batch.columns import check_columns
 from rft.errors import Checks
 from rft.registry import did_you_mean
 
@@ -45,9 +46,9 @@ def check_algorithm(algorithm: Algorithm, key: str) -> None:
         _reward_terms,
         _correction,
         _critic_warmup,
+        _group_baseline,
     ):
-        with check():
-            look(algorithm, key)
+        check.attempt(look, algorithm, key)
     check.end()
 
 
@@ -58,6 +59,15 @@ def _critic_warmup(algorithm: Algorithm, key: str) -> None:
         raise ValueError(
             f"{key}.critic_warmup={algorithm.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
             "choose an algorithm/critic_loss"
+        )
+
+
+def _group_baseline(algorithm: Algorithm, key: str) -> None:
+    advantage, size = algorithm.advantage, algorithm.options.group_size
+    if advantage is not None and advantage.facts.group_baseline and size == 1:
+        raise ValueError(
+            f"{key}.group_size={size}: the advantage {advantage.name!r} compares the rows of a group and is 0 for a "
+            f"group of one; set {key}.group_size to 2 or more, or choose another algorithm/advantage"
         )
 
 
@@ -193,3 +203,82 @@ def _correction(algorithm: Algorithm, key: str) -> None:
             "count twice; choose algorithm/loss=reinforce, a correction that rejects, or for a ratio to the old policy "
             f"{key}.correction.anchor=old"
         )
+
+
+def check_critic_warmup(options: AlgorithmOptions, steps: int) -> Iterator[str]:
+    """Checks that the policy trains in at least one of the steps of the run."""
+    if options.critic_warmup >= steps > 0:
+        yield (
+            f"algorithm.critic_warmup={options.critic_warmup}: the policy would train in none of the steps={steps}; "
+            "raise steps or lower algorithm.critic_warmup"
+        )
+
+
+def check_flow(algorithm: Algorithm, writes: Sequence[str], writes_if_read: Sequence[str]) -> None:
+    """Checks that every column that a step reads has one writer before it.
+
+    Args:
+        writes: the columns that the source of the batches always writes.
+        writes_if_read: those that it writes only if something reads them.
+
+    Raises:
+        ValueError: names the column and the parts that read or write it.
+    """
+    reads = algorithm.reads()
+    copied = algorithm.options.old_logprobs == "rollout"
+    stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        ("algorithm.source", (), (*writes, *(name for name in writes_if_read if name in reads))),
+        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("loss_mask",)),
+    ]
+    if algorithm.selection.facts.groups:
+        stages.append(("algorithm.pick", ("scores", "group", "unit"), algorithm.selection.facts.writes))
+    if "old_logprobs" in reads:
+        stages.append(
+            ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
+        )
+    if "sum_p_squared" in reads:
+        stages.append(("actor", ("tokens",), ("sum_p_squared",)))
+    for role in ROLES:
+        if role.key in algorithm.learners and not role.writes(reads):
+            raise ValueError(
+                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {', '.join(role.columns)}; choose "
+                f"an algorithm/advantage that does or algorithm/{role.loss}=none"
+            )
+        if columns := role.writes(reads):
+            if role.loss is not None and role.key not in algorithm.learners:
+                raise ValueError(
+                    f"something reads {', '.join(columns)}, but algorithm.{role.loss} is null, so nothing would train "
+                    f"the {role.key}; choose an option of algorithm/{role.loss}"
+                )
+            stages.append((role.key, ("tokens",), tuple(columns)))
+    check_columns([*stages, *algorithm.stages()])
+
+
+def check_reference(algorithm: Algorithm, sampled: bool, precompute: bool, copied: bool) -> Iterator[str]:
+    """Checks a reference that moves, samples, or is computed before training.
+
+    Args:
+        sampled: whether batches are sampled, at least some of them.
+        precompute: the option of the reference.
+        copied: the reference starts as a copy of the policy.
+
+    Yields:
+        A message for every mistake.
+    """
+    iteration, sampler = algorithm.options.iteration, algorithm.options.sampler
+    moves, samples = iteration > 0, sampler == "reference"
+    if samples and not sampled:
+        yield "algorithm.sampler=reference: algorithm.source samples nothing; set algorithm.sampler=actor"
+    if (moves or samples) and not copied:
+        yield (
+            f"algorithm.iteration={iteration}, algorithm.sampler={sampler}: the reference must be a copy of the "
+            "policy, but reference names another model than actor; leave reference.path and reference.model_config as "
+            "they are, or set algorithm.iteration=0 and algorithm.sampler=actor"
+        )
+    reasons = {
+        "nothing reads ref_logprobs": "ref_logprobs" not in algorithm.reads(),
+        "algorithm.source samples, so no row comes again": sampled,
+        f"algorithm.iteration={iteration} moves it": moves,
+    }
+    if precompute and (found := [reason for reason, holds in reasons.items() if holds]):
+        yield f"reference.precompute=true: {found[0]}; set reference.precompute=false"

@@ -49,8 +49,8 @@ class CheckContext:
         prompts: rows of the data set in a step, over all ranks.
         group_size: responses to a prompt.
         max_new_tokens: cap on the tokens of a response.
-        reads: the columns that the algorithm reads.
-        terms: the names of the reward's terms.
+        reads: the columns that the algorithm reads; None if the algorithm is in error.
+        terms: the names of the reward's terms; None if the reward is in error.
         streaming: `data.streaming`: rows are read as they are drawn, and shuffled among so many; or None.
         mixture: whether `data.train` is a mixture, whose weights decide how often a row is drawn.
     """
@@ -59,8 +59,8 @@ class CheckContext:
     prompts: int
     group_size: int
     max_new_tokens: int
-    reads: Collection[str]
-    terms: Collection[str]
+    reads: Collection[str] | None
+    terms: Collection[str] | None
     streaming: int | None
     mixture: bool
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rft.data.encode.lengths import Lengths
 from rft.evaluation.base import SetResult, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
@@ -36,7 +37,14 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     run, check = job.run, job.check
     job.find(run.evaluate.checkpoint, "evaluate.checkpoint")
     sets = job.load_held_out()
-    fit_held_out(sets, job.lengths(job.world, job.encoder), run, check, job.shape, console.print)
+    counting = job.counting_world(job.world)
+    check.run(
+        lambda encoder, shape: fit_held_out(
+            sets, Lengths(counting, encoder, run.cache), run, check, shape, console.print
+        ),
+        "encoder",
+        "shape",
+    )
     check.end()
     with job.measuring(sets) as evaluator, display(job.world, console) as shown:
         results = evaluator.evaluate(shown.progress)

@@ -42,12 +42,22 @@ def generate(config: dict[str, Any], console: Console) -> float:
     job = Answering(config)
     run, options, check = job.run, job.run.generate, job.check
     job.find(options.checkpoint, "generate.checkpoint")
-    rows = check.attempt(lambda: read(options.input, options.prompt))
-    prompt_rows = check.attempt(lambda: [{"prompt": row[options.prompt]} for row in rows])
-    prompts = check.attempt(lambda: job.encoder.prompts(prompt_rows))
-    with check():
-        check_lengths("generate.input", [len(prompt) for prompt in prompts], job.shape, run.rollout.max_new_tokens)
+    check.make("rows", lambda: read(options.input, options.prompt))
+    check.make(
+        "prompts",
+        lambda rows, encoder: encoder.prompts([{"prompt": row[options.prompt]} for row in rows]),
+        "rows",
+        "encoder",
+    )
+    check.run(
+        lambda prompts, shape: check_lengths(
+            "generate.input", [len(prompt) for prompt in prompts], shape, run.rollout.max_new_tokens
+        ),
+        "prompts",
+        "shape",
+    )
     check.end()
+    rows, prompts = check.parts["rows"], check.parts["prompts"]
     world, output, total = job.world, Path(options.output), len(rows)
     done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
     with display(world, console) as shown:

@@ -15,8 +15,8 @@ from rft.data.base import GivenTexts, SourceContext, given_texts
 from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
 from rft.setup.assembly import Job
-from rft.setup.components import facts_of
 from rft.setup.datasets import Datasets
+from rft.setup.parts import facts_of
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around what trains, where there are no colours
@@ -29,7 +29,7 @@ class Example(NamedTuple):
     trains: list[bool]
 
 
-def inspect(config: dict[str, Any], console: Console) -> None:
+def inspect(config: dict[str, Any], console: Console) -> float:
     """Prints, for every stage of a run, its first rows and how long all of them are.
 
     Args:
@@ -40,17 +40,16 @@ def inspect(config: dict[str, Any], console: Console) -> None:
     """
     job = Job(config)
     loaded, check = job.load(1), job.check
-    with check():
-        for said in loaded.said:
-            console.print(Text(said))
+    for said in loaded.said:
+        console.print(Text(said), soft_wrap=True)
     stages = [("train", job.source, job.run.batch.prompts)]
-    if job.run.warmup is not None:
+    if job.run.warmup is not None and job.warmup_source is not None:
         stages.insert(0, ("warmup", job.warmup_source, job.run.warmup.rows))
     for name, source, prompts in stages:
-        with check():
-            _show(job, loaded, name, source, prompts, console)
+        check.attempt(_show, job, loaded, name, source, prompts, console)
     check.messages = list(dict.fromkeys(check.messages))  # a row that was refused while loading was met again
     check.end()
+    return 0.0
 
 
 def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, console: Console) -> None:
@@ -67,11 +66,11 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
     for number, example in enumerate(examples[: run.inspect.rows], 1):
         trained = f", {sum(example.trains):,} train" if reads else ""
-        console.print(Text(f"row {number}: {len(example.ids):,} tokens{trained}", style="cyan"))
-        console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS))
+        console.print(Text(f"row {number}: {len(example.ids):,} tokens{trained}", style="cyan"), soft_wrap=True)
+        console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
     shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     context = shape.get_text_config().max_position_embeddings
-    console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens))
+    console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
     ends = {example.ids[place] for example in examples for place in _last(example.trains)}
     for end in sorted(ends - {tokenizer.eos_token_id}) if job.grader is None else ():
         console.print(
@@ -79,7 +78,8 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
                 f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "
                 f"{tokenizer.eos_token!r}: sampling ends there only if the model's generation config says so.",
                 style="yellow",
-            )
+            ),
+            soft_wrap=True,
         )
 
 

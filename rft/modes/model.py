@@ -4,15 +4,17 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.base import ModelContext
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.actor.model import empty_like
 from rft.algorithm.roles import POLICY
+from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
 from rft.distributed import World, start
@@ -34,16 +36,12 @@ class Answering(Components):
         config: the resolved config as plain containers.
 
     Attributes:
-        world, encoder, shape: the processes, the encoder and the model's config; set by `find`.
+        world: the processes; set by `find`.
         title: where the model comes from; set by `find`.
 
     Raises:
         Problems: everything that is wrong with the config, each with its yaml key and the cure.
     """
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
-        self.check.end()
 
     def find(self, which: Which, key: str) -> None:
         """Starts the processes, and finds model and tokenizer; adds what is wrong with them to `check`.
@@ -67,16 +65,33 @@ class Answering(Components):
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
         self._path = path
         self.title = path or f"a new {run.actor['model_config']['model_type']}, which has not learned anything"
-        words = check.attempt(lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
-        self.encoder = check.attempt(lambda: run.data.encoder(words))
-        self.shape = check.attempt(lambda: read_config(path, model_config, len(words), "actor"))
-        with check():
-            check_tokenizer(words, self.shape)
+        check.make("words", lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
+        check.make("encoder", run.data.encoder, "words")
+        check.make("shape", lambda words: read_config(path, model_config, len(words), "actor"), "words")
+        check.run(check_tokenizer, "words", "shape")
         if scores and found is not None:
-            with check():
-                check_classifier(self.shape, self.actor.options["head"], f"{key}={which}: {found}")
+            check.run(
+                lambda shape: check_classifier(shape, self.actor.options["head"], f"{key}={which}: {found}"), "shape"
+            )
         self._model = {"path": path, "model_config": model_config}
-        self._words = words
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder; `find` has made it."""
+        encoder: Encoder = self.check.parts["encoder"]
+        return encoder
+
+    @property
+    def shape(self) -> PretrainedConfig:
+        """The config of the model; `find` has read it."""
+        shape: PretrainedConfig = self.check.parts["shape"]
+        return shape
+
+    @property
+    def words(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; `find` has made it."""
+        words: PreTrainedTokenizerBase = self.check.parts["words"]
+        return words
 
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
@@ -88,7 +103,7 @@ class Answering(Components):
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             still = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            context = ModelContext(POLICY, self.world, strategy, self._words, self.run.seed)
+            context = ModelContext(POLICY, self.world, strategy, self.words, self.run.seed)
             policy = self.actor.factory(context, **self.actor.options | still)
             yield self.evaluator(self.world, policy, None, self.encoder, sets)
 
@@ -99,7 +114,7 @@ class Answering(Components):
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.shape, run.seed)
-            engine = self.make_engine(self.world, empty_like(model, self.world.device), self._words, folder)
+            engine = self.make_engine(self.world, empty_like(model, self.world.device), self.words, folder)
             sampler = EngineSampler(engine)
             try:
                 sampler.publish(0, model.state_dict().items())

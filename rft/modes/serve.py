@@ -20,7 +20,7 @@ from rft.setup.components import Components
 PAUSE_S = 1.0  # seconds between checks of the servers
 
 
-def serve(config: dict[str, Any], console: Console) -> None:
+def serve(config: dict[str, Any], console: Console) -> float:
     """Starts servers, prints how a run uses them, and watches them until it is interrupted or one of them ends.
 
     Args:
@@ -30,7 +30,6 @@ def serve(config: dict[str, Any], console: Console) -> None:
         ValueError: lists what is wrong with the config; or a server has ended, with the end of its log.
     """
     parts = Components(config)
-    parts.check.end()
     run, options = parts.run, parts.run.serve
     python = options.python or sys.executable
     if shutil.which(python) is None:
@@ -73,6 +72,7 @@ def serve(config: dict[str, Any], console: Console) -> None:
             process.end()
         for process in processes:
             process.wait()
+    return 0.0
 
 
 def _answers(server_api: ServerApi, address: str) -> bool:

@@ -1,6 +1,7 @@
 """Prints what the functions of an algorithm prove to be: their gradients, and what their results do not depend on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,6 +12,24 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.gradient import Gradient
 from rft.registry import Plugin
+from rft.setup.components import Components
+
+
+def verify(config: dict[str, Any], console: Console) -> float:
+    """Prints the certificate of the algorithm's functions.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Returns:
+        1.0.
+
+    Raises:
+        ValueError: lists what is wrong with the config; or a function does not compute what it states.
+    """
+    if not certify(Components(config).algorithm, console):
+        raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
+    return 1.0
 
 
 def certify(algorithm: Algorithm, console: Console) -> bool:

@@ -55,8 +55,7 @@ class WeightedSum:
         """
         check = Checks()
         for _, term in self._terms.values():
-            with check():
-                term.check()
+            check.run(term.check)
         check.end()
 
     def place(self, device: torch.device) -> None:

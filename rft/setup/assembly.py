@@ -2,11 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.frozen import check_frozen
@@ -14,13 +13,14 @@ from rft.actor.init import read_config
 from rft.actor.moe import check_routers
 from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import POLICY, REFERENCE, ROLES
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
 from rft.data.base import GivenTexts, Source, given_texts
+from rft.data.encode.lengths import Lengths
 from rft.data.rows.lazy import Rows
+from rft.data.rows.stream import StreamedRows
 from rft.distributed import SINGLE_PROCESS, World, start
 from rft.logger.log import RunLog, SilentLog
-from rft.modes.verify import certify
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
@@ -36,25 +36,7 @@ from rft.train.trainer import Trainer
 
 
 class Job(Components):
-    """A checked config, ready to run.
-
-    Raises:
-        Problems: everything that is wrong, each with its yaml key and the cure; nothing slow has been done then.
-    """
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
-        self.check.end()
-
-    def verify(self) -> float:
-        """Prints the certificate of the algorithm's functions and returns 1.0.
-
-        Raises:
-            ValueError: a function is not what it states.
-        """
-        if not certify(self.algorithm, Console()):
-            raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
-        return 1.0
+    """A checked config, ready to run; see `Components`."""
 
     def fit(self, suffix: str) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
@@ -91,8 +73,7 @@ class Job(Components):
     def begin(self) -> tuple[World, Datasets]:
         """Starts the processes and reads what a run reads before there is a model."""
         world = start(self.strategy.factory.device(self.strategy.options))
-        with self.check():
-            self.engine.factory.check_here(self.engine.options)
+        self.check.attempt(self.engine.factory.check_here, self.engine.options)
         loaded = self.load(world.size, world)
         self.check.end()
         for role in ROLES:
@@ -102,57 +83,87 @@ class Job(Components):
         return world, loaded
 
     def check_ranks(self, ranks: int) -> None:
-        """Adds to `check` what is wrong where so many processes share the work."""
-        with self.check():
-            if self.run.batch.prompts % ranks:
-                raise ValueError(f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes")
+        """Adds a message to `check` if the prompts of a step do not divide over the processes."""
+        if self.run.batch.prompts % ranks:
+            self.check.messages.append(
+                f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes"
+            )
 
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
-        """Loads tokenizer and rows; what is wrong with them, or between them and the rest, is added to `check`.
+        """Loads tokenizer and rows, and adds to `check` what is wrong with them, or between them and the model.
 
         Args:
             ranks: processes of the run.
             world: those that read.
+
+        Raises:
+            Problems: the tokenizer or the rows to train on cannot be read.
         """
-        run, check = self.run, self.check
+        run, checks, fields = self.run, self.check, sorted(self.needs)
         self.check_dependencies()
         self.check_ranks(ranks)
-        tokenizer = check.attempt(lambda: self.tokenizer.build())
-        encoder = check.attempt(lambda: run.data.encoder(tokenizer))
-        rows = check.attempt(lambda: self.train.build(key="data.train"))
-        stream = check.attempt(lambda: rows.stream(sorted(self.needs)) if run.data.streaming else None)
-        train: Rows = check.attempt(lambda: rows.load(sorted(self.needs)) if stream is None else stream.preview())
-        held_out = self.load_held_out()
-        with check():
-            run.data.check_apart()
-        shape = check.attempt(
-            lambda: read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+        checks.make("words", self.tokenizer.build)
+        checks.make("encoder", run.data.encoder, "words")
+        checks.make("rows", lambda: self.train.build(key="data.train"))
+        checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
+        checks.make(
+            "train", lambda rows, stream: rows.load(fields) if stream is None else stream.preview(), "rows", "stream"
         )
-        with check():
-            check_tokenizer(tokenizer, shape)
-        with check():
-            if "router_balance" in self.algorithm.policy.outputs:
-                check_routers(shape)
+        checks.add("held_out", self.load_held_out())
+        checks.run(run.data.check_apart)
+        checks.make("shape", partial(self.read_shape, self.actor), "words")
+        checks.run(check_tokenizer, "words", "shape")
+        if "router_balance" in self.algorithm.policy.outputs:
+            checks.run(check_routers, "shape")
         for role in ROLES:
-            gone = role is REFERENCE and self.precompute  # it may be, where a run is resumed
-            with check():
-                if role.writes(self.algorithm.reads()) and not (gone or self.starts_as_policy(role)):
-                    helper = self.helpers[role.key]
-                    temperature = 1.0 if self.facts.sampled == "never" else run.rollout.temperature
-                    helper.factory.check(helper.options, role.key, tokenizer, temperature)
-        for actor in (self.actor, *self.helpers.values()):
-            with check():
-                if frozen := actor.options.get("frozen"):
-                    model = read_config(actor.options["path"], actor.options["model_config"], len(tokenizer), actor.key)
-                    check_frozen(model, actor.options["head"], frozen, actor.key)
-        with check():
-            self.source.factory.check_tokens(self.source.options, self.check_context("train"), encoder)
-        loaded = Datasets(tokenizer, encoder, train, held_out, self.lengths(world, encoder), stream)
-        with check():
-            given = given_texts(self.source.factory, self.source.options)
-            examples = None if given is None else (lambda: self.examples(loaded, given))
-            loaded.fit(run, check, shape, "prompt" in self.needs, self.facts.sampled != "never", examples)
+            checks.run(partial(self.check_helper, role), "words")
+        for model in (self.actor, *self.helpers.values()):
+            checks.run(partial(self.check_frozen, model), "words")
+        checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
+        counting = self.counting_world(world)
+        if not checks.has("words", "encoder", "train"):
+            checks.end()
+        words, encoder, train, held_out, stream = (
+            checks.parts[name] for name in ("words", "encoder", "train", "held_out", "stream")
+        )
+        loaded = Datasets(words, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
+        checks.run(partial(self.fit_rows, loaded), "shape")
         return loaded
+
+    def read_shape(self, model: Target, words: PreTrainedTokenizerBase) -> PretrainedConfig:
+        """The config of a model, without its weights.
+
+        Args:
+            words: the tokenizer, whose size a new model's vocabulary has.
+        """
+        return read_config(model.options["path"], model.options["model_config"], len(words), model.key)
+
+    def check_helper(self, role: Role, words: PreTrainedTokenizerBase) -> None:
+        """Checks the model of a role if the run loads it.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        precomputed = role is REFERENCE and self.precompute  # where a run is resumed, its model may be gone
+        if role.writes(self.algorithm.reads()) and not (precomputed or self.starts_as_policy(role)):
+            model = self.helpers[role.key]
+            temperature = 1.0 if self.facts.sampled == "never" else self.run.rollout.temperature
+            model.factory.check(model.options, role.key, words, temperature)
+
+    def check_frozen(self, model: Target, words: PreTrainedTokenizerBase) -> None:
+        """Checks that the patterns of `frozen` name parameters of the model.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        if model.factory.has_weights and (frozen := model.options["frozen"]):
+            check_frozen(self.read_shape(model, words), model.options["head"], frozen, model.key)
+
+    def fit_rows(self, loaded: Datasets, shape: PretrainedConfig) -> None:
+        """Drops rows with long prompts, and adds to `check` where what is left is too long for the model."""
+        given = given_texts(self.source.factory, self.source.options)
+        examples = None if given is None else partial(self.examples, loaded, given)
+        loaded.fit(self.run, self.check, shape, "prompt" in self.needs, self.facts.sampled != "never", examples)
 
     def examples(self, loaded: Datasets, given: GivenTexts) -> list[int]:
         """Tokens of each row that a source of given texts draws, until as many are drawn as the data set has."""
@@ -226,11 +237,12 @@ class Job(Components):
 
         stages = []
         if run.warmup is not None:
+            assert self.warmup_source is not None and self.warmup_algorithm is not None
             stages.append(
                 Stage(
                     name="warmup",
-                    source=source(self.warmup_source, run.warmup.rows, self.warmup_method),
-                    algorithm=self.warmup_method,
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
+                    algorithm=self.warmup_algorithm,
                     steps=run.warmup.steps,
                     minibatches=1,
                     epochs=1,
@@ -281,3 +293,9 @@ class Job(Components):
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
         return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder))
+
+
+def _load_rows(fields: list[str], rows: Any, stream: StreamedRows | None) -> Rows:
+    """All rows to train on, or the first ones of a stream."""
+    loaded: Rows = rows.load(fields) if stream is None else stream.preview()
+    return loaded

@@ -1,302 +1,136 @@
-"""What can be said against a config before a model is loaded. Every function raises a ValueError with key and cure."""
+"""Checks of root keys against each other, and of data against the model. Messages name the yaml key and the cure.
+
+A check raises a ValueError, or yields a message for every mistake. `rft.setup.components` lists what each needs.
+"""
 
 import tempfile
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from transformers import CONFIG_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.init import CLASSIFIERS
-from rft.actor.lora.adapters import Lora
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
-from rft.algorithm.roles import ROLES
-from rft.batch.columns import check_columns
-from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
-from rft.errors import Checks
 from rft.registry import Target, did_you_mean
-from rft.setup.schema import Rollout, Run
-
-COUNTS = (
-    "steps",
-    "batch.prompts",
-    "batch.minibatches",
-    "batch.epochs",
-    "algorithm.group_size",
-    "rollout.max_new_tokens",
-    "trajectories.every",
-)
+from rft.reward.compose import WeightedSum
+from rft.setup.schema import Batch, Eval, Profile, Rollout, Warmup
 
 
-def check_numbers(run: Run, algorithm: Algorithm) -> None:
-    """Numbers that no signature can check alone."""
-    check = Checks()
-    for key in COUNTS:
-        with check():
-            if (number := attrgetter(key)(run)) < 1:
-                raise ValueError(f"{key}={number}: set it to 1 or more")
-    with check():
-        if run.rollout.temperature <= 0 or (run.eval.samples and run.eval.temperature <= 0):
-            key = "rollout.temperature" if run.rollout.temperature <= 0 else "eval.temperature"
-            raise ValueError(f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting")
-    with check():
-        rows, parts = run.batch.prompts * run.algorithm.group_size, run.batch.minibatches
-        if parts > 0 and rows % parts:
-            raise ValueError(
-                f"batch.minibatches={parts} does not divide the {rows} rows of a step (batch.prompts="
-                f"{run.batch.prompts} x algorithm.group_size={run.algorithm.group_size}); choose a divisor"
-            )
-    with check():
-        if run.algorithm.critic_warmup >= run.steps > 0:
-            raise ValueError(
-                f"algorithm.critic_warmup={run.algorithm.critic_warmup}: the policy would train in none of the steps="
-                f"{run.steps}; raise steps or lower algorithm.critic_warmup"
-            )
-    with check():
-        if (
-            algorithm.advantage is not None
-            and algorithm.advantage.facts.group_baseline
-            and run.algorithm.group_size == 1
-        ):
-            raise ValueError(
-                f"algorithm.group_size={run.algorithm.group_size}: the advantage {algorithm.advantage.name!r} compares "
-                "the rows of a group and is 0 for a group of one; set algorithm.group_size to 2 or more, or choose "
-                "another algorithm/advantage"
-            )
-    for name, wanted, dummy in (("pass_k", run.eval.pass_k, run.eval.samples == 0), ("maj_k", run.eval.maj_k, False)):
-        with check():
-            if min(wanted, default=1) < 1:
-                raise ValueError(f"eval.{name}={wanted}: a number of answers is 1 or more")
-            if max(wanted, default=0) > run.eval.samples and not dummy:
-                raise ValueError(
-                    f"eval.{name}={wanted} asks for more answers than eval.samples={run.eval.samples}; set "
-                    f"eval.samples to at least {max(wanted)}"
-                )
-    check.end()
+def check_count(key: str, number: int) -> Iterator[str]:
+    """Checks a number of things of which there is at least one."""
+    if number < 1:
+        yield f"{key}={number}: set it to 1 or more"
 
 
-def check_profile(run: Run) -> None:
-    """The run can come to every step that is to be profiled."""
-    warmup = run.warmup.steps if run.warmup is not None else 0
-    last = warmup + run.steps
-    if impossible := [step for step in run.profile.steps if not 1 <= step <= last]:
-        raise ValueError(
-            f"profile.steps={impossible}: the steps of this run are 1 to {last} (warmup.steps={warmup}, then steps="
-            f"{run.steps}); choose among them"
+def check_batch(batch: Batch, options: AlgorithmOptions) -> Iterator[str]:
+    """Checks the sizes of a step, and that mini-batches divide its rows."""
+    yield from check_count("batch.prompts", batch.prompts)
+    yield from check_count("batch.minibatches", batch.minibatches)
+    yield from check_count("batch.epochs", batch.epochs)
+    yield from check_count("algorithm.group_size", options.group_size)
+    rows = batch.prompts * options.group_size
+    if batch.minibatches > 0 and rows % batch.minibatches:
+        yield (
+            f"batch.minibatches={batch.minibatches} does not divide the {rows} rows of a step (batch.prompts="
+            f"{batch.prompts} x algorithm.group_size={options.group_size}); choose a divisor"
         )
 
 
-def check_metric(run: Run, metrics: list[str]) -> None:
-    """The metric that the run returns is one that it will have.
+def check_temperatures(rollout: Rollout, evaluation: Eval) -> Iterator[str]:
+    """Checks that samples are drawn at a temperature above 0."""
+    if rollout.temperature <= 0 or (evaluation.samples and evaluation.temperature <= 0):
+        key = "rollout.temperature" if rollout.temperature <= 0 else "eval.temperature"
+        yield f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting"
+
+
+def check_eval(evaluation: Eval) -> Iterator[str]:
+    """Checks that an evaluation samples the answers that its metrics need."""
+    default = evaluation.samples == 0  # then pass_k has no effect
+    for name, wanted, unused in (("pass_k", evaluation.pass_k, default), ("maj_k", evaluation.maj_k, False)):
+        if min(wanted, default=1) < 1:
+            yield f"eval.{name}={wanted}: a number of answers is 1 or more"
+        elif max(wanted, default=0) > evaluation.samples and not unused:
+            yield (
+                f"eval.{name}={wanted} asks for more answers than eval.samples={evaluation.samples}; set eval.samples "
+                f"to at least {max(wanted)}"
+            )
+
+
+def check_vote(evaluation: Eval, reward: WeightedSum) -> Iterator[str]:
+    """Checks that there are answers to vote on."""
+    if evaluation.maj_k and not reward.extracts:
+        yield (
+            f"eval.maj_k={evaluation.maj_k}: reward.accuracy={reward.accuracy} does not extract an answer from a "
+            "response, so there is none to vote on; set eval.maj_k=[] or choose another accuracy"
+        )
+
+
+def check_profile(profile: Profile, steps: int, warmup: Warmup | None) -> Iterator[str]:
+    """Checks that the run has every step that is to be profiled."""
+    before = warmup.steps if warmup is not None else 0
+    last = before + steps
+    if impossible := [step for step in profile.steps if not 1 <= step <= last]:
+        yield (
+            f"profile.steps={impossible}: the steps of this run are 1 to {last} (warmup.steps={before}, then steps="
+            f"{steps}); choose among them"
+        )
+
+
+def check_metric(metric: str, known: list[str]) -> Iterator[str]:
+    """Checks that the metric that the run returns is one of its evaluations.
 
     Args:
-        metrics: of each held-out set.
+        known: the metrics of the run.
     """
-    known = [f"eval/{name}/{number}" for name in run.data.eval for number in metrics]
-    if run.metric not in known:
-        raise ValueError(
-            f"metric={run.metric}: the run has no such number{did_you_mean(run.metric, known)} (there are: "
-            f"{', '.join(known)})"
+    if metric not in known:
+        yield (
+            f"metric={metric}: the run has no such number{did_you_mean(metric, known)} (there are: {', '.join(known)})"
         )
 
 
-def check_mixtures(held_out: dict[str, Target]) -> None:
-    """Only `data.train` may be a mixture."""
+def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
+    """Checks that only `data.train` is a mixture."""
     for target in held_out.values():
         if target.factory is Mixture:
-            raise ValueError(
+            yield (
                 f"{target.key}: an evaluation has all rows of a set, whatever their weights; give each part of the "
                 "mixture a name of its own under data.eval"
             )
 
 
-def check_engine(rollout: Rollout, engine: Target, lora: Lora | None) -> None:
-    """The engine can do what is asked of it, and there is one to take the arguments that are meant for it.
-
-    Args:
-        lora: the policy's.
-    """
+def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
+    """Checks the options of the engine, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:
         name = sorted(rollout.engine_args)[0]
         raise ValueError(
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    engine.factory.check(engine.options | {"engine_args": rollout.engine_args, "lora": lora}, rollout)
+    options = engine.options | {"engine_args": rollout.engine_args, "lora": actor.options["lora"]}
+    engine.factory.check(options, rollout)
 
 
-def check_head(options: dict[str, Any], algorithms: dict[str, Algorithm], engine: Any) -> None:
-    """The policy has the head that its losses train, and one that only gives scores is asked for nothing else.
+def check_head(actor: Target, engine: Target, algorithms: Mapping[str, Algorithm]) -> Iterator[str]:
+    """Checks that the policy has the head that its losses train, and that the engine samples only from a language head.
 
     Args:
-        options: of the policy.
-        methods: of the stages, by their keys.
-        engine: its class.
+        algorithms: of the stages, by their keys.
     """
-    check, head = Checks(), options["head"]
+    head = actor.options["head"]
     for key, algorithm in algorithms.items():
-        with check():
-            if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
-                raise ValueError(
-                    f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose "
-                    "another loss, or another actor/head"
-                )
-    samples, scores = engine.facts.samples, head in CLASSIFIERS
-    with check():
-        if samples and scores:
-            raise ValueError(f"actor.head={head}: such a model writes no text; choose rollout=none")
-    with check():
-        if not samples and not scores:
-            raise ValueError("rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf")
-    if scores:
-        with check():
-            if options["lora"] is not None:
-                raise ValueError(
-                    f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
-                )
-    check.end()
-
-
-def check_flow(run: Run, algorithm: Algorithm, source: SourceFacts) -> None:
-    """Every column that a step reads has one writer before it.
-
-    Args:
-        source: of the batches.
-    """
-    reads = algorithm.reads()
-    copied = run.algorithm.old_logprobs == "rollout"
-    stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        ("algorithm.source", (), (*source.writes, *(name for name in source.writes_if_read if name in reads))),
-        ("algorithm.mask_truncated", ("response_mask", "truncated"), ("loss_mask",)),
-    ]
-    if algorithm.selection.facts.groups:
-        stages.append(("algorithm.pick", ("scores", "group", "unit"), algorithm.selection.facts.writes))
-    if "old_logprobs" in reads:
-        stages.append(
-            ("algorithm.old_logprobs", ("rollout_logprobs" if copied else "tokens",), ("old_logprobs",)),
-        )
-    if "sum_p_squared" in reads:
-        stages.append(("actor", ("tokens",), ("sum_p_squared",)))
-    for role in ROLES:
-        if role.key in algorithm.learners and not role.writes(reads):
-            raise ValueError(
-                f"algorithm.{role.loss} trains the {role.key}, but nothing reads its {', '.join(role.columns)}; choose "
-                f"an algorithm/advantage that does or algorithm/{role.loss}=none"
+        if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
+            yield (
+                f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={head}; choose another "
+                "loss, or another actor/head"
             )
-        if columns := role.writes(reads):
-            if role.loss is not None and role.key not in algorithm.learners:
-                raise ValueError(
-                    f"something reads {', '.join(columns)}, but algorithm.{role.loss} is null, so nothing would train "
-                    f"the {role.key}; choose an option of algorithm/{role.loss}"
-                )
-            stages.append((role.key, ("tokens",), tuple(columns)))
-    check_columns([*stages, *algorithm.stages()])
-
-
-def check_reference(
-    options: AlgorithmOptions, algorithm: Algorithm, sampled: bool, precompute: bool, copied: bool
-) -> None:
-    """A reference whose weights change, or that samples, is a copy of the policy; a precomputed one does neither.
-
-    Args:
-        options: of the algorithm.
-        sampled: whether batches are sampled, at least some of them.
-        precompute: the option of the reference.
-        copied: the reference starts as a copy of the policy.
-    """
-    check, moves, samples = Checks(), options.iteration > 0, options.sampler == "reference"
-    with check():
-        if samples and not sampled:
-            raise ValueError(
-                "algorithm.sampler=reference: algorithm.source samples nothing; set algorithm.sampler=actor"
-            )
-    with check():
-        if (moves or samples) and not copied:
-            raise ValueError(
-                f"algorithm.iteration={options.iteration}, algorithm.sampler={options.sampler}: the reference is to be "
-                "a copy of the policy, but reference names another model than actor; leave reference.path and "
-                "reference.model_config as they are, or set algorithm.iteration=0 and algorithm.sampler=actor"
-            )
-    reasons = {
-        "nothing reads ref_logprobs": "ref_logprobs" not in algorithm.reads(),
-        "algorithm.source samples, so no row comes again": sampled,
-        f"algorithm.iteration={options.iteration} moves it": moves,
-    }
-    with check():
-        if precompute and (found := [reason for reason, holds in reasons.items() if holds]):
-            raise ValueError(f"reference.precompute=true: {found[0]}; set reference.precompute=false")
-    check.end()
-
-
-def check_adapters(actors: dict[str, dict[str, Any]]) -> None:
-    """Adapters are where they can train and be saved, and a reference that is the policy's model is run as it is.
-
-    Args:
-        actors: the options of every actor, by its key.
-    """
-    policy, frozen = actors["actor"], [r.key for r in ROLES if r.loss is None and r.follows and r.key in actors]
-    for key, options in actors.items():
-        if options["lora"] is not None:
-            options["lora"].check(key, options["path"], options["optimizer"] is not None)
-    if policy["lora"] is None:
-        return
-    for key in frozen:
-        shared = actors[key].keys() - {"lora", "optimizer", "frozen", "ema"}
-        own = [name for name in actors[key] if name in shared and actors[key][name] != policy[name]]
-        if own and not {"path", "model_config"} & set(own):
-            raise ValueError(
-                f"{key}.{own[0]}={actors[key][own[0]]}: with actor.lora the {key} is computed by the actor, with its "
-                f"{own[0]}={policy[own[0]]}; leave it at ${{actor.{own[0]}}}, or set {key}.path to another model"
-            )
-
-
-def check_training(options: dict[str, Any], key: str) -> None:
-    """Weights are frozen where others train, and averaged where the average is of use.
-
-    Args:
-        options: of the actor with this key.
-    """
-    frozen, ema = options["frozen"], options["ema"]
-    if frozen and options["optimizer"] is None:
-        raise ValueError(f"{key}.frozen={frozen}: the {key} never trains; set {key}.frozen=[]")
-    if frozen and options["lora"] is not None:
-        raise ValueError(
-            f"{key}.frozen={frozen}: with {key}.lora no weight of the model itself trains; choose the layers by "
-            f"{key}.lora.targets and set {key}.frozen=[]"
-        )
-    if ema is not None and key != "actor":
-        raise ValueError(f"{key}.ema={ema}: checkpoints hold the average of the actor alone; set {key}.ema=null")
-    if ema is not None and not 0 < ema < 1:
-        raise ValueError(f"{key}.ema={ema}: it is the part of the average that stays, above 0 and below 1, or null")
-
-
-def check_packing(options: dict[str, Any], key: str) -> None:
-    """A forward takes tokens, and rows that share some are packed.
-
-    Args:
-        options: of the actor with this key.
-    """
-    if options["micro_batch_tokens"] < 1:
-        raise ValueError(f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more")
-    if options["share_prefix"] and not options["packing"]:
-        raise ValueError(f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well")
-
-
-def check_architecture(model_config: dict[str, Any] | None, key: str) -> None:
-    """No option of a new model is misspelt: transformers takes any name and ignores those that it does not know."""
-    if model_config is None:
-        return
-    if "model_type" not in model_config:
-        raise ValueError(f"{key}: expected a transformers config as {{model_type: ..., options}}, got {model_config!r}")
-    kind = model_config["model_type"]
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(f"{key}.model_type={kind}: transformers has no such type{did_you_mean(kind, CONFIG_MAPPING)}")
-    architecture = CONFIG_MAPPING[kind]
-    known = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}
-    for name in model_config:
-        if name not in known:
-            raise ValueError(f"{key}.{name}: a {kind} has no such option{did_you_mean(name, known)}")
+    samples, scores = engine.factory.facts.samples, head in CLASSIFIERS
+    if samples and scores:
+        yield f"actor.head={head}: such a model writes no text; choose rollout=none"
+    if not samples and not scores:
+        yield "rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf"
+    if scores and actor.options["lora"] is not None:
+        yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 
 def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_tokens: int) -> None:

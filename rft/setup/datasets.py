@@ -75,19 +75,19 @@ class Datasets:
             assert run.data.streaming is not None
             self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
             self.encoder.context = context
-            with check():
-                if samples:
-                    check_room(run.data.streaming, most, context, new_tokens)
+            if samples:
+                check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
-            with check():
-                counts = self.lengths.prompts(self.train)
-                self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.said.append)
-                if samples:
-                    check_lengths("data.train", counts, shape, new_tokens)
+            check.attempt(self._fit_train, most, shape, new_tokens if samples else None)
         fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
         if examples is not None:
-            with check():
-                check_examples(examples(), context)
+            check.run(lambda: check_examples(examples(), context))
+
+    def _fit_train(self, most: int | None, shape: PretrainedConfig, new_tokens: int | None) -> None:
+        counts = self.lengths.prompts(self.train)
+        self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.said.append)
+        if new_tokens is not None:
+            check_lengths("data.train", counts, shape, new_tokens)
 
 
 def fit_held_out(
@@ -105,8 +105,11 @@ def fit_held_out(
         shape: of the model.
         say: for people.
     """
-    for name, rows in sets.items():
-        with check():
-            key, counts = f"data.eval.{name}", lengths.prompts(rows)
-            sets[name], counts = filter_overlong_prompts(rows, counts, run.data.max_prompt_tokens, key, say)
-            check_lengths(key, counts, shape, run.rollout.max_new_tokens)
+
+    def fit(name: str) -> None:
+        key, counts = f"data.eval.{name}", lengths.prompts(sets[name])
+        sets[name], counts = filter_overlong_prompts(sets[name], counts, run.data.max_prompt_tokens, key, say)
+        check_lengths(key, counts, shape, run.rollout.max_new_tokens)
+
+    for name in list(sets):
+        check.attempt(fit, name)

@@ -132,17 +132,15 @@ class FSDP2(Strategy):
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
         """See `Strategy.check`."""
         check, size = Checks(), options["tensor_parallel"]
-        with check():
-            if size > 1:
-                _check_tensor_parallel(size, models)
+        if size > 1:
+            check.attempt(_check_tensor_parallel, size, models)
         for key, facts in models.items():
             for name in ("context_parallel", "tensor_parallel"):
-                with check():
-                    if facts.own_rows and options[name] > 1:
-                        raise ValueError(
-                            f"strategy.{name}={options[name]}: with {key}.head={facts.head} every rank reads the "
-                            "tokens of its own rows; set it to 1"
-                        )
+                if facts.own_rows and options[name] > 1:
+                    check.messages.append(
+                        f"strategy.{name}={options[name]}: with {key}.head={facts.head} every rank reads the tokens of "
+                        "its own rows; set it to 1"
+                    )
             hidden = {"compile": options["compile"], "context_parallel": options["context_parallel"] > 1}
             for name in (name for name, on in hidden.items() if on and facts.hooked):
                 check.messages.append(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rft.modes.doctor.run import run as doctor
 from rft.setup.assembly import Job
@@ -49,5 +50,5 @@ def test_its_own_options_reach_it_and_are_checked(with_engine, tmp_path):
 
 
 def test_the_doctor_finds_it_sound(with_engine, capsys):
-    assert doctor(with_engine("mode=doctor", "warmup=none", "rollout.temperature=0.7")) < 1e-4
+    assert doctor(with_engine("mode=doctor", "warmup=none", "rollout.temperature=0.7"), Console()) < 1e-4
     assert "✗" not in capsys.readouterr().out

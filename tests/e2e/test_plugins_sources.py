@@ -17,6 +17,7 @@ from rft.data.base import SourceContext
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.doctor.run import run as doctor
 from rft.modes.inspect import inspect
+from rft.modes.verify import verify
 from rft.setup.assembly import Job
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -84,13 +85,13 @@ def test_plan_and_verify_know_it(source, with_source, capsys):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tensors of each rank" in done.stdout
-    assert Job(with_source(source, "mode=verify")).verify() == 1.0
+    assert verify(with_source(source, "mode=verify"), Console()) == 1.0
 
 
 def test_the_doctor_refuses_given_texts_and_examines_samples(with_source, capsys):
     with pytest.raises(ValueError, match="has no steps of samples alone"):
-        doctor(with_source(LISTED, "mode=doctor"))
-    assert doctor(with_source(TWO_TURNS, "mode=doctor")) < 1e-4
+        doctor(with_source(LISTED, "mode=doctor"), Console())
+    assert doctor(with_source(TWO_TURNS, "mode=doctor"), Console()) < 1e-4
     assert "✗" not in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 import rft
-from rft.modes import evaluate
+from rft.modes.evaluate import evaluate
 from rft.reward.gsm8k import gold_number, marked_number
 from rft.setup.assembly import Job
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from rft.distributed import leave
-from rft.modes import MODES
+from rft.modes import find_mode
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     rank = os.environ["RANK"]
     with Path(sys.argv[2] + rank).open("w") as file, contextlib.redirect_stdout(file):
         for config in json.loads(Path(sys.argv[1]).read_text()):
-            MODES[config["mode"]](config, Console(quiet=rank != "0"))
+            find_mode(config["mode"])(config, Console(quiet=rank != "0"))
     leave()
 
 

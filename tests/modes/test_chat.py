@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import rft
-from rft.modes import chat
+from rft.modes.chat import chat
 from rft.rollout.engine.hf import HFEngine
 
 ROOT = Path(rft.__file__).parent.parent

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from rft.evaluation.estimators import interval
-from rft.modes import evaluate
+from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
 from tests.conftest import TINY
 

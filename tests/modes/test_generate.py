@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import rft
-from rft.modes import generate
+from rft.modes.generate import generate
 from rft.rollout.engine.hf import HFEngine
 
 ROOT = Path(rft.__file__).parent.parent

@@ -41,7 +41,7 @@ class PairSource(DatasetSource):
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
         """Refuses a margin that no function reads."""
-        if options["margin"] is not None and "margin" not in context.reads:
+        if options["margin"] is not None and context.reads is not None and "margin" not in context.reads:
             raise ValueError(f"{context.key}.margin={options['margin']}: nothing reads 'margin'; set it to null")
 
     def next(self, metrics: Metrics) -> TensorDict:

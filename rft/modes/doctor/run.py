@@ -17,8 +17,8 @@ from rft.modes.doctor.report import DoctorReport
 from rft.registry import Target
 from rft.rollout.sampler import Sampler
 from rft.setup.assembly import Job
-from rft.setup.components import FROM_RUN
 from rft.setup.datasets import Datasets
+from rft.setup.parts import CONTEXT
 from rft.train.run_folder import scratch
 
 PROMPTS = 8  # of a rank, at most
@@ -39,11 +39,12 @@ class DoctorJob(Job):
         return self.sampler
 
 
-def run(config: dict[str, Any]) -> float:
+def run(config: dict[str, Any], console: Console) -> float:
     """Prints how far the log-probabilities of engine and trainer differ on a few prompts, and why. Nothing is trained.
 
     Args:
         config: the resolved config as plain containers.
+        console: of rank zero.
 
     Returns:
         The largest gap.
@@ -68,7 +69,7 @@ def run(config: dict[str, Any]) -> float:
             options = spread.reference_options(job.strategy.options, dtype)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
             context = ModelContext(POLICY, world, spread(world=world, **options), loaded.tokenizer, run.seed)
-            actor = trainable(Target(node, POLICY, FROM_RUN).build(context=context))
+            actor = trainable(Target(node, POLICY, CONTEXT).build(context=context))
             actor.copy_weights_from(trainer.policy)
             return actor
 
@@ -79,7 +80,7 @@ def run(config: dict[str, Any]) -> float:
                 spread.compute_dtype(job.strategy.options),
                 run.rollout.engine_args.get("dtype"),
             )
-            report = DoctorReport(world, Console(quiet=world.rank != 0))
+            report = DoctorReport(world, console)
             return Examination(trainer, stage, job.sampler, facts, twin, report).examine()
         finally:
             trainer.sampler.close()

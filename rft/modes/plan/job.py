@@ -1,6 +1,7 @@
 """The job of `mode=plan`: the models, sources and trainer of the run, on placeholders and the longest possible rows."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_score
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
-from rft.setup.components import Components
 from rft.setup.datasets import Datasets
 
 
@@ -65,30 +65,36 @@ class PlanJob(Job):
     """
 
     def __init__(self, config: dict[str, Any], launched: int) -> None:
-        Components.__init__(self, config)
-        run, check = self.run, self.check
-        self.ranks, self._held_out = launched, 0
+        super().__init__(config)
+        plan = self.run.plan
+        self.ranks, self._held_out = launched if plan.ranks is None else plan.ranks, 0
         self._skip = SkipCompute()
         self._hooks = PlanHooks(self._skip)
-        with check():
-            if run.plan.ranks is not None:
-                self.ranks = run.plan.ranks
-            if self.ranks < 1:
-                raise ValueError(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
-            with check(), pretend(self.ranks) as world:
-                self.strategy.build(world=world)
-            if run.plan.prompt_tokens is None:
-                if run.data.streaming is not None:
-                    raise ValueError("plan.prompt_tokens=null: a stream is not read to find out; set it")
-                loaded = self.load(self.ranks)
-                self._prompt_tokens = self._longest(loaded)
-                self._vocabulary = len(loaded.tokenizer)
-                self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
-            else:
-                self._set_prompt_tokens(run.plan.prompt_tokens)
-        check.end()
+        if self.ranks < 1:
+            raise ValueError(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
+        self.check.attempt(self._try_strategy)
+        if plan.prompt_tokens is None:
+            self._read()
+        else:
+            self._set_prompt_tokens(plan.prompt_tokens)
+        self.check.end()
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
+
+    def _try_strategy(self) -> None:
+        with pretend(self.ranks) as world:
+            self.strategy.build(world=world)
+
+    def _read(self) -> None:
+        """Reads the data to find the longest prompt."""
+        if self.run.data.streaming is not None:
+            self.check.messages.append("plan.prompt_tokens=null: a stream is not read to find out; set it")
+            return
+        loaded = self.load(self.ranks)
+        self._vocabulary = len(loaded.tokenizer)
+        self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
+        self.check.make("prompt_tokens", partial(self._longest, loaded))
+        self._prompt_tokens = self.check.parts["prompt_tokens"] if self.check.has("prompt_tokens") else 0
 
     def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""
@@ -105,19 +111,22 @@ class PlanJob(Job):
         run, check = self.run, self.check
         self._prompt_tokens, self._vocabulary = prompt_tokens, 0
         self.check_ranks(self.ranks)
-        with check():
-            if prompt_tokens < 1:
-                raise ValueError(f"plan.prompt_tokens={prompt_tokens}: set it to 1 or more, or to null")
-        with check():
-            if run.actor["model_config"] is not None:  # its vocabulary is the tokenizer's
-                self._vocabulary = len(self.tokenizer.build())
-            shape = read_config(run.actor["path"], run.actor["model_config"], self._vocabulary, "actor")
-            context = shape.get_text_config().max_position_embeddings
-            if prompt_tokens + run.rollout.max_new_tokens > context:
-                raise ValueError(
-                    f"plan.prompt_tokens={prompt_tokens}: with rollout.max_new_tokens={run.rollout.max_new_tokens} "
-                    f"that is over the model's context of {context}; lower one of them or choose another model"
-                )
+        if prompt_tokens < 1:
+            check.messages.append(f"plan.prompt_tokens={prompt_tokens}: set it to 1 or more, or to null")
+        if run.actor["model_config"] is not None:  # its vocabulary is the tokenizer's
+            check.make("words", self.tokenizer.build)
+            if not check.has("words"):
+                return
+            self._vocabulary = len(check.parts["words"])
+        shape = check.attempt(read_config, run.actor["path"], run.actor["model_config"], self._vocabulary, "actor")
+        if shape is None:
+            return
+        context = shape.get_text_config().max_position_embeddings
+        if prompt_tokens + run.rollout.max_new_tokens > context:
+            check.messages.append(
+                f"plan.prompt_tokens={prompt_tokens}: with rollout.max_new_tokens={run.rollout.max_new_tokens} that is "
+                f"over the model's context of {context}; lower one of them or choose another model"
+            )
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """The context of the models, with the hooks of the plan."""

@@ -62,23 +62,20 @@ class ServedTeacher(ColumnModel):
     ) -> None:
         """Checks the addresses and what servers can compute; see `ColumnModel.check`."""
         check = Checks()
-        with check():
-            if not options["addresses"]:
-                raise ValueError(
-                    f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
-                )
-            check_addresses(options["addresses"], KEY)
-        with check():
-            ServerPolicy(**{field.name: options[field.name] for field in fields(ServerPolicy)}).check(KEY)
-        with check():
-            if options["top_k"] < 1:
-                raise ValueError(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
-        with check():
-            if temperature != 1:
-                raise ValueError(
-                    f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "
-                    f"set it to 1, or choose actor@{KEY}={KEY}, which computes them here"
-                )
+        if not options["addresses"]:
+            check.messages.append(
+                f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
+            )
+        check.attempt(check_addresses, options["addresses"], KEY)
+        policy = ServerPolicy(**{field.name: options[field.name] for field in fields(ServerPolicy)})
+        check.attempt(policy.check, KEY)
+        if options["top_k"] < 1:
+            check.messages.append(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
+        if temperature != 1:
+            check.messages.append(
+                f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "
+                f"set it to 1, or choose {KEY}={KEY}, which computes them here"
+            )
         check.end()
 
     @classmethod

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rft.errors import Checks
+from rft.errors import Problems, messages_of
 from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 
@@ -37,28 +37,34 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
         OSError: a server is not up within its deadline, or does not answer; names it.
         ValueError: a server cannot be the teacher; names it, and the cure.
     """
-    check, first, known = Checks(), None, len(tokenizer)
+    messages: list[str] = []
+    first, known = None, len(tokenizer)
     text = Text(tuple(range(min(known, SAMPLE))), 1)
     for client in clients_of(options["addresses"]):
         api = await _up(client, options)
-        with check():
-            if longest is not None and longest >= api.context:
-                raise ValueError(
-                    f"{KEY}.addresses: {client.name} has a context of {api.context} tokens, and rows may have "
-                    f"{longest}; start it with {api.context_flag} {longest + 1} or more"
-                )
+        if longest is not None and longest >= api.context:
+            messages.append(
+                f"{KEY}.addresses: {client.name} has a context of {api.context} tokens, and rows may have "
+                f"{longest}; start it with {api.context_flag} {longest + 1} or more"
+            )
         async with deadline(f"rank 0 waits for {client.name} to report what it serves", options["answer_s"]):
-            with check():
+            try:
                 await _check_tokens(client, api, tokenizer)
-            with check():
+            except ValueError as error:
+                messages += messages_of(error)
+            try:
                 found = await _request(client, api, text, most_requested(options["top_k"], known))
-                first = first or (client, found)
-                if (found.own - first[1].own).abs().mean() > APART:
-                    raise ValueError(
-                        f"{KEY}.addresses: {client.name} and {first[0].name} serve different models; "
-                        "give servers of one model"
-                    )
-    check.end()
+            except ValueError as error:
+                messages += messages_of(error)
+                continue
+            first = first or (client, found)
+            if (found.own - first[1].own).abs().mean() > APART:
+                messages.append(
+                    f"{KEY}.addresses: {client.name} and {first[0].name} serve different models; give servers of one "
+                    "model"
+                )
+    if messages:
+        raise Problems(messages)
 
 
 async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:

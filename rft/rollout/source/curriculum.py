@@ -139,23 +139,18 @@ class CurriculumSource(RolloutSource):
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
         """The solve rate is that of a reward term, of rows that are known and drawn by these weights alone."""
         check = Checks()
-        with check():
-            super().check(options, context)
-        with check():
-            check_term(f"{context.key}.tracking", options["tracking"].term, context)
-        with check():
-            if context.mixture and options["priority"] is not None:
-                raise ValueError(
-                    f"data.train is a mixture, and {context.key}.priority would draw its rows by other weights; set "
-                    f"{context.key}.priority=null, or train on one of its parts"
-                )
-        with check():
-            if context.streaming is not None:
-                raise ValueError(
-                    f"data.streaming={context.streaming}: {context.key}.tracking counts how often each row is solved, "
-                    "and the rows of a stream are not known; choose algorithm/source=rollout, or set "
-                    "data.streaming=null"
-                )
+        check.attempt(super().check, options, context)
+        check.attempt(check_term, f"{context.key}.tracking", options["tracking"].term, context)
+        if context.mixture and options["priority"] is not None:
+            check.messages.append(
+                f"data.train is a mixture, and {context.key}.priority would draw its rows by other weights; set "
+                f"{context.key}.priority=null, or train on one of its parts"
+            )
+        if context.streaming is not None:
+            check.messages.append(
+                f"data.streaming={context.streaming}: {context.key}.tracking counts how often each row is solved, "
+                "and the rows of a stream are not known; choose algorithm/source=rollout, or set data.streaming=null"
+            )
         check.end()
 
     def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:

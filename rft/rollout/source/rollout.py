@@ -105,14 +105,12 @@ class RolloutSource(Source):
         dynamic_sampling, check = options["redraw"], Checks()
         if dynamic_sampling is None:
             return
-        with check():
-            check_term(f"{context.key}.redraw", dynamic_sampling.term, context)
-        with check():
-            if context.group_size < 2:
-                raise ValueError(
-                    f"algorithm.group_size={context.group_size}: a group of one never differs, so dynamic sampling "
-                    "would drop all of them; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
-                )
+        check.attempt(check_term, f"{context.key}.redraw", dynamic_sampling.term, context)
+        if context.group_size < 2:
+            check.messages.append(
+                f"algorithm.group_size={context.group_size}: a group of one never differs, so dynamic sampling "
+                "would drop all of them; set algorithm.group_size to 2 or more, or algorithm/source=rollout"
+            )
         check.end()
 
     @classmethod
@@ -235,7 +233,7 @@ def check_term(key: str, term: str, context: CheckContext) -> None:
     Args:
         key: the yaml key of the node that names it as `term`.
     """
-    if term not in context.terms:
+    if context.terms is not None and term not in context.terms:
         raise ValueError(
             f"{key}.term={term}: none of reward.terms, which are {', '.join(context.terms)}"
             f"{did_you_mean(term, context.terms)}"

@@ -14,6 +14,7 @@ from rft.data.given.supervised import DatasetSource
 from rft.data.rows.lazy import Rows
 from rft.data.rows.mixture import Mixed, Mixture, MixturePart
 from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
+from rft.errors import Problems
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.train.trainer import sampled_texts
@@ -239,9 +240,10 @@ def test_a_node_with_parts_is_loaded(tmp_path, resolved):
     ]  # fmt: skip
     config["data"]["train"]["parts"]["y"]["rows"]["columns"] = {"answer": "anwser"}
     job = Job(config)
-    job.load(1)
-    assert "y.csv line 2: no field 'anwser'" in job.check.messages[0]
-    assert "data.train.parts.y.rows.columns.answer names it" in job.check.messages[0]
+    with pytest.raises(Problems) as caught:
+        job.load(1)
+    assert "y.csv line 2: no field 'anwser'" in caught.value.messages[0]
+    assert "data.train.parts.y.rows.columns.answer names it" in caught.value.messages[0]
 
 
 def test_what_is_wrong_with_parts_names_them(tmp_path):

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import rft
 from rft.modes.doctor.run import run
@@ -20,7 +21,7 @@ def examined(tiny, capsys):
 
     def examine(*overrides):
         try:
-            found = run(tiny(*RUN, *overrides))
+            found = run(tiny(*RUN, *overrides), Console())
         except ValueError as error:
             found = str(error)
         return found, " ".join(capsys.readouterr().out.split())
@@ -100,7 +101,7 @@ def test_an_engine_that_sleeps_is_not_asked_to_sample(truncation, examined):
 
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
     with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
-        run(tiny("mode=doctor", "algorithm=sft"))
+        run(tiny("mode=doctor", "algorithm=sft"), Console())
 
 
 def called(folder, command, *overrides):

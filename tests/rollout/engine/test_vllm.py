@@ -17,7 +17,7 @@ from rft.registry import Target
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
-from rft.setup.components import FROM_ENGINE
+from rft.setup.parts import CONTEXT
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import until
 
@@ -200,7 +200,7 @@ def test_a_missing_package_is_named_with_the_cure():
 
 def test_the_yaml_fits_the_class(resolved):
     node = resolved("rollout=vllm")["rollout"]
-    options = Target(node["engine"], "rollout.engine", FROM_ENGINE).options
+    options = Target(node["engine"], "rollout.engine", CONTEXT).options
     assert options == {"sleep_level": None, "merge_lora": True}
     assert node["engine_args"]["dtype"] == "float32"
     assert resolved("rollout=vllm", "strategy.dtype=bfloat16")["rollout"]["engine_args"]["dtype"] == "bfloat16"

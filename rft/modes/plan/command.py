@@ -1,0 +1,27 @@
+"""`mode=plan` of a command line: the plan, with the values that its overrides and recipe have changed."""
+
+import os
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from rich.console import Console
+
+from rft.modes.plan.config_origin import origins
+from rft.modes.plan.report import plan
+
+
+def plan_run(config: dict[str, Any], console: Console) -> float:
+    """Prints what the run would take; returns the memory of a rank in GiB.
+
+    Args:
+        config: the resolved config as plain containers.
+        console: of rank zero.
+
+    Raises:
+        ValueError: everything that is wrong with the config.
+    """
+    hydra = HydraConfig.get()
+    loader = GlobalHydra.instance().config_loader()
+    changed = origins(loader, str(hydra.job.config_name), hydra.overrides.task, "main")
+    return plan(config, int(os.environ.get("WORLD_SIZE", "1")), changed, console)

@@ -1,0 +1,338 @@
+"""The parts that a config names, made one after another, and the checks that need neither data nor a model.
+
+`check_config` reads top to bottom: `make` stores a part by name, `run` calls a check, and both name the parts that they
+need. See `rft.errors.Checks`.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from rft.actor.base import ColumnModel
+from rft.actor.check import check_adapters, check_options
+from rft.actor.init import CLASSIFIERS
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.check import build_algorithm, check_critic_warmup, check_flow, check_reference
+from rft.algorithm.options import AlgorithmOptions
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
+from rft.data.base import CheckContext, Source, SourceFacts
+from rft.data.rows.mixture import Mixture
+from rft.data.rows.stream import check_stream
+from rft.errors import Checks, build_each
+from rft.evaluation.generation import metric_names
+from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
+from rft.evaluation.process import StepEvaluator
+from rft.registry import Target, convert, validate
+from rft.reward.compose import WeightedSum
+from rft.setup.constraints import (
+    check_batch,
+    check_count,
+    check_engine,
+    check_eval,
+    check_head,
+    check_metric,
+    check_mixtures,
+    check_profile,
+    check_temperatures,
+    check_vote,
+)
+from rft.setup.schema import Batch as BatchOptions
+from rft.setup.schema import Data, Eval, Warmup, root_with_roles
+from rft.strategy.base import ModelFacts, Strategy
+from rft.train.schedules import SCHEDULES, Schedule
+
+GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
+CONTEXT = ("context",)  # what the run supplies to models, engines and sources
+
+
+def check_config(config: dict[str, Any]) -> Checks:
+    """Makes the parts of a run and checks them, and each against the others.
+
+    Args:
+        config: the resolved config as plain containers.
+
+    Returns:
+        The messages of all mistakes, and the parts that are right. A root key is the part `run.<key>`.
+    """
+    checks = Checks()
+    for name in config.get("plugins") or ():
+        checks.run(partial(import_plugin, name))
+    root = root_with_roles()
+    values, messages = validate(config, root, "", "the root of the config")
+    checks.messages += messages
+    for field in fields(root):
+        if field.name in values:
+            checks.add(f"run.{field.name}", values[field.name])
+        else:
+            checks.fail(f"run.{field.name}")
+    _make_models(checks, {role.key: values.get(role.key) for role in ROLES if config.get(role.key) is not None})
+    _make_parts(checks)
+    _check_numbers(checks)
+    _check_train(checks)
+    if values.get("warmup") is not None:
+        _check_warmup(checks)
+    elif "warmup" in values:
+        for name in ("warmup_algorithm", "warmup_source", "warmup_facts"):
+            checks.add(name, None)
+    else:
+        checks.fail("warmup_algorithm", "warmup_source", "warmup_facts")
+    checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
+    checks.run(check_head, "actor", "engine", "stages")
+    checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
+    checks.run(lambda sinks: build_each(lambda _, sink: sink.check(), sinks), "sinks")
+    if not checks.messages:
+        checks.add("run", root(**values))
+    return checks
+
+
+def _make_models(checks: Checks, nodes: dict[str, Any]) -> None:
+    """Makes `tokenizer`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the options of those
+    with weights). A mistake of the policy is one of all models that take over its options: it is reported once.
+
+    Args:
+        nodes: of the roles that the config has; None for one that is no mapping.
+    """
+    checks.make("tokenizer", lambda actor: Target(actor.pop("tokenizer", None), "actor.tokenizer"), "run.actor")
+    precompute = (nodes.get(REFERENCE.key) or {}).pop("precompute", False)
+    checks.make("precompute", lambda: convert(precompute, bool, "reference.precompute"))
+    reported = set[str]()
+    keys = list(nodes)
+    checks.fail(POLICY, *keys)
+    if checks.has("run.actor"):
+        nodes = {POLICY: checks.parts["run.actor"], **nodes}
+    for key, node in nodes.items():
+        if node is None:
+            continue
+        own = Checks()
+        own.make(key, partial(actor_of, node, key))
+        own.run(lambda model, key=key: check_options(model.options, key) if model.factory.has_weights else (), key)
+        checks.messages += [text for text in own.messages if text.removeprefix(key) not in reported]
+        reported |= {text.removeprefix(key) for text in own.messages}
+        if own.has(key):
+            checks.add(key, own.parts[key])
+    checks.make("helpers", lambda *models: dict(zip(keys, models, strict=True)), *keys)
+    checks.make("models", models_with_weights, "actor", "helpers")
+    checks.run(check_adapters, "models")
+
+
+def _make_parts(checks: Checks) -> None:
+    checks.make("strategy", strategy_of, "run.strategy")
+    checks.make("engine", lambda rollout: Target(rollout.engine, "rollout.engine", CONTEXT), "run.rollout")
+    checks.run(check_engine, "run.rollout", "engine", "actor")
+    checks.make("source", lambda options: source_of(options.source, "algorithm.source"), "run.algorithm")
+    checks.make("facts", facts_of, "source")
+    checks.make("train", lambda data: Target(data.train, "data.train", ("key",)), "run.data")
+    checks.make("held_out", lambda data: build_each(_held_out_rows, data.eval), "run.data")
+    checks.make("reward", lambda node: Target(node, "reward").build(), "run.reward")
+    checks.make("sinks", lambda nodes: build_each(_sink, nodes), "run.logger")
+    checks.make(
+        "algorithm",
+        lambda options, reward: build_algorithm(options, "algorithm", reward.weights),
+        "run.algorithm",
+        "reward",
+    )
+    checks.make("schedules", lambda options: build_each(_schedule, options.schedules), "run.algorithm")
+    checks.make("grader", lambda actor: GRADERS.get(actor.options["head"]), "actor")
+
+
+def _check_numbers(checks: Checks) -> None:
+    checks.run(lambda steps: check_count("steps", steps), "run.steps")
+    checks.run(lambda rollout: check_count("rollout.max_new_tokens", rollout.max_new_tokens), "run.rollout")
+    checks.run(lambda trajectories: check_count("trajectories.every", trajectories.every), "run.trajectories")
+    checks.run(check_batch, "run.batch", "run.algorithm")
+    checks.run(check_temperatures, "run.rollout", "run.eval")
+    checks.run(check_eval, "run.eval")
+    checks.run(check_vote, "run.eval", "reward")
+    checks.run(check_profile, "run.profile", "run.steps", "run.warmup")
+    checks.run(check_critic_warmup, "run.algorithm", "run.steps")
+    checks.make("metrics", _metrics, "run.data", "run.eval", "reward", "grader")
+    checks.run(check_metric, "run.metric", "metrics")
+
+
+def _check_train(checks: Checks) -> None:
+    checks.make("model_facts", model_facts, "models", "algorithm", "run.warmup")
+    checks.run(lambda strategy, facts: strategy.factory.check(strategy.options, facts), "strategy", "model_facts")
+    checks.make("context", partial(_train_context, checks), "source", "run.batch", "run.algorithm")
+    checks.run(lambda source, context: source.factory.check(source.options, context), "source", "context")
+    checks.run(check_mixtures, "held_out")
+    checks.run(lambda data, train: check_stream(data.streaming, train), "run.data", "train")
+    checks.run(lambda made, facts: check_flow(made, facts.writes, facts.writes_if_read), "algorithm", "facts")
+    checks.run(_check_roles, "algorithm", "helpers")
+    checks.make("copied", lambda actor, helpers: starts_as_policy(REFERENCE, actor, helpers), "actor", "helpers")
+    checks.make("sampled", lambda facts: facts.sampled != "never", "facts")
+    checks.run(check_reference, "algorithm", "sampled", "precompute", "copied")
+
+
+def _check_warmup(checks: Checks) -> None:
+    checks.make("warmup_algorithm", lambda warmup: build_algorithm(warmup.algorithm(), "warmup"), "run.warmup")
+    checks.make("warmup_source", lambda warmup: source_of(warmup.source, "warmup.source"), "run.warmup")
+    checks.make("warmup_facts", facts_of, "warmup_source")
+    checks.make("warmup_context", partial(_warmup_context, checks), "warmup_source", "run.warmup")
+    checks.run(lambda source, context: source.factory.check(source.options, context), "warmup_source", "warmup_context")
+    checks.run(
+        lambda made, facts: check_flow(made, facts.writes, facts.writes_if_read), "warmup_algorithm", "warmup_facts"
+    )
+
+
+def _held_out_rows(name: str, node: Any) -> Target:
+    return Target(node, f"data.eval.{name}", ("key",))
+
+
+def _sink(name: str, node: Any) -> Any:
+    return Target(node, f"logger.{name}").build()
+
+
+def _schedule(name: str, node: Any) -> Schedule:
+    schedule: Schedule = SCHEDULES.build(node, f"algorithm.schedules.{name}")()
+    return schedule
+
+
+def _metrics(data: Data, evaluation: Eval, reward: WeightedSum, grader: type[ScoreEvaluator] | None) -> list[str]:
+    """The metrics of the run's evaluations."""
+    wanted = (evaluation.samples, evaluation.pass_k, evaluation.maj_k)
+    names = metric_names(reward.names, reward.accuracy, *wanted) if grader is None else list(grader.metrics)
+    return [f"eval/{name}/{number}" for name in data.eval for number in names]
+
+
+def _train_context(checks: Checks, source: Target, batch: BatchOptions, options: AlgorithmOptions) -> CheckContext:
+    reads = checks.parts["algorithm"].reads() if checks.has("algorithm") else None
+    return _context(checks, source.key, batch.prompts, options.group_size, reads)
+
+
+def _warmup_context(checks: Checks, source: Target, warmup: Warmup) -> CheckContext:
+    reads = checks.parts["warmup_algorithm"].reads() if checks.has("warmup_algorithm") else None
+    return _context(checks, source.key, warmup.rows, 1, reads)
+
+
+def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set[str] | None) -> CheckContext:
+    """What a source can be checked against, without the parts that are in error."""
+    rollout, data = (checks.parts[f"run.{name}"] if checks.has(f"run.{name}") else None for name in ("rollout", "data"))
+    return CheckContext(
+        key=key,
+        prompts=prompts,
+        group_size=group_size,
+        max_new_tokens=1 if rollout is None else rollout.max_new_tokens,
+        reads=reads,
+        terms=checks.parts["reward"].names if checks.has("reward") else None,
+        streaming=None if data is None else data.streaming,
+        mixture=checks.has("train") and checks.parts["train"].factory is Mixture,
+    )
+
+
+def _algorithms(train: Algorithm, warmup: Algorithm | None) -> dict[str, Algorithm]:
+    return {"algorithm": train} | ({} if warmup is None else {"warmup": warmup})
+
+
+def _check_roles(algorithm: Algorithm, helpers: Mapping[str, Target]) -> list[str]:
+    """A message for every model whose columns are read, but which the config does not have."""
+    reads = algorithm.reads()
+    missing = {role.key: role.writes(reads) for role in ROLES if role.key not in helpers and role.writes(reads)}
+    return [
+        f"{key} is missing: something reads {', '.join(columns)}; add `{key}: {{_target_: <class>, options}}`, the "
+        "model that writes it"
+        for key, columns in missing.items()
+    ]
+
+
+def _fields_needed(facts: SourceFacts, reward: WeightedSum, warmup: SourceFacts | None) -> set[str]:
+    """The fields that every training row must have."""
+    return {*facts.fields, *(reward.fields if facts.scores else ()), *(() if warmup is None else warmup.fields)}
+
+
+def starts_as_policy(role: Role, actor: Target, helpers: Mapping[str, Target]) -> bool:
+    """True if the model of a role names the same model as the policy, and follows it."""
+    if not role.follows or role.key not in helpers:
+        return False
+    own, policy = helpers[role.key].options, actor.options
+    return all(own[name] == policy[name] for name in ("path", "model_config"))
+
+
+def models_with_weights(actor: Target, helpers: Mapping[str, Target]) -> dict[str, dict[str, Any]]:
+    """The options of the models whose weights are in this process, by their keys."""
+    return {target.key: target.options for target in (actor, *helpers.values()) if target.factory.has_weights}
+
+
+def model_facts(
+    models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None
+) -> dict[str, ModelFacts]:
+    """What the strategy checks about the models whose weights are in this process, by their keys."""
+    facts = {}
+    for key, options in models.items():
+        optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
+        hooked: tuple[str, ...] = ()
+        if key == POLICY:
+            hooked = tuple(name for name in ("router_balance",) if name in algorithm.policy.outputs)
+            optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
+        head = options["head"]
+        facts[key] = ModelFacts(head, head in CLASSIFIERS, options["lora"] is not None, optimizers, hooked)
+    return facts
+
+
+def source_of(node: Any, key: str) -> Target:
+    """What makes the batches of a stage.
+
+    Raises:
+        ValueError: names the key; among others where the class is no `Source`.
+    """
+    target = Target(node, key, CONTEXT)
+    if not (isinstance(target.factory, type) and issubclass(target.factory, Source)):
+        raise ValueError(
+            f"{key}._target_: {target.factory.__name__} is no source of batches; name a class that implements "
+            "rft.data.base.Source"
+        )
+    return target
+
+
+def facts_of(source: Target) -> SourceFacts:
+    """What a source with the options of its yaml does."""
+    facts: SourceFacts = source.factory.facts(source.options)
+    return facts
+
+
+def actor_of(node: Any, key: str) -> Target:
+    """What an actor is made of.
+
+    Raises:
+        ValueError: names the key; among others where a model that trains or follows the policy has no weights here.
+    """
+    target = Target(node, key, CONTEXT)
+    name, factory = target.factory.__name__, target.factory
+    if not (isinstance(factory, type) and issubclass(factory, ColumnModel)):
+        raise ValueError(f"{key}._target_: {name} is no model; name a class that implements rft.actor.base.ColumnModel")
+    remote = [role.key for role in ROLES if role.loss is None and not role.follows]
+    if key not in remote and not factory.has_weights:
+        raise ValueError(f"{key}._target_: {name} has no model here; only a {' or '.join(remote)} can do so")
+    return target
+
+
+def strategy_of(node: Any) -> Target:
+    """The strategy of the run.
+
+    Raises:
+        ValueError: names the key.
+    """
+    target = Target(node, "strategy", ("world",))
+    if not (isinstance(target.factory, type) and issubclass(target.factory, Strategy)):
+        raise ValueError(
+            f"strategy._target_: {target.factory.__name__} is no strategy; name a class that implements "
+            "rft.strategy.base.Strategy"
+        )
+    return target
+
+
+def import_plugin(name: str) -> None:
+    """Imports a module of the user's, so that what it registers can be named in the yaml.
+
+    Raises:
+        ValueError: no such module on the path.
+    """
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(
+            f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH"
+        ) from error
