@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(overrides, message, conf
 
 
 def test_a_vote_needs_a_reward_that_tells_the_answer(config):
-    with pytest.raises(ValueError, match=r"eval.maj_k=\[1, 4, 6\]: reward.accuracy=format does not tell which answer"):
+    with pytest.raises(ValueError, match=r"eval.maj_k=\[1, 4, 6\]: reward.accuracy=format does not extract an answer"):
         evaluate(config("mode=evaluate", "reward/terms=[gsm8k,format]", "reward.accuracy=format"), Console())
 
 
