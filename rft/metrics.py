@@ -1,4 +1,4 @@
-"""Exact global means: a metric is a pair (sum, weight) until every micro-batch of every rank has been added."""
+"""Exact global means: a metric is a pair (sum, weight) until all micro-batches of all ranks are added."""
 
 import math
 import time
@@ -55,17 +55,17 @@ class Metrics:
         _add(self._weights, name, (mask.sum(), weights.sum(), weights.square().sum()))
 
     def note(self, size: float, note: dict[str, Any]) -> None:
-        """Keeps what is to be told of single tokens, if it is among the largest."""
+        """Keeps a record about a single token, sorted by size; see `largest_notes`."""
         self._notes.append((size, note))
 
     def largest_notes(self, count: int, gather: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
-        """The largest notes of all ranks, the largest first; `gather` is as in `reduce`."""
+        """The largest notes of all ranks, largest first; `gather` as in `reduce`."""
         all_notes = [note for rank_values in gather(_largest(self._notes, count)) for note in rank_values]
         return [note for _, note in _largest(all_notes, count)]
 
     @contextmanager
     def timer(self, stage: str) -> Iterator[None]:
-        """Adds the seconds of the block to `time/<stage>_s`: of several ranks the slowest. A profile has the label."""
+        """Adds the seconds of the block to `time/<stage>_s` (maximum over ranks) and labels it for the profiler."""
         start = time.perf_counter()
         try:
             with record_function(stage):
@@ -87,13 +87,13 @@ class Metrics:
         weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
         moments: dict[str, list[tuple[int, float, float]]] = {}
-        for rank_values, their_largest, their_moments in gather((local_sums, self._largest, self._moments)):
-            for sums, their_sums in zip((pairs, weights), rank_values, strict=True):
-                for name, part in their_sums.items():
+        for rank_sums, rank_largest, rank_moments in gather((local_sums, self._largest, self._moments)):
+            for sums, added in zip((pairs, weights), rank_sums, strict=True):
+                for name, part in added.items():
                     _add(sums, name, part)
-            for name, value in their_largest.items():
+            for name, value in rank_largest.items():
                 largest[name] = max(largest.get(name, float("-inf")), value)
-            for name, parts in their_moments.items():
+            for name, parts in rank_moments.items():
                 moments.setdefault(name, []).extend(parts)
         means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
         shares = {name: total**2 / (n * squares) for name, (n, total, squares) in weights.items() if squares > 0}
@@ -101,7 +101,7 @@ class Metrics:
 
 
 def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:
-    """Adds numbers to those that go by a name."""
+    """Adds numbers to the entry of a name."""
     sums[name] = tuple(before + number for before, number in zip(sums.get(name, (0.0,) * len(part)), part, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A profile of some steps: where their time went, operation by operation."""
+"""Profiles single steps: the time of each operation."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ SLOWEST = 40  # rows of the table
 
 
 class Profiler:
-    """Traces some steps of a run, each rank its own part, with the stages of the step (`Metrics.timer`) as labels.
+    """Traces the configured steps on every rank; the stages of a step (`Metrics.timer`) are labels of the trace.
 
     Args:
         steps: their numbers, counted as in `metrics.jsonl`.
@@ -30,7 +30,7 @@ class Profiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Traces the block if this step is one of them: the CPU, and CUDA where there is one."""
+        """Traces the block if this step is configured: the CPU, and CUDA if it is available."""
         if number not in self._steps:
             yield
             return

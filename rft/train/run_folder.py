@@ -1,4 +1,4 @@
-"""The folder of a run: continued where it holds an unfinished run of the same config, a free one otherwise."""
+"""The folder of a run: an unfinished run of the same config is continued, otherwise a free folder is taken."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[P
         resume: whether an unfinished run may be continued.
 
     Returns:
-        The folder, and a sentence for the user where it is not simply the one that was wanted.
+        The folder, and a message for the user unless it is the wanted folder itself.
 
     Raises:
         ValueError: the folder cannot be made.
@@ -46,7 +46,7 @@ def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[P
 
 
 def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
-    """Marks a run as ended well, with the last value of every number."""
+    """Marks a run as finished: writes the last value of every metric."""
     partial = folder / f".{RESULT}.partial"
     partial.write_text(json.dumps(numbers, indent=1, sort_keys=True))
     partial.rename(folder / RESULT)
@@ -54,7 +54,7 @@ def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
 
 @contextmanager
 def scratch(world: World, output_dir: str, mode: str) -> Iterator[Path]:
-    """A folder beside the run's, where engines find it that find the run's; gone after the block. A collective."""
+    """A temporary folder beside the run folder, on the same file system, removed after the block. A collective."""
     folder: Path = world.decide(lambda: _beside(Path(output_dir).parent, mode))
     try:
         yield folder
@@ -69,7 +69,7 @@ def _beside(parent: Path, mode: str) -> Path:
 
 
 def _taken(folder: Path) -> bool:
-    """Whether something is there; what an evaluation before the run has left does not count."""
+    """Whether the folder holds files; those of an evaluation before the run do not count."""
     if not folder.is_dir():
         return folder.exists()
     return any(path.name not in (EVALUATION, ANSWERS) for path in folder.iterdir())
@@ -79,5 +79,5 @@ def _unfinished(folder: Path, config: dict[str, Any]) -> bool:
     if not (folder / CONFIG).is_file() or (folder / RESULT).exists():
         return False
     saved = OmegaConf.load(folder / CONFIG)
-    ours = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
-    return all(saved.get(key) == ours.get(key) for key in {*saved, *ours} - {"resume", "cache"})
+    current = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
+    return all(saved.get(key) == current.get(key) for key in {*saved, *current} - {"resume", "cache"})
