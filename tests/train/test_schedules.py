@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 
+from rft.actor.base import TrainableModel
 from rft.setup.assembly import Job
 from rft.train.schedules import SCHEDULES, Schedule
 from rft.train.stage import Stage
@@ -20,12 +21,17 @@ def stage(*schedules, steps=6, minibatches=2, epochs=3):
     return Stage(name="train", sampler="actor", schedules=list(schedules), **sizes, **nothing)
 
 
-class Model:
+class Model(TrainableModel):
+    """A model of which only the copies are looked at."""
+
     def __init__(self):
         self.copied = []
 
     def copy_weights_from(self, other):
         self.copied.append(other)
+
+
+Model.__abstractmethods__ = frozenset()
 
 
 def test_without_schedules_all_models_train_and_none_is_replaced():
