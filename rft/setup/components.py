@@ -16,6 +16,7 @@ from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.preference import ScoreEvaluator
+from rft.logger.log import Sink
 from rft.registry import Target
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine, EngineContext
@@ -70,7 +71,7 @@ class Components:
         self.grader: type[ScoreEvaluator] | None = parts["grader"]
         self.algorithm: Algorithm = parts["algorithm"]
         self.schedules: list[Schedule] = list(parts["schedules"].values())
-        self.sinks: list[Any] = list(parts["sinks"].values())
+        self.sinks: list[Sink] = list(parts["sinks"].values())
         self.check_context: CheckContext = parts["context"]
         self.warmup_algorithm: Algorithm | None = parts["warmup_algorithm"]
         self.warmup_source: Target | None = parts["warmup_source"]

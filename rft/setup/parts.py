@@ -24,6 +24,7 @@ from rft.errors import Checks, build_each
 from rft.evaluation.generation import metric_names
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
 from rft.evaluation.process import StepEvaluator
+from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.setup.constraints import (
@@ -81,7 +82,7 @@ def check_config(config: dict[str, Any]) -> Checks:
     checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
     checks.run(check_head, "actor", "engine", "stages")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
-    checks.run(lambda sinks: build_each(lambda _, sink: sink.check(), sinks), "sinks")
+    checks.run(_check_sinks, "sinks")
     if not checks.messages:
         checks.add("run", root(**values))
     return checks
@@ -180,8 +181,14 @@ def _held_out_rows(name: str, node: Any) -> Target:
     return Target(node, f"data.eval.{name}", ("key",))
 
 
-def _sink(name: str, node: Any) -> Any:
-    return Target(node, f"logger.{name}").build()
+def _sink(name: str, node: Any) -> Sink:
+    sink: Sink = Target(node, f"logger.{name}").build()
+    return sink
+
+
+def _check_sinks(sinks: Mapping[str, Sink]) -> None:
+    """Raises Problems if packages of loggers are not installed."""
+    build_each(lambda _, sink: sink.check(), sinks)
 
 
 def _schedule(name: str, node: Any) -> Schedule:

@@ -71,7 +71,8 @@ class PlanJob(Job):
         self._skip = SkipCompute()
         self._hooks = PlanHooks(self._skip)
         if self.ranks < 1:
-            raise ValueError(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
+            self.check.messages.append(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
+            self.check.end()
         self.check.attempt(self._try_strategy)
         if plan.prompt_tokens is None:
             self._read()
