@@ -27,7 +27,7 @@ from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext, Score
 from rft.setup.components import Components
-from rft.setup.constraints import check_tokenizer
+from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.train.checkpoint import Checkpoints
 from rft.train.profiler import Profiler
@@ -83,13 +83,6 @@ class Job(Components):
                 model.factory.check_here(world, model.options, loaded.tokenizer, lambda: self.longest(loaded))
         return world, loaded
 
-    def check_ranks(self, ranks: int) -> None:
-        """Adds a message to `check` if the prompts of a step do not divide over the processes."""
-        if self.run.batch.prompts % ranks:
-            self.check.messages.append(
-                f"batch.prompts={self.run.batch.prompts} does not divide over the {ranks} processes"
-            )
-
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
         """Loads tokenizer and rows, and adds to `check` what is wrong with them, or between them and the model.
 
@@ -102,7 +95,7 @@ class Job(Components):
         """
         run, checks, fields = self.run, self.check, sorted(self.needs)
         self.check_dependencies()
-        self.check_ranks(ranks)
+        checks.run(lambda: check_ranks(run.batch, ranks))
         checks.make("words", self.tokenizer.build)
         checks.make("encoder", run.data.encoder, "words")
         checks.make("rows", lambda: self.train.build(key="data.train"))

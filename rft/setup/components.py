@@ -51,6 +51,7 @@ class Components:
         if renamed := renamed_keys(config):
             raise Problems(renamed)
         checks = check_config(config)
+        self.check_mode(checks)
         checks.end()
         parts = checks.parts
         self.config = config
@@ -75,6 +76,13 @@ class Components:
         self.check_context: CheckContext = parts["context"]
         self.warmup_algorithm: Algorithm | None = parts["warmup_algorithm"]
         self.warmup_source: Target | None = parts["warmup_source"]
+
+    def check_mode(self, checks: Checks) -> None:
+        """Adds what only a mode checks. A job of a mode may override it.
+
+        Args:
+            checks: of the config, with the parts that are right.
+        """
 
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role names the same model as the policy, and follows it."""

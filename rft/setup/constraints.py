@@ -37,6 +37,12 @@ def check_batch(batch: Batch, options: AlgorithmOptions) -> Iterator[str]:
         )
 
 
+def check_ranks(batch: Batch, ranks: int) -> Iterator[str]:
+    """Checks that the prompts of a step divide over the processes."""
+    if batch.prompts % ranks:
+        yield f"batch.prompts={batch.prompts} does not divide over the {ranks} processes"
+
+
 def check_temperatures(rollout: Rollout, evaluation: Eval) -> Iterator[str]:
     """Checks that samples are drawn at a temperature above 0."""
     if rollout.temperature <= 0 or (evaluation.samples and evaluation.temperature <= 0):

@@ -1,26 +1,33 @@
 """The job of `mode=plan`: the models, sources and trainer of the run, on placeholders and the longest possible rows."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.init import init_without_loading, read_config
+from rft.algorithm.roles import POLICY
 from rft.data.base import given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
+from rft.errors import Checks
 from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.hooks import PlanHooks
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_score
+from rft.registry import Target
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
+from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
+from rft.setup.schema import Data, Plan, Rollout
 
 
 @dataclass
@@ -65,37 +72,46 @@ class PlanJob(Job):
     """
 
     def __init__(self, config: dict[str, Any], launched: int) -> None:
+        self._launched = launched
         super().__init__(config)
         plan = self.run.plan
         self.ranks, self._held_out = launched if plan.ranks is None else plan.ranks, 0
         self._skip = SkipCompute()
         self._hooks = PlanHooks(self._skip)
-        if self.ranks < 1:
-            self.check.messages.append(f"plan.ranks={self.ranks}: set it to 1 or more, or to null")
-            self.check.end()
-        self.check.attempt(self._try_strategy)
         if plan.prompt_tokens is None:
             self._read()
         else:
-            self._set_prompt_tokens(plan.prompt_tokens)
-        self.check.end()
+            self._prompt_tokens = plan.prompt_tokens
+            # the vocabulary of a new model is the tokenizer's
+            self._vocabulary = 0 if self.run.actor["model_config"] is None else len(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
 
-    def _try_strategy(self) -> None:
-        with pretend(self.ranks) as world:
-            self.strategy.build(world=world)
+    def check_mode(self, checks: Checks) -> None:
+        """Checks the options of the plan; see `Components.check_mode`."""
+        checks.make("ranks", self._ranks, "run.plan")
+        checks.run(_check_strategy, "strategy", "ranks")
+        if checks.has("run.plan") and checks.parts["run.plan"].prompt_tokens is None:
+            checks.run(_check_streaming, "run.data")
+            return
+        checks.run(check_ranks, "run.batch", "ranks")
+        checks.make("shape", _shape, "run.actor", "tokenizer")
+        checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "shape")
+
+    def _ranks(self, plan: Plan) -> int:
+        ranks = self._launched if plan.ranks is None else plan.ranks
+        if ranks < 1:
+            raise ValueError(f"plan.ranks={ranks}: set it to 1 or more, or to null")
+        return ranks
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
-        if self.run.data.streaming is not None:
-            self.check.messages.append("plan.prompt_tokens=null: a stream is not read to find out; set it")
-            return
         loaded = self.load(self.ranks)
         self._vocabulary = len(loaded.tokenizer)
         self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
         self.check.make("prompt_tokens", partial(self._longest, loaded))
-        self._prompt_tokens = self.check.parts["prompt_tokens"] if self.check.has("prompt_tokens") else 0
+        self.check.end()
+        self._prompt_tokens = self.check.parts["prompt_tokens"]
 
     def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""
@@ -107,27 +123,6 @@ class PlanJob(Job):
                 "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"
             )
         return max(1, max(self.examples(loaded, given)) - self.run.rollout.max_new_tokens)
-
-    def _set_prompt_tokens(self, prompt_tokens: int) -> None:
-        run, check = self.run, self.check
-        self._prompt_tokens, self._vocabulary = prompt_tokens, 0
-        self.check_ranks(self.ranks)
-        if prompt_tokens < 1:
-            check.messages.append(f"plan.prompt_tokens={prompt_tokens}: set it to 1 or more, or to null")
-        if run.actor["model_config"] is not None:  # its vocabulary is the tokenizer's
-            check.make("words", self.tokenizer.build)
-            if not check.has("words"):
-                return
-            self._vocabulary = len(check.parts["words"])
-        shape = check.attempt(read_config, run.actor["path"], run.actor["model_config"], self._vocabulary, "actor")
-        if shape is None:
-            return
-        context = shape.get_text_config().max_position_embeddings
-        if prompt_tokens + run.rollout.max_new_tokens > context:
-            check.messages.append(
-                f"plan.prompt_tokens={prompt_tokens}: with rollout.max_new_tokens={run.rollout.max_new_tokens} that is "
-                f"over the model's context of {context}; lower one of them or choose another model"
-            )
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """The context of the models, with the hooks of the plan."""
@@ -180,3 +175,31 @@ class PlanJob(Job):
                 micro_batches=dry_run.micro_batches,
                 fullest=dry_run.fullest,
             )
+
+
+def _check_strategy(strategy: Target, ranks: int) -> None:
+    """Raises a ValueError if the strategy cannot split the work over these ranks."""
+    with pretend(ranks) as world:
+        strategy.build(world=world)
+
+
+def _check_streaming(data: Data) -> Iterator[str]:
+    if data.streaming is not None:
+        yield "plan.prompt_tokens=null: a stream is not read to find out; set it"
+
+
+def _shape(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
+    """The config of the policy; a new model has the vocabulary of the tokenizer."""
+    vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
+    return read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
+
+
+def _check_prompt_tokens(plan: Plan, rollout: Rollout, shape: PretrainedConfig) -> Iterator[str]:
+    context = shape.get_text_config().max_position_embeddings
+    if plan.prompt_tokens is not None and plan.prompt_tokens < 1:
+        yield f"plan.prompt_tokens={plan.prompt_tokens}: set it to 1 or more, or to null"
+    elif plan.prompt_tokens is not None and plan.prompt_tokens + rollout.max_new_tokens > context:
+        yield (
+            f"plan.prompt_tokens={plan.prompt_tokens}: with rollout.max_new_tokens={rollout.max_new_tokens} that is "
+            f"over the model's context of {context}; lower one of them or choose another model"
+        )
