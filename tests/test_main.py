@@ -5,13 +5,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import rft
 from rft.algorithm import LOSSES
 from rft.main import main
+from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
+from rft.setup.schema import Run
 
 ROOT = Path(rft.__file__).parent.parent
 JOB = re.compile(r"^Error executing job with overrides: .*\n")  # Hydra's word on which job of a sweep it was
@@ -231,3 +234,9 @@ def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, monk
     code, out, error = say("-cd", tmp_path / "mine", "-cn", "run")
     assert code == 1 and "✗ loss upside_down: is not what it states" in out
     assert error == "error: mode=verify: a part of the algorithm is not what it states; see what is marked ✗\n"
+
+
+def test_every_mode_of_the_config_has_a_function_and_an_unknown_one_is_that_of_training():
+    assert tuple(MODES) == get_args(get_type_hints(Run)["mode"])
+    assert find_mode("tain") is find_mode("train") and find_mode(None) is find_mode("train")
+    assert {find_mode(name) for name in MODES} == {vars(sys.modules[module])[name] for module, name in MODES.values()}

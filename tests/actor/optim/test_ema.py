@@ -150,8 +150,11 @@ def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
             "critic.ema=0.9",
             r"^critic\.ema=0\.9: checkpoints hold the average of the actor alone; set critic\.ema=null$",
         ),
-        ("actor.ema=1.0", r"^actor\.ema=1\.0: it is the part of the average that stays, above 0 and below 1, or null$"),
-        ("actor.ema=0", r"^actor\.ema=0\.0: it is the part"),
+        (
+            "actor.ema=1.0",
+            r"^actor\.ema=1\.0: it is the share of the average that stays, above 0 and below 1, or null$",
+        ),
+        ("actor.ema=0", r"^actor\.ema=0\.0: it is the share"),
     ],
 )
 def test_what_is_refused(change, said, tiny):
