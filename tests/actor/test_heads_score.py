@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
 from rft.actor.init import load_scorer
-from tests.actor.test_heads import F64, LENGTHS, MODELS, SIZES, batch_of
+from tests.actor.test_heads import F64, LENGTHS, MODELS, SIZES, tokens_and_selection
 
 PAD = 0
 TINY_BERT = {
@@ -40,7 +40,7 @@ def last_selected(select):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_has_the_score_of_the_classifier_at_its_last_selected_token(name):
-    model, (tokens, select) = scorer(name), batch_of()
+    model, (tokens, select) = scorer(name), tokens_and_selection()
     score = ScoreNetwork(model)(tokens, select, ("score",), 0.7)["score"]
     expected = torch.zeros(select.shape, dtype=F64)
     expected[torch.arange(4), last_selected(select)] = theirs(model, tokens)
@@ -52,7 +52,7 @@ def test_a_row_has_the_score_of_the_classifier_at_its_last_selected_token(name):
 
 def test_a_row_that_ends_in_the_padding_token_is_read_where_the_classifier_reads_it():
     """As with tokenizers that pad with their end token."""
-    model, (tokens, select) = scorer(pad=7), batch_of()
+    model, (tokens, select) = scorer(pad=7), tokens_and_selection()
     tokens["input_ids"] = torch.where(tokens["attention_mask"] == 0, 7, tokens["input_ids"])
     for row, length in enumerate(LENGTHS):
         tokens["input_ids"][row, length - 1] = 7
@@ -62,7 +62,7 @@ def test_a_row_that_ends_in_the_padding_token_is_read_where_the_classifier_reads
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_selected_token_has_the_log_odds_that_the_token_classifier_gives_it(name):
-    model, (tokens, select) = scorer(name, head="step"), batch_of()
+    model, (tokens, select) = scorer(name, head="step"), tokens_and_selection()
     score = StepNetwork(model)(tokens, select, ("score",), 0.7)["score"]
     rows = [model(input_ids=tokens["input_ids"][row, None, :length]).logits[0] for row, length in enumerate(LENGTHS)]
     expected = torch.zeros(select.shape, dtype=F64)
@@ -75,7 +75,7 @@ def test_a_selected_token_has_the_log_odds_that_the_token_classifier_gives_it(na
 
 
 def test_gradients_are_those_of_the_classifier():
-    model, (tokens, select) = scorer(), batch_of()
+    model, (tokens, select) = scorer(), tokens_and_selection()
     weights, found = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=F64), []
     for scores in (ScoreNetwork(model)(tokens, select, ("score",), 1.0)["score"].sum(1), theirs(model, tokens)):
         found.append(torch.autograd.grad((weights * scores).sum(), list(model.parameters())))
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_classifier():
 
 
 def test_a_row_without_a_selected_token_has_no_score_and_every_gradient_is_there():
-    network, (tokens, select) = ScoreNetwork(scorer()), batch_of()
+    network, (tokens, select) = ScoreNetwork(scorer()), tokens_and_selection()
     some = select.clone()
     some[1] = False
     score = network(tokens, some, ("score",), 1.0)["score"]
@@ -94,7 +94,7 @@ def test_a_row_without_a_selected_token_has_no_score_and_every_gradient_is_there
 
 def test_the_width_of_the_padding_does_not_matter():
     network = ScoreNetwork(scorer())
-    narrow, wide = (network(*batch_of(width), ("score",), 1.0)["score"] for width in (14, 31))
+    narrow, wide = (network(*tokens_and_selection(width), ("score",), 1.0)["score"] for width in (14, 31))
     torch.testing.assert_close(wide[:, :14], narrow, rtol=1e-10, atol=1e-10)
 
 

@@ -57,7 +57,10 @@ def test_two_processes_train_what_one_trains(name, runs):
     ("overrides", "complaint"),
     [
         (("actor.optimizer.name=muon",), "actor.optimizer.name=muon: it needs whole matrices, and strategy.tensor_par"),
-        (("actor/lora=lora",), "actor.lora: adapters have no parts for the ranks of strategy.tensor_parallel=2; set"),
+        (
+            ("actor/lora=lora",),
+            "actor.lora: adapters cannot be split over the ranks of strategy.tensor_parallel=2; set",
+        ),
     ],
 )
 def test_what_trains_other_weights_is_refused(overrides, complaint, resolved):
