@@ -37,7 +37,7 @@ class KilledServers(VLLMServers):
     def lose(self, requests, sampling):
         """A round in which the busier server is killed."""
         self.victim, self.note = None, {}
-        own = {server.peer: processes_of(server.peer.port) for server in self._servers}
+        own = {server.client: processes_of(server.client.port) for server in self._servers}
         shares = {peer: shared_memory(processes) for peer, processes in own.items()}
 
         def kill(done):

@@ -63,7 +63,7 @@ def sampled(run, step):
         ("algorithm=dapo",),
         ("algorithm=ppo", "algorithm/terms=[kl]"),
         ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "algorithm/correction=geo_rs_token_tis"),
-        ("algorithm=prime", "algorithm/correction=k3_rs algorithm.correction.anchor=rollout"),
+        ("algorithm=prime", "algorithm/correction=k3_rs", "algorithm.correction.anchor=rollout"),
         ("algorithm=spo", "algorithm.group_size=1", "batch.prompts=8"),
         ("algorithm=gvpo",),
         ("algorithm=pf_ppo",),
