@@ -38,18 +38,18 @@ class KilledServers(VLLMServers):
         """A round in which the busier server is killed."""
         self.victim, self.note = None, {}
         own = {server.client: processes_of(server.client.port) for server in self._servers}
-        shares = {peer: shared_memory(processes) for peer, processes in own.items()}
+        shares = {client: shared_memory(processes) for client, processes in own.items()}
 
         def kill(done):
             busiest = max(self._servers, key=lambda server: server.running)
             if self.victim is None and done >= 8 and busiest.running >= 4:
-                self.victim, self.note["done"] = busiest.peer, done
-                signal_all(own[busiest.peer], signal.SIGSTOP)  # so that it owes samples, however fast it is
-                asyncio.get_running_loop().call_later(0.3, signal_all, own[busiest.peer], signal.SIGKILL)
+                self.victim, self.note["done"] = busiest.client, done
+                signal_all(own[busiest.client], signal.SIGSTOP)  # so that it owes samples, however fast it is
+                asyncio.get_running_loop().call_later(0.3, signal_all, own[busiest.client], signal.SIGKILL)
 
         found = super().generate(requests, sampling, kill)
         until(self.back, 300)
-        call, old = self._draws(requests[0], sampling)[0].told, found[0][0]
+        call, old = self._sample_requests(requests[0], sampling)[0].post, found[0][0]
         new = self._server_api.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
         self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim.port)}
