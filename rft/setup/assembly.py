@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -18,8 +17,6 @@ from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
 from rft.data.base import GivenTexts, Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.data.rows.lazy import Rows
-from rft.data.rows.stream import StreamedRows
 from rft.distributed import SINGLE_PROCESS, World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
@@ -287,9 +284,3 @@ class Job(Components):
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
         return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder))
-
-
-def _load_rows(fields: list[str], rows: Any, stream: StreamedRows | None) -> Rows:
-    """All rows to train on, or the first ones of a stream."""
-    loaded: Rows = rows.load(fields) if stream is None else stream.preview()
-    return loaded

@@ -277,19 +277,29 @@ def model_facts(
     return facts
 
 
-def source_of(node: Any, key: str) -> Target:
-    """What makes the batches of a stage.
+def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ...] = CONTEXT) -> Target:
+    """A class named by `_target_` that implements an abstract class.
+
+    Args:
+        kind: the abstract class.
+        noun: for what it is, in the message.
+        supplied: parameters that the run gives; they are not options.
 
     Raises:
-        ValueError: names the key; among others where the class is no `Source`.
+        ValueError: names the key.
     """
-    target = Target(node, key, CONTEXT)
-    if not (isinstance(target.factory, type) and issubclass(target.factory, Source)):
+    target = Target(node, key, supplied)
+    if not (isinstance(target.factory, type) and issubclass(target.factory, kind)):
         raise ValueError(
-            f"{key}._target_: {target.factory.__name__} is no source of batches; name a class that implements "
-            "rft.data.base.Source"
+            f"{key}._target_: {target.factory.__name__} is no {noun}; name a class that implements "
+            f"{kind.__module__}.{kind.__name__}"
         )
     return target
+
+
+def source_of(node: Any, key: str) -> Target:
+    """The source of the batches of a stage. Raises as `class_of`."""
+    return class_of(node, key, Source, "source of batches")
 
 
 def facts_of(source: Target) -> SourceFacts:
@@ -304,29 +314,17 @@ def actor_of(node: Any, key: str) -> Target:
     Raises:
         ValueError: names the key; among others where a model that trains or follows the policy has no weights here.
     """
-    target = Target(node, key, CONTEXT)
-    name, factory = target.factory.__name__, target.factory
-    if not (isinstance(factory, type) and issubclass(factory, ColumnModel)):
-        raise ValueError(f"{key}._target_: {name} is no model; name a class that implements rft.actor.base.ColumnModel")
+    target = class_of(node, key, ColumnModel, "model")
     remote = [role.key for role in ROLES if role.loss is None and not role.follows]
-    if key not in remote and not factory.has_weights:
+    if key not in remote and not target.factory.has_weights:
+        name = target.factory.__name__
         raise ValueError(f"{key}._target_: {name} has no model here; only a {' or '.join(remote)} can do so")
     return target
 
 
 def strategy_of(node: Any) -> Target:
-    """The strategy of the run.
-
-    Raises:
-        ValueError: names the key.
-    """
-    target = Target(node, "strategy", ("world",))
-    if not (isinstance(target.factory, type) and issubclass(target.factory, Strategy)):
-        raise ValueError(
-            f"strategy._target_: {target.factory.__name__} is no strategy; name a class that implements "
-            "rft.strategy.base.Strategy"
-        )
-    return target
+    """The strategy of the run. Raises as `class_of`."""
+    return class_of(node, "strategy", Strategy, "strategy", ("world",))
 
 
 def import_plugin(name: str) -> None:
