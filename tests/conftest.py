@@ -81,6 +81,31 @@ def resolved():
     return resolve
 
 
+@pytest.fixture
+def plugins_forgotten(monkeypatch, tmp_path):
+    """After the test, what its plugins registered and their modules are gone, and `sys.path` is as before."""
+    from rft.algorithm import registries
+    from rft.algorithm.roles import ROLES
+    from rft.data.rows.schemas import SCHEMAS
+    from rft.registry import Registry
+    from rft.reward import REWARDS
+    from rft.train.schedules import SCHEDULES
+
+    tables = [table for table in vars(registries).values() if isinstance(table, Registry)]
+    for table in (*tables, SCHEMAS, REWARDS, SCHEDULES):
+        monkeypatch.setattr(table, "_entries", dict(table._entries))
+    monkeypatch.setattr(ROLES, "_roles", dict(ROLES._roles))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    root = Path(rft.__file__).parent.parent
+    folders = (tmp_path, root / "recipes", root / "tests" / "e2e" / "plugins")
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and any(Path(file).is_relative_to(folder) for folder in folders):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Sums of torch come in one order, so that results can be equal to the last bit."""

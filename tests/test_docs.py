@@ -15,13 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 import rft
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, SHAPINGS
-from rft.algorithm.registries import SELECTIONS
-from rft.algorithm.roles import ROLES
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
 from rft.modes.verify import verify
-from rft.reward import REWARDS
 from rft.setup.assembly import Job
 from rft.setup.schema import root_with_roles
 
@@ -72,8 +68,8 @@ def codes(cell: str) -> list[str]:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """A folder with the files that the pages show, and the recipes; what is registered here is forgotten again."""
+def desk(tmp_path, monkeypatch, plugins_forgotten):
+    """A folder with the files that the pages show, and the recipes."""
     for page in PAGES:
         for block in blocks(page, "yaml") + blocks(page, "python"):
             if title := TITLE.match(block):
@@ -83,14 +79,8 @@ def desk(tmp_path, monkeypatch):
                 path.write_text(block)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     monkeypatch.setattr(Wandb, "check", lambda self: None)  # the package is an extra
-    for registry in (ADVANTAGES, AGGREGATIONS, LOSSES, SELECTIONS, SHAPINGS, REWARDS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(ROLES, "_roles", dict(ROLES._roles))
-    for plugin in [*tmp_path.glob("mine/*.py"), *ROOT.glob("recipes/*/*.py")]:
-        monkeypatch.delitem(sys.modules, plugin.stem, raising=False)
     return tmp_path
 
 

@@ -10,7 +10,6 @@ from typing import get_args, get_type_hints
 import pytest
 
 import rft
-from rft.algorithm import LOSSES
 from rft.main import main
 from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
@@ -219,8 +218,7 @@ def test_verify_prints_the_certificate_and_trains_nothing(say, tmp_path):
     assert "✓ loss gspo: as declared" in out and list(tmp_path.iterdir()) == []
 
 
-def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, monkeypatch):
-    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, plugins_forgotten):
     (tmp_path / "mine" / "algorithm" / "loss").mkdir(parents=True)
     (tmp_path / "mine" / "algorithm" / "loss" / "upside_down.yaml").write_text("name: upside_down\n")
     (tmp_path / "mine" / "run.yaml").write_text(

@@ -58,10 +58,6 @@ class Roles:
         self._roles[role.key] = role
         return role
 
-    def remove(self, key: str) -> None:
-        """Removes a role."""
-        del self._roles[key]
-
     def __iter__(self) -> Iterator[Role]:
         return iter(tuple(self._roles.values()))
 

@@ -317,12 +317,9 @@ def test_an_idle_row_weighs_nothing():
     assert batch["loss_mask"][0].any(), "the batch keeps its row"
 
 
-def test_a_loss_whose_unit_nothing_weighs_is_refused():
+def test_a_loss_whose_unit_nothing_weighs_is_refused(plugins_forgotten):
     LOSSES.register("of_words", unit="word")(lambda logprobs, batch: (logprobs, {}))
-    try:
-        with pytest.raises(
-            ValueError, match=r"algorithm\.loss: 'of_words' states unit='word'.*token, sequence, pair, group$"
-        ):
-            plain_algorithm(loss={"name": "of_words"})
-    finally:
-        del LOSSES._entries["of_words"]
+    with pytest.raises(
+        ValueError, match=r"algorithm\.loss: 'of_words' states unit='word'.*token, sequence, pair, group$"
+    ):
+        plain_algorithm(loss={"name": "of_words"})

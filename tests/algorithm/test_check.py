@@ -16,9 +16,8 @@ GEO_RS = Rule("ratio", "sequence", "geometric", "mask", 0.9, 1.1, "any")
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
+def losses_of_rows_and_groups(plugins_forgotten):
     """A loss of rows and one of groups, for the time of a test."""
-    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
     LOSSES.register("of_rows", unit="sequence")(lambda logprobs, batch: (logprobs.sum(1), {}))
     LOSSES.register("of_groups", unit="group")(lambda logprobs, batch: (logprobs.sum(1), {}))
     LOSSES.register("prepared", outputs=("entropy",), prepare=lambda entropy, batch: {})(

@@ -13,7 +13,7 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 
 @pytest.fixture
-def with_engine(tiny, monkeypatch):
+def with_engine(tiny, monkeypatch, plugins_forgotten):
     """The config of a tiny run with the engine of the plugin."""
     monkeypatch.syspath_prepend(PLUGINS)
 

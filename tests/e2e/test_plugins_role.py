@@ -1,14 +1,11 @@
 """Roles of one's own write columns of their own: a plugin and yaml nodes, nothing else."""
 
 import copy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from rft.algorithm.registries import ADVANTAGES, LOSSES
-from rft.algorithm.roles import ROLES
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.helpers import Interrupted, identical, interrupt, numbers, state, weights
@@ -18,8 +15,8 @@ COUNTER = {"_target_": "own_role.TokenCounter", "scale": 0.5}
 
 
 @pytest.fixture
-def with_roles(tiny, monkeypatch):
-    """The config of a tiny run with the roles of the plugin, which are gone after the test."""
+def with_roles(tiny, monkeypatch, plugins_forgotten):
+    """The config of a tiny run with the roles of the plugin."""
     monkeypatch.syspath_prepend(PLUGINS)
 
     def resolve(*overrides):
@@ -31,13 +28,7 @@ def with_roles(tiny, monkeypatch):
         config["algorithm"]["imitator_loss"] = {"name": "imitation"}
         return config
 
-    yield resolve
-    for key in ("counter", "imitator"):
-        if key in ROLES:
-            ROLES.remove(key)
-    for registry, name in ((ADVANTAGES, "novelty"), (LOSSES, "imitation")):
-        registry._entries.pop(name, None)
-    sys.modules.pop("own_role", None)
+    return resolve
 
 
 def test_their_columns_are_computed_and_read(with_roles, monkeypatch):

@@ -33,7 +33,7 @@ assert plan(json.load(sys.stdin), 1, [], Console(width=120)) > 0
 
 
 @pytest.fixture
-def with_source(tiny, monkeypatch):
+def with_source(tiny, monkeypatch, plugins_forgotten):
     """The config of a tiny run with this source; a source that samples nothing has the loss of SFT."""
     monkeypatch.syspath_prepend(PLUGINS)
 

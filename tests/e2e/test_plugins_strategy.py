@@ -21,7 +21,7 @@ RUNS = {
 
 
 @pytest.fixture(autouse=True)
-def on_the_path(monkeypatch):
+def on_the_path(monkeypatch, plugins_forgotten):
     monkeypatch.syspath_prepend(PLUGINS)
 
 

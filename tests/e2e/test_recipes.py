@@ -80,7 +80,7 @@ def test_every_recipe_is_covered_here():
 
 
 @pytest.fixture
-def stage(resolved, monkeypatch, tmp_path):
+def stage(resolved, monkeypatch, tmp_path, plugins_forgotten):
     """Composes a stage of gsm8k as its command does, in an empty folder."""
     monkeypatch.syspath_prepend(RECIPES / "gsm8k")
     monkeypatch.chdir(tmp_path)

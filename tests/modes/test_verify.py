@@ -1,7 +1,6 @@
 """`mode=verify`: the certificate of an algorithm, printed."""
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import rft
 from rft.algorithm import LOSSES
 from rft.algorithm.gradient import Gradient
 from rft.modes.verify import certify
-from rft.reward import REWARDS
 from rft.setup.assembly import Job
 
 RECIPE = Path(rft.__file__).parent.parent / "recipes" / "own_loss"
@@ -26,17 +24,14 @@ def printed(config):
 
 
 @pytest.fixture
-def mine(resolved):
+def mine(resolved, plugins_forgotten):
     """Prints the certificate of a run whose loss is a function of one's own."""
 
     def run(function, **facts):
         config = resolved()
         config["algorithm"]["loss"] = {"name": "mine"}
         LOSSES.register("mine", reads=("advantages",), **facts)(function)
-        try:
-            return printed(config)
-        finally:
-            del LOSSES._entries["mine"]
+        return printed(config)
 
     return run
 
@@ -90,10 +85,7 @@ def test_a_loss_that_is_reduced(mine):
     assert "✗ loss mine: the loss and its statistics must have one value per unit" in text
 
 
-def test_the_loss_of_the_recipe(resolved, monkeypatch):
+def test_the_loss_of_the_recipe(resolved, monkeypatch, plugins_forgotten):
     monkeypatch.syspath_prepend(str(RECIPE))
-    monkeypatch.delitem(sys.modules, "leaky_clip", raising=False)  # registered anew, and forgotten again
-    for registry in (LOSSES, REWARDS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     holds, text = printed(resolved(folder=RECIPE, name="run"))
     assert holds and "✓ loss leaky_clip: as declared" in text

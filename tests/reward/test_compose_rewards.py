@@ -1,7 +1,7 @@
 """The weighted sum, its errors, and its yaml."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ CONFIG = str(Path(rft.__file__).parent / "config")
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+def own(plugins_forgotten: None) -> Registry:
     """The registry, which forgets afterwards what a test adds."""
-    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))
-    yield REWARDS
+    return REWARDS
 
 
 def test_weighted_sum_and_raw_terms() -> None:

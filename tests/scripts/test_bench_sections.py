@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft.reward import REWARDS
-
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
@@ -21,9 +19,8 @@ from bench.workload import GROUP, Workload, skewed  # noqa: E402
 
 
 @pytest.fixture
-def update(tmp_path, monkeypatch):
+def update(tmp_path, monkeypatch, plugins_forgotten):
     """One side on a workload, in this process: what it wrote, and its gradient."""
-    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))  # the section's plugin is forgotten again
     monkeypatch.delitem(sys.modules, "bench.rft_side", raising=False)
 
     def run(workload, kind, *options):
