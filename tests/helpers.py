@@ -18,6 +18,7 @@ from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
+from rft.algorithm.objective import Update
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import collate, dummy_row
 from rft.data.base import CheckContext, SourceContext
@@ -273,8 +274,8 @@ def update(
     algorithm: Algorithm | None = None,
     temperature: float = 0.8,
     dummy: TensorDict | None = None,
-    watch: Any = (),
-    compare: bool = False,
+    watch: tuple[str, ...] = (),
+    log_mismatch: bool = False,
 ) -> dict[str, float]:
     """One update, with METHOD unless another algorithm is given; the numbers that it logged."""
     algorithm = algorithm or build_algorithm(AlgorithmOptions(**METHOD), "algorithm")
@@ -282,7 +283,7 @@ def update(
     algorithm.compute_loss_weights(rows, actor.world.all_sum)
     objective = algorithm.policy if actor.key == "actor" else algorithm.learners["critic"]
     dummy = dummy_row(batch if dummy is None else dummy, rows)
-    actor.update(rows, dummy, objective, temperature, metrics, watch, compare)
+    actor.update(rows, dummy, Update(objective, watch, log_mismatch), temperature, metrics)
     return metrics.reduce(actor.world.gather)
 
 

@@ -22,7 +22,7 @@ from rft.actor.packing.cost import model_cost, row_work
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
 from rft.actor.reference import AdapterReference
 from rft.algorithm.mismatch import log_policy_mismatch
-from rft.algorithm.objective import Objective
+from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates
 from rft.metrics import Metrics
@@ -182,51 +182,32 @@ class Actor(TrainableModel):
         return columns
 
     def update(
-        self,
-        batch: TensorDict,
-        dummy: TensorDict,
-        objective: Objective,
-        temperature: float,
-        metrics: Metrics,
-        watch: tuple[str, ...] = (),
-        compare: bool = False,
+        self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
     ) -> None:
         """See `TrainableModel.update`."""
-        outputs = tuple(dict.fromkeys((*objective.outputs, *watch, *(("logprobs",) if compare else ()))))
         total = torch.zeros((), device=self.world.device)
 
         def run() -> None:
             for micro in self._micro_batches(batch, dummy):
-                loss = self._micro_step(micro, objective, outputs, temperature, metrics, watch, compare)
-                total.add_(loss)
-            for term in objective.terms:
+                total.add_(self._micro_step(micro, update, temperature, metrics))
+            for term in update.objective.terms:
                 metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
             if not self._step(total, metrics):
-                suspects = self._suspects(batch, dummy, objective, outputs, temperature)
-                raise NonFiniteError(self.key, suspects, batch)
+                raise NonFiniteError(self.key, self._suspects(batch, dummy, update, temperature), batch)
 
         self.context.hooks.on_update(self, batch, run)
 
-    def _micro_step(
-        self,
-        micro: MicroBatch,
-        objective: Objective,
-        outputs: tuple[str, ...],
-        temperature: float,
-        metrics: Metrics,
-        watch: tuple[str, ...],
-        compare: bool,
-    ) -> Tensor:
+    def _micro_step(self, micro: MicroBatch, update: Update, temperature: float, metrics: Metrics) -> Tensor:
         """Forward and backward of one micro-batch; returns its loss."""
         assert self.train_state is not None
-        columns, rows = self._forward(micro, outputs, temperature), micro.batch
+        columns, rows = self._forward(micro, update.outputs, temperature), micro.batch
         if "logprobs" in columns and "old_logprobs" not in rows.keys():
             rows["old_logprobs"] = columns["logprobs"].detach()
-        loss, shares, statistics = objective(columns, rows)
+        loss, shares, statistics = update.objective(columns, rows)
         self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
-        statistics |= {name: columns[name] for name in watch}
+        statistics |= {name: columns[name] for name in update.watch}
         self._record(metrics, micro, shares, statistics)
-        if compare:
+        if update.log_mismatch:
             log_policy_mismatch(metrics, columns["logprobs"].detach(), rows)
         return loss.detach()
 
@@ -271,12 +252,7 @@ class Actor(TrainableModel):
 
     @torch.no_grad()
     def _suspects(
-        self,
-        batch: TensorDict,
-        dummy: TensorDict,
-        objective: Objective,
-        outputs: tuple[str, ...],
-        temperature: float,
+        self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float
     ) -> dict[str, list[int]]:
         """Columns that are not finite, and their rows: those of the batch, then those of the model.
 
@@ -284,7 +260,7 @@ class Actor(TrainableModel):
         """
         found = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
-        columns |= self.compute_outputs(batch if len(batch) else dummy, outputs, temperature, None)
+        columns |= self.compute_outputs(batch if len(batch) else dummy, update.outputs, temperature, None)
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
@@ -292,7 +268,7 @@ class Actor(TrainableModel):
         if len(batch) and not found:
             if "logprobs" in columns and "old_logprobs" not in columns:
                 batch = batch.clone(recurse=False).set("old_logprobs", columns["logprobs"])
-            found = objective.spoilt_rows(columns, batch)
+            found = update.objective.spoilt_rows(columns, batch)
         return found
 
     def save_model(self, folder: Path) -> None:

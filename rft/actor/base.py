@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.micro_batches import MicroBatch
-from rft.algorithm.objective import Objective
+from rft.algorithm.objective import Update
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.base import Strategy
@@ -203,26 +203,17 @@ class TrainableModel(ColumnModel):
 
     @abstractmethod
     def update(
-        self,
-        batch: TensorDict,
-        dummy: TensorDict,
-        objective: Objective,
-        temperature: float,
-        metrics: Metrics,
-        watch: tuple[str, ...] = (),
-        compare: bool = False,
+        self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
     ) -> None:
         """One optimizer step over this rank's rows of a mini-batch; none where a float16 gradient overflows.
 
         Args:
             batch: this rank's rows, with `loss_weights` that are right over all ranks.
             dummy: one row of weight zero, for a rank that has fewer micro-batches than others.
-            objective: what to minimise.
+            update: what to minimise, and what to log beside it.
             temperature: the divisor of the logits.
             metrics: receives `loss/*`, the statistics, `grad_norm` and `lr`, under this model's key unless it is the
                 policy.
-            watch: outputs whose mean over trained tokens is logged although no loss reads them.
-            compare: logs how far the current policy is from the policy that sampled.
 
         Raises:
             NonFiniteError: the loss or the gradient is not finite; the weights are as they were.

@@ -1,4 +1,4 @@
-"""What an actor minimises: a loss and weighted terms, evaluated on one micro-batch."""
+"""What a model minimises: a loss and weighted terms, evaluated on one micro-batch, and one update by it."""
 
 from dataclasses import dataclass
 
@@ -117,3 +117,24 @@ class Objective:
                 if rows := (~torch.stack(finite).all(0)).nonzero()[:, 0].tolist():
                     found[name] = rows
         return found
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step of one model.
+
+    Attributes:
+        objective: what it minimises.
+        watch: outputs whose mean over trained tokens is logged although no loss reads them.
+        log_mismatch: the model logs how far the current policy is from the policy that sampled.
+    """
+
+    objective: Objective
+    watch: tuple[str, ...] = ()
+    log_mismatch: bool = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Columns that the forward must compute."""
+        compared = ("logprobs",) if self.log_mismatch else ()
+        return tuple(dict.fromkeys((*self.objective.outputs, *self.watch, *compared)))

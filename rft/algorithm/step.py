@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.mismatch import log_policy_mismatch
-from rft.algorithm.objective import Objective
+from rft.algorithm.objective import Update
 from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import POLICY, ROLES
 from rft.metrics import Metrics
@@ -42,21 +42,6 @@ class StepContext:
     metrics: Metrics
     updates: int
     seed: int
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimizer step of one model.
-
-    Attributes:
-        objective: what it minimises.
-        watch: outputs whose mean over trained tokens is logged although no loss reads them.
-        log_mismatch: the model logs how far the current policy is from the one that sampled.
-    """
-
-    objective: Objective
-    watch: tuple[str, ...] = ()
-    log_mismatch: bool = False
 
 
 def prepare_batch(algorithm: Algorithm, batch: TensorDict, step: StepContext) -> None:

@@ -11,8 +11,9 @@ from tensordict import TensorDict
 
 from rft.actor.base import ColumnModel, NonFiniteError, trainable
 from rft.algorithm.mismatch import WORST
+from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY
-from rft.algorithm.step import StepContext, Update, prepare_batch, prepare_mini_batch, select_rows
+from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch, select_rows
 from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
@@ -191,9 +192,7 @@ class Trainer:
     ) -> None:
         """One optimizer step of one model; rows whose loss is not finite are saved before the run ends."""
         try:
-            trainable(model).update(
-                rows, dummy, update.objective, temperature, metrics, update.watch, update.log_mismatch
-            )
+            trainable(model).update(rows, dummy, update, temperature, metrics)
         except NonFiniteError as problem:
             raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from bench.process import HERE
 from rft.actor.base import ModelContext
 from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.objective import Update
 from rft.batch.collate import collate, dummy_row
 from rft.batch.columns import lengths
 from rft.distributed import World, start
@@ -32,7 +33,7 @@ from rft.setup.assembly import Job
 from rft.train.trainer import peak_gib
 
 Gradients = dict[str, Tensor]
-Update = Callable[[Metrics], None]
+MeasuredUpdate = Callable[[Metrics], None]
 
 
 def main(folder: Path, name: str, repeats: int, kind: str, options: list[str]) -> None:
@@ -100,7 +101,7 @@ def batch_of(folder: Path, tokenizer: PreTrainedTokenizerBase, algorithm: Algori
 
 def rft_update(
     job: Job, world: World, tokenizer: PreTrainedTokenizerBase, batch: TensorDict, gradients: Gradients
-) -> tuple[Any, Update]:
+) -> tuple[Any, MeasuredUpdate]:
     """The model, and an update of the actor that the config describes."""
     strategy = job.strategy.build(world=world)
     actor = job.actor.build(context=ModelContext("actor", world, strategy, tokenizer, 0))
@@ -113,10 +114,12 @@ def rft_update(
 
     actor.train_state.optimizer.register_step_pre_hook(before_step)
     dummy = dummy_row(batch, batch)
-    return model, lambda metrics: actor.update(batch.clone(), dummy, job.algorithm.policy, 1.0, metrics)
+    return model, lambda metrics: actor.update(batch.clone(), dummy, Update(job.algorithm.policy), 1.0, metrics)
 
 
-def plain_update(folder: Path, world: World, batch: TensorDict, rows: int, gradients: Gradients) -> tuple[Any, Update]:
+def plain_update(
+    folder: Path, world: World, batch: TensorDict, rows: int, gradients: Gradients
+) -> tuple[Any, MeasuredUpdate]:
     """The model, and an update without anything of rft but the numbers in the batch."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)

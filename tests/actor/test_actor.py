@@ -175,7 +175,7 @@ def test_the_gap_to_the_rollout_policy_is_that_before_the_update(world):
     batch, algorithm, actor = make_batch(), make_algorithm(), small_actor(world, cap=30)
     now = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
     gap = (now - batch["rollout_logprobs"])[batch["loss_mask"]]
-    numbers = update(actor, batch, algorithm, compare=True)
+    numbers = update(actor, batch, algorithm, log_mismatch=True)
     assert numbers["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
     assert numbers["rollout/kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()), rel=1e-4)
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from rft.actor.base import NonFiniteError
 from rft.algorithm.check import build_algorithm
+from rft.algorithm.objective import Update
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
@@ -92,7 +93,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
             algorithm.compute_loss_weights(rows, world.all_sum)
             watch = ("entropy",) if job["head"] == "lm" else ()
             with Collectives() as collectives:
-                actor.update(rows, dummy_row(batch, rows), objective, 0.8, metrics, watch)
+                actor.update(rows, dummy_row(batch, rows), Update(objective, watch), 0.8, metrics)
             numbers.append(metrics.reduce(world.gather))
     except NonFiniteError as problem:
         return {"suspects": world.gather(problem.suspects)}

@@ -3,6 +3,7 @@
 import torch
 
 from rft.algorithm.check import build_algorithm
+from rft.algorithm.objective import Update
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
@@ -28,7 +29,7 @@ def update(actor, batch, count=1):
         rows = batch.clone()
         algorithm.compute_loss_weights(rows, actor.world.all_sum)
         objective = {"critic": algorithm.learners["critic"]}.get(actor.key, algorithm.policy)
-        actor.update(rows, dummy_row(batch, rows), objective, 0.8, metrics)
+        actor.update(rows, dummy_row(batch, rows), Update(objective), 0.8, metrics)
     return metrics.reduce(actor.world.gather)
 
 

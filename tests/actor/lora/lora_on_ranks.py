@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rft.algorithm.check import build_algorithm
+from rft.algorithm.objective import Update
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
@@ -65,7 +66,7 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
     def update():
         metrics, rows = Metrics(), mine.clone()
         algorithm.compute_loss_weights(rows, world.all_sum)
-        policy.update(rows, dummy_row(batch, rows), algorithm.policy, 0.8, metrics)
+        policy.update(rows, dummy_row(batch, rows), Update(algorithm.policy), 0.8, metrics)
         norms.append(metrics.reduce(world.gather)["grad_norm"])
 
     def column(actor):
