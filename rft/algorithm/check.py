@@ -205,10 +205,14 @@ def _correction(algorithm: Algorithm, key: str) -> None:
         )
 
 
-def check_critic_warmup(options: AlgorithmOptions, steps: int) -> Iterator[str]:
-    """Checks that the policy trains in at least one of the steps of the run."""
+def check_critic_warmup(options: AlgorithmOptions, steps: int) -> None:
+    """Checks that the policy trains in at least one of the steps of the run.
+
+    Raises:
+        ValueError: it trains in none.
+    """
     if options.critic_warmup >= steps > 0:
-        yield (
+        raise ValueError(
             f"algorithm.critic_warmup={options.critic_warmup}: the policy would train in none of the steps={steps}; "
             "raise steps or lower algorithm.critic_warmup"
         )

@@ -147,7 +147,8 @@ def _check_numbers(checks: Checks) -> None:
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")
     checks.run(check_profile, "run.profile", "run.steps", "run.warmup")
-    checks.run(check_critic_warmup, "run.algorithm", "run.steps")
+    checks.make("critic_warmup", check_critic_warmup, "run.algorithm", "run.steps")
+    checks.run(_check_schedules, "schedules", "algorithm", "run.steps", "critic_warmup")
     checks.make("metrics", _metrics, "run.data", "run.eval", "reward", "grader")
     checks.run(check_metric, "run.metric", "metrics")
 
@@ -194,6 +195,17 @@ def _check_sinks(sinks: Mapping[str, Sink]) -> None:
 def _schedule(name: str, node: Any) -> Schedule:
     schedule: Schedule = SCHEDULES.build(node, f"algorithm.schedules.{name}")()
     return schedule
+
+
+def _check_schedules(schedules: dict[str, Schedule], algorithm: Algorithm, steps: int, _: None) -> None:
+    """Checks the schedules; `algorithm.critic_warmup`, which sets one of them, is checked before."""
+    reads = algorithm.reads()
+    models = [role.key for role in ROLES if role.writes(reads)]
+
+    def check(name: str, schedule: Schedule) -> None:
+        schedule.check(f"algorithm.schedules.{name}", steps, models, algorithm.learners)
+
+    build_each(check, schedules)
 
 
 def _metrics(data: Data, evaluation: Eval, reward: WeightedSum, grader: type[ScoreEvaluator] | None) -> list[str]:

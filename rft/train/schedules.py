@@ -4,7 +4,7 @@ A schedule is registered by name and stands under `algorithm.schedules`, with it
 steps of the stage are done, so that a resumed run needs no state of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rft.actor.base import ColumnModel, trainable
 from rft.algorithm.roles import POLICY
@@ -15,6 +15,19 @@ SCHEDULES = Registry("schedule")
 
 class Schedule:
     """The base class of schedules: it changes nothing."""
+
+    def check(self, key: str, steps: int, models: Collection[str], learners: Collection[str]) -> None:
+        """Checks the options against the run, before any model is loaded.
+
+        Args:
+            key: of the schedule in the yaml.
+            steps: of the run.
+            models: keys of the models beside the policy.
+            learners: those of them that train.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
 
     def trains(self, key: str, stage_step: int) -> bool:
         """True where the model with this key trains in this step of the stage (1 is the first)."""
@@ -39,6 +52,18 @@ class Warmup(Schedule):
     def __init__(self, *, steps: int) -> None:
         self._steps = steps
 
+    def check(self, key: str, steps: int, models: Collection[str], learners: Collection[str]) -> None:
+        """Some model must train in every step, and the policy in at least one."""
+        if self._steps < 0:
+            raise ValueError(f"{key}.steps={self._steps}: set it to 0 or more")
+        if self._steps and not learners:
+            raise ValueError(f"{key}.steps={self._steps}: no model would train in these steps; set it to 0")
+        if self._steps >= steps > 0:
+            raise ValueError(
+                f"{key}.steps={self._steps}: the policy would train in none of the steps={steps}; raise steps or lower "
+                f"{key}.steps"
+            )
+
     def trains(self, key: str, stage_step: int) -> bool:
         return key != POLICY or stage_step > self._steps
 
@@ -55,6 +80,17 @@ class Iterations(Schedule):
     def __init__(self, *, every: int, model: str) -> None:
         self._every = every
         self._model = model
+
+    def check(self, key: str, steps: int, models: Collection[str], learners: Collection[str]) -> None:
+        """The model must exist, and must not train."""
+        if self._every < 0:
+            raise ValueError(f"{key}.every={self._every}: set it to 0 (never) or more")
+        frozen = sorted(set(models) - set(learners))
+        if self._every and self._model not in frozen:
+            raise ValueError(
+                f"{key}.model={self._model!r} is not a frozen model of this run (they are: "
+                f"{', '.join(frozen) or 'none'}); choose one of them, or set {key}.every=0"
+            )
 
     def after_step(self, stage_step: int, models: Mapping[str, ColumnModel]) -> None:
         if self._every and stage_step % self._every == 0:

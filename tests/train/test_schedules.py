@@ -74,6 +74,44 @@ def test_an_unknown_schedule_is_refused_by_its_key():
         schedule(name="iteration", every=1, model="reference")
 
 
+@pytest.mark.parametrize(
+    ("node", "models", "learners", "message"),
+    [
+        ({"name": "warmup", "steps": -1}, ("critic",), ("critic",), "it.steps=-1: set it to 0 or more"),
+        ({"name": "warmup", "steps": 2}, ("reference",), (), "it.steps=2: no model would train in these steps; "),
+        ({"name": "warmup", "steps": 6}, ("critic",), ("critic",), "it.steps=6: the policy would train in none of the"),
+        ({"name": "iterations", "every": -3, "model": "reference"}, ("reference",), (), "it.every=-3: set it to 0"),
+        (
+            {"name": "iterations", "every": 2, "model": "critic"},
+            ("reference", "critic"),
+            ("critic",),
+            "it.model='critic' is not a frozen model of this run (they are: reference); ",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_run_are_refused_by_key(node, models, learners, message):
+    with pytest.raises(ValueError) as error:
+        schedule(**node).check("it", 6, models, learners)
+    assert str(error.value).startswith(message)
+
+
+def test_options_that_fit_the_run_are_accepted():
+    for node in (
+        {"name": "warmup", "steps": 0},
+        {"name": "warmup", "steps": 5},
+        {"name": "iterations", "every": 0, "model": "nothing"},
+        {"name": "iterations", "every": 7, "model": "reference"},
+    ):
+        schedule(**node).check("it", 6, ("reference", "critic"), ("critic",))
+
+
+def test_a_schedule_that_is_set_beside_its_option_of_the_algorithm_is_checked(tiny):
+    with pytest.raises(ValueError, match=r"^algorithm\.schedules\.critic_warmup\.steps=2: no model would train"):
+        Job(tiny("algorithm.schedules.critic_warmup.steps=2"))
+    with pytest.raises(ValueError, match=r"^algorithm\.schedules\.iterations\.model='judge' is not a frozen model"):
+        Job(tiny("algorithm.iteration=2", "algorithm/terms=[kl]", "algorithm.schedules.iterations.model=judge"))
+
+
 @SCHEDULES.register("every_second_step")
 class EverySecondStep(Schedule):
     """A schedule of one's own: the policy trains in every second step."""
