@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.logprobs import token_logprobs, top_logprobs
-from rft.actor.moe import record_router_logits
+from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
 from rft.batch.columns import over
@@ -122,7 +122,7 @@ class LanguageNetwork(nn.Module):
             top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
         """
         where = select[:, 1:]
-        with record_router_logits(self.model.base_model, "router_balance" in outputs) as recorder:
+        with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
             queries = gather_queries(self.model.base_model, tokens, where, layout, candidates)
         head = self.model.get_output_embeddings()
         columns: dict[str, Tensor] = {}
@@ -143,8 +143,8 @@ class LanguageNetwork(nn.Module):
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
-        if "router_balance" in outputs:
-            columns["router_balance"] = recorder.balance(queries.places, where)
+        if ROUTER_BALANCE in outputs:
+            columns[ROUTER_BALANCE] = recorder.balance(queries.places, where)
         return queries.columns({name: columns[name] for name in outputs}, where)
 
 

@@ -10,6 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.actor.init import meta_model
 
+ROUTER_BALANCE = "router_balance"  # the output of a language model that its routers record
+
 
 @dataclass
 class RouterRecorder:

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.frozen import check_frozen
 from rft.actor.init import read_config
-from rft.actor.moe import check_routers
+from rft.actor.moe import ROUTER_BALANCE, check_routers
 from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
@@ -104,7 +104,7 @@ class Job(Components):
         checks.run(run.data.check_apart)
         checks.make("shape", partial(self.read_shape, self.actor), "words")
         checks.run(check_tokenizer, "words", "shape")
-        if "router_balance" in self.algorithm.policy.outputs:
+        if ROUTER_BALANCE in self.algorithm.policy.outputs:
             checks.run(check_routers, "shape")
         for role in ROLES:
             checks.run(partial(self.check_helper, role), "words")

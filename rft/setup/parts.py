@@ -13,6 +13,7 @@ from typing import Any
 from rft.actor.base import ColumnModel
 from rft.actor.check import check_adapters, check_options
 from rft.actor.init import CLASSIFIERS
+from rft.actor.moe import ROUTER_BALANCE
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm, check_critic_warmup, check_flow, check_reference
 from rft.algorithm.options import AlgorithmOptions
@@ -282,7 +283,7 @@ def model_facts(
         optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
         hooked: tuple[str, ...] = ()
         if key == POLICY:
-            hooked = tuple(name for name in ("router_balance",) if name in algorithm.policy.outputs)
+            hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
             optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
         head = options["head"]
         facts[key] = ModelFacts(head, head in CLASSIFIERS, options["lora"] is not None, optimizers, hooked)
