@@ -9,14 +9,18 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import itertools
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from rft.errors import Problems, messages_of
+from rft.ranges import Range
+
+FINITE = Range()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -220,7 +224,8 @@ def validate(
     for name in unknown:
         takes = ", ".join(taken) or "no options"
         messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
-    hints = typing.get_type_hints(attrgetter("__init__")(function) if isinstance(function, type) else function)
+    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
+    hints = typing.get_type_hints(annotated, include_extras=True)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)
@@ -235,8 +240,11 @@ def validate(
     return result, messages
 
 
-def convert(value: Any, annotation: Any, key: str) -> Any:
+def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> Any:
     """Returns the value if it fits the annotation (a mapping becomes the dataclass that is asked for).
+
+    Args:
+        bounds: of a number; those of an `Annotated` number take their place.
 
     Raises:
         ValueError: names the key, what was expected and what was found.
@@ -244,6 +252,8 @@ def convert(value: Any, annotation: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
         return value
+    if origin is Annotated:
+        return convert(value, arguments[0], key, arguments[1])
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
@@ -264,26 +274,38 @@ def convert(value: Any, annotation: Any, key: str) -> Any:
         if isinstance(value, Mapping):
             return annotation(**take(value, annotation, key, annotation.__name__))
     elif origin in (list, tuple) or annotation in (list, tuple):
-        if isinstance(value, list | tuple):
-            kind = arguments[0] if arguments else Any
-            return (origin or annotation)(convert(v, kind, f"{key}[{i}]") for i, v in enumerate(value))
+        fixed = origin is tuple and Ellipsis not in arguments
+        if isinstance(value, list | tuple) and not (fixed and len(value) != len(arguments)):
+            kinds = arguments if fixed else itertools.repeat(arguments[0] if arguments else Any)
+            parts = (convert(v, kind, f"{key}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=False)))
+            return (origin or annotation)(parts)
     elif origin is dict or annotation is dict:
         if isinstance(value, Mapping):
             kind = arguments[1] if arguments else Any
             return {k: convert(v, kind, f"{key}.{k}") for k, v in value.items()}
     elif annotation is float:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return float(_in_range(value, bounds, key))
     elif annotation is int:
         if isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return _in_range(value, bounds, key)
     elif isinstance(value, annotation):
         return value
     raise ValueError(f"{key}: expected {spell(annotation)}, got {value!r}")
 
 
+def _in_range(value: float, bounds: Range, key: str) -> float:
+    if broken := bounds.broken(value):
+        raise ValueError(f"{key}={value}: it must be {broken}")
+    return value
+
+
 def spell(annotation: Any) -> str:
     """An annotation as a person would say it: `float or null`."""
+    if typing.get_origin(annotation) is Annotated:
+        return spell(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is tuple:
+        return f"[{', '.join(spell(a) for a in typing.get_args(annotation))}]"
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(spell(a) for a in typing.get_args(annotation))
     if typing.get_origin(annotation) is Literal:

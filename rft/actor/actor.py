@@ -1,5 +1,6 @@
 """An actor: a transformers model that computes columns of the batch and maybe trains. Policy, reference and critic."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates
 from rft.metrics import Metrics
+from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
 
 
@@ -63,11 +65,11 @@ class Actor(TrainableModel):
         path: str | None,
         model_config: dict[str, Any] | None,
         head: Literal["lm", "value", "score", "step"],
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         packing: bool,
         share_prefix: bool,
         frozen: list[str],
-        ema: float | None,
+        ema: OpenFraction | None,
         lora: Lora | None,
         optimizer: Optimizer | None,
     ) -> None:
@@ -161,8 +163,9 @@ class Actor(TrainableModel):
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         """See `TrainableModel.begin_training`."""
+        max_norm = math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm
         self.train_state = self.strategy.begin_training(
-            self.network, lambda: optimizer.build(self.network, self._blocks, updates), optimizer.max_grad_norm
+            self.network, lambda: optimizer.build(self.network, self._blocks, updates), max_norm
         )
         self.average = None if self._ema is None else WeightAverage(self.network, self.strategy, self._ema)
 

@@ -20,8 +20,6 @@ def check_options(options: Mapping[str, Any], key: str) -> Iterator[str]:
     """
     yield from check_architecture(options["model_config"], f"{key}.model_config")
     yield from check_training(options, key)
-    if options["micro_batch_tokens"] < 1:
-        yield f"{key}.micro_batch_tokens={options['micro_batch_tokens']}: set it to 1 or more"
     if options["share_prefix"] and not options["packing"]:
         yield f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well"
 
@@ -56,8 +54,6 @@ def check_training(options: Mapping[str, Any], key: str) -> Iterator[str]:
         )
     if ema is not None and key != POLICY:
         yield f"{key}.ema={ema}: checkpoints hold the average of the actor alone; set {key}.ema=null"
-    elif ema is not None and not 0 < ema < 1:
-        yield f"{key}.ema={ema}: it is the share of the average that stays, above 0 and below 1, or null"
 
 
 def check_adapters(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.init import read_config
+from rft.ranges import PositiveInt
 
 
 class Teacher(Actor):
@@ -27,14 +28,14 @@ class Teacher(Actor):
         path: str | None,
         model_config: dict[str, Any] | None,
         head: Literal["lm"],
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         packing: bool,
         share_prefix: bool,
         frozen: list[str],
         ema: None,
         lora: None,
         optimizer: None,
-        top_k: int,
+        top_k: PositiveInt,
     ) -> None:
         rows = (micro_batch_tokens, packing, share_prefix)
         super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer)
@@ -48,8 +49,6 @@ class Teacher(Actor):
     ) -> None:
         """Checks that there is a model and that it has the vocabulary of the policy; see `ColumnModel.check`."""
         path, tokens = options["path"], len(tokenizer)
-        if options["top_k"] < 1:
-            raise ValueError(f"{key}.top_k={options['top_k']}: set it to 1 or more")
         if path is None and options["model_config"] is None:
             raise ValueError(f"{key}.path is null, so there is no model to learn from; set it to a folder or hub name")
         size = read_config(path, options["model_config"], tokens, key).get_text_config().vocab_size

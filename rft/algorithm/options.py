@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from rft.algorithm.correction import CorrectionOptions
 from rft.algorithm.roles import ROLES
+from rft.ranges import NonNegativeInt, PositiveInt
 
 
 @dataclass
@@ -51,7 +52,7 @@ class AlgorithmOptions:
     """
 
     name: str
-    group_size: int
+    group_size: PositiveInt
     source: Any
     advantage: Any
     loss: Any
@@ -62,14 +63,14 @@ class AlgorithmOptions:
     critic_loss: Any
     prm_loss: Any
     schedules: dict[str, Any]
-    critic_warmup: int
+    critic_warmup: NonNegativeInt
     correction: CorrectionOptions | None
     gradient_mask: Any
     old_logprobs: Literal["actor", "rollout"]
     mask_truncated: bool
     mask_tied: bool
     pick: str | dict[str, Any]
-    iteration: int
+    iteration: NonNegativeInt
     sampler: Literal["actor", "reference"]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rft.ranges import PositiveInt
+
 
 class TensorBoard:
     """Writes every number under its name and the config as text.
@@ -14,7 +16,7 @@ class TensorBoard:
         flush_s: seconds after which what was logged is written to disk at the latest.
     """
 
-    def __init__(self, flush_s: int) -> None:
+    def __init__(self, flush_s: PositiveInt) -> None:
         self.flush_s = flush_s
 
     def check(self) -> None:

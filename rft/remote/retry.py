@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rft.ranges import NonNegativeInt, PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed
 
 T = TypeVar("T")
@@ -37,9 +38,9 @@ class RetryPolicy:
         answer_s: deadline of one request, in seconds.
     """
 
-    concurrency: int
-    retries: int
-    answer_s: float
+    concurrency: PositiveInt
+    retries: NonNegativeInt
+    answer_s: Seconds
 
     async def within_deadline(self, what: str, call: Awaitable[T]) -> T:
         """Awaits one request.
@@ -87,19 +88,5 @@ class ServerPolicy(RetryPolicy):
         poll_s: seconds between two probes of a server.
     """
 
-    start_s: float
-    poll_s: float
-
-    def check(self, key: str) -> None:
-        """Raises a ValueError that names the yaml key where no request could be sent, or a deadline has passed at once.
-
-        Args:
-            key: of the options in the yaml.
-        """
-        if self.concurrency < 1 or self.retries < 0:
-            raise ValueError(
-                f"{key}.concurrency={self.concurrency}, retries={self.retries}: set at least 1 request and 0 retries"
-            )
-        times = {name: value for name, value in vars(self).items() if name.endswith("_s")}
-        if min(times.values()) <= 0:
-            raise ValueError(f"{key}: {times}: these are seconds; set them above 0")
+    start_s: Seconds
+    poll_s: Seconds

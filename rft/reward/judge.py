@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.init import attention, read_config
+from rft.ranges import PositiveInt
 from rft.reward.grade import Grade, about_one
 from rft.reward.model import RewardModel
 
@@ -38,7 +39,7 @@ class Judge(RewardModel):
         template: str,
         template_arguments: dict[str, Any],
         system: str | None,
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
     ) -> None:
         super().__init__(key, path, template, template_arguments, system, None, micro_batch_tokens, dtype)
@@ -125,11 +126,11 @@ class WritingJudge(Judge):
         path: str,
         question: dict[str, Any],
         grade: dict[str, Any],
-        max_new_tokens: int,
+        max_new_tokens: PositiveInt,
         template: str,
         template_arguments: dict[str, Any],
         system: str | None,
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
     ) -> None:
         super().__init__(key, path, question, template, template_arguments, system, micro_batch_tokens, dtype)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.remote.retry import Backoff, RetryPolicy
 from rft.reward.grade import Grade, about_one
@@ -46,16 +47,13 @@ class ServedJudge(Term):
         question: dict[str, Any],
         grade: dict[str, Any],
         system: str | None,
-        max_new_tokens: int,
+        max_new_tokens: PositiveInt,
         body: dict[str, Any],
         token: str | None,
-        concurrency: int,
-        deadline_s: float,
-        tries: int,
+        concurrency: PositiveInt,
+        deadline_s: Seconds,
+        tries: PositiveInt,
     ) -> None:
-        for name, number in (("concurrency", concurrency), ("tries", tries), ("max_new_tokens", max_new_tokens)):
-            if number < 1:
-                raise ValueError(f"{key}.{name}={number}: set it to 1 or more")
         if not address.startswith(("http://", "https://")):
             raise ValueError(f"{key}.address={address}: write it as http://host:8000/v1")
         self._key = key

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from rft.actor.init import CLASSIFIERS, check_classifier, read_config
 from rft.data.encode.encoder import Encoder
+from rft.ranges import PositiveInt
 from rft.reward.term import Term
 
 
@@ -37,7 +38,7 @@ class RewardModel(Term):
         template_arguments: dict[str, Any],
         system: str | None,
         tools: str | None,
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
     ) -> None:
         self._key = key

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rft.ranges import PositiveInt
 from rft.reward.model import RewardModel
 
 AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,7 +39,7 @@ class ProcessRewardModel(RewardModel):
         template_arguments: dict[str, Any],
         system: str | None,
         tools: str | None,
-        micro_batch_tokens: int,
+        micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
         separator: str,
         aggregate: Literal["min", "product", "last", "mean"],

@@ -17,20 +17,10 @@ from rft.reward.compose import WeightedSum
 from rft.setup.schema import Batch, Eval, Profile, Rollout, Warmup
 
 
-def check_count(key: str, number: int) -> Iterator[str]:
-    """Checks a number of things of which there is at least one."""
-    if number < 1:
-        yield f"{key}={number}: set it to 1 or more"
-
-
 def check_batch(batch: Batch, options: AlgorithmOptions) -> Iterator[str]:
-    """Checks the sizes of a step, and that mini-batches divide its rows."""
-    yield from check_count("batch.prompts", batch.prompts)
-    yield from check_count("batch.minibatches", batch.minibatches)
-    yield from check_count("batch.epochs", batch.epochs)
-    yield from check_count("algorithm.group_size", options.group_size)
+    """Checks that mini-batches divide the rows of a step."""
     rows = batch.prompts * options.group_size
-    if batch.minibatches > 0 and rows % batch.minibatches:
+    if rows % batch.minibatches:
         yield (
             f"batch.minibatches={batch.minibatches} does not divide the {rows} rows of a step (batch.prompts="
             f"{batch.prompts} x algorithm.group_size={options.group_size}); choose a divisor"
@@ -43,20 +33,11 @@ def check_ranks(batch: Batch, ranks: int) -> Iterator[str]:
         yield f"batch.prompts={batch.prompts} does not divide over the {ranks} processes"
 
 
-def check_temperatures(rollout: Rollout, evaluation: Eval) -> Iterator[str]:
-    """Checks that samples are drawn at a temperature above 0."""
-    if rollout.temperature <= 0 or (evaluation.samples and evaluation.temperature <= 0):
-        key = "rollout.temperature" if rollout.temperature <= 0 else "eval.temperature"
-        yield f"{key}: samples need a temperature above 0; the greedy evaluation needs no setting"
-
-
 def check_eval(evaluation: Eval) -> Iterator[str]:
     """Checks that an evaluation samples the answers that its metrics need."""
     default = evaluation.samples == 0  # then pass_k has no effect
     for name, wanted, unused in (("pass_k", evaluation.pass_k, default), ("maj_k", evaluation.maj_k, False)):
-        if min(wanted, default=1) < 1:
-            yield f"eval.{name}={wanted}: a number of answers is 1 or more"
-        elif max(wanted, default=0) > evaluation.samples and not unused:
+        if max(wanted, default=0) > evaluation.samples and not unused:
             yield (
                 f"eval.{name}={wanted} asks for more answers than eval.samples={evaluation.samples}; set eval.samples "
                 f"to at least {max(wanted)}"

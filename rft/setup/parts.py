@@ -30,14 +30,12 @@ from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.setup.constraints import (
     check_batch,
-    check_count,
     check_engine,
     check_eval,
     check_head,
     check_metric,
     check_mixtures,
     check_profile,
-    check_temperatures,
     check_vote,
 )
 from rft.setup.schema import Batch as BatchOptions
@@ -140,11 +138,7 @@ def _make_parts(checks: Checks) -> None:
 
 
 def _check_numbers(checks: Checks) -> None:
-    checks.run(lambda steps: check_count("steps", steps), "run.steps")
-    checks.run(lambda rollout: check_count("rollout.max_new_tokens", rollout.max_new_tokens), "run.rollout")
-    checks.run(lambda trajectories: check_count("trajectories.every", trajectories.every), "run.trajectories")
     checks.run(check_batch, "run.batch", "run.algorithm")
-    checks.run(check_temperatures, "run.rollout", "run.eval")
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")
     checks.run(check_profile, "run.profile", "run.steps", "run.warmup")

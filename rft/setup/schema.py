@@ -10,6 +10,7 @@ from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
 from rft.data.encode.encoder import Encoder, TrainOn
+from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
 from rft.train.run_folder import RESULT
@@ -20,9 +21,9 @@ from rft.train.trainer import Trajectories
 class Batch:
     """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
 
-    prompts: int
-    minibatches: int
-    epochs: int
+    prompts: PositiveInt
+    minibatches: PositiveInt
+    epochs: PositiveInt
     balance: bool
 
 
@@ -45,11 +46,11 @@ class Dependency:
 class Eval:
     """When and how held-out sets are evaluated; see `rft.evaluation.generation`."""
 
-    every: int
-    samples: int
-    temperature: float
-    pass_k: list[int]
-    maj_k: list[int]
+    every: NonNegativeInt
+    samples: NonNegativeInt
+    temperature: SamplingTemperature
+    pass_k: list[PositiveInt]
+    maj_k: list[PositiveInt]
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Data:
     system: str | None
     tools: str | None
     train_on: TrainOn
-    max_prompt_tokens: int | None
-    streaming: int | None
+    max_prompt_tokens: PositiveInt | None
+    streaming: PositiveInt | None
     train: Any
     eval: dict[str, Any]
 
@@ -92,27 +93,23 @@ class Data:
 class Profile:
     """The steps that are traced; see `rft.train.profiler`."""
 
-    steps: list[int]
+    steps: list[PositiveInt]
 
 
 @dataclass
 class Plan:
     """What mode=plan supposes of the run; see `rft.modes.plan.report`."""
 
-    ranks: int | None
-    prompt_tokens: int | None
-    memory_gib: float | None
+    ranks: PositiveInt | None
+    prompt_tokens: PositiveInt | None
+    memory_gib: PositiveFloat | None
 
 
 @dataclass
 class Inspect:
     """What mode=inspect shows; see `rft.modes.inspect`."""
 
-    rows: int
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"inspect.rows={self.rows}: set it to 1 or more")
+    rows: PositiveInt
 
 
 @dataclass
@@ -120,13 +117,11 @@ class Serve:
     """The servers of mode=serve; see `rft.modes.serve`."""
 
     host: str
-    port: int
-    count: int
+    port: PositiveInt
+    count: PositiveInt
     python: str | None
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"serve.count={self.count}: set it to 1 or more")
         if not 1024 <= self.port <= 65536 - self.count:
             raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
 
@@ -135,7 +130,7 @@ class Serve:
 class Evaluate:
     """Whose weights mode=evaluate takes; see `rft.modes.model`."""
 
-    checkpoint: Literal["latest", "best"] | int | None
+    checkpoint: Literal["latest", "best"] | NonNegativeInt | None
 
 
 @dataclass
@@ -145,14 +140,11 @@ class Generate(Evaluate):
     input: str | None
     prompt: str
     output: str
-    samples: int
+    samples: PositiveInt
     greedy: bool
-    chunk: int
+    chunk: PositiveInt
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.chunk < 1:
-            key = "samples" if self.samples < 1 else "chunk"
-            raise ValueError(f"generate.{key}={vars(self)[key]}: set it to 1 or more")
         if self.greedy and self.samples > 1:
             raise ValueError(
                 f"generate.samples={self.samples}: greedy answers to one prompt are all the same; set it to 1, or "
@@ -171,10 +163,10 @@ class Chat(Evaluate):
 class Warmup:
     """The supervised stage before the reinforcement: at most `steps`, until the watched metric reaches `stop_at`."""
 
-    steps: int
-    rows: int
+    steps: Steps
+    rows: PositiveInt
     stop_at: float | None
-    eval_every: int
+    eval_every: NonNegativeInt
     source: Any
     loss: Any
     aggregation: Any
@@ -212,8 +204,8 @@ class Run:
     """The root; `root_with_roles` adds the nodes of the models beside the policy."""
 
     name: str
-    seed: int
-    steps: int
+    seed: Seed
+    steps: Steps
     mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]

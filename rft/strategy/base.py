@@ -45,7 +45,7 @@ class TrainState:
     """What trains a network: the optimizer, its schedule and the loss scale.
 
     Attributes:
-        max_grad_norm: the global gradient norm is clipped to this.
+        max_grad_norm: the global gradient norm is clipped to this; infinity: it is not clipped.
     """
 
     optimizer: torch.optim.Optimizer
@@ -176,6 +176,7 @@ class Strategy(ABC):
 
         Args:
             make: makes the optimizer and its schedule for the network's parameters as they are now.
+            max_grad_norm: the global gradient norm is clipped to this; infinity: it is not clipped.
         """
         optimizer, scheduler = make()
         return TrainState(optimizer, scheduler, self.loss_scale(), max_grad_norm)

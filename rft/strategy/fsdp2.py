@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
 from rft.errors import Checks
+from rft.ranges import PositiveInt
 from rft.strategy.base import DTYPES, ModelFacts, Strategy
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
@@ -64,15 +65,15 @@ class FSDP2(Strategy):
         reduce_dtype: Literal["float32", "bfloat16"],
         reshard_after_forward: bool,
         accumulate: Literal["sharded", "whole"],
-        replicas: int,
-        context_parallel: int,
-        tensor_parallel: int,
+        replicas: PositiveInt,
+        context_parallel: PositiveInt,
+        tensor_parallel: PositiveInt,
         activation_checkpointing: Literal["none", "full", "selective"],
         compile: bool,
     ) -> None:
         groups = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
         for key, ranks in groups.items():
-            if ranks < 1 or world.size % ranks:
+            if world.size % ranks:
                 raise ValueError(
                     f"strategy.{key}={ranks} does not divide the {world.size} processes; choose a divisor of them, or 1"
                 )

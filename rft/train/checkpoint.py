@@ -12,6 +12,7 @@ import torch
 
 from rft.actor.base import NonFiniteError
 from rft.distributed import World
+from rft.ranges import NonNegativeInt, PositiveInt
 
 
 @dataclass
@@ -24,9 +25,9 @@ class CheckpointOptions:
         keep_best: number of best checkpoints, by the watched metric, that stay besides.
     """
 
-    every: int
-    keep_last: int
-    keep_best: int
+    every: NonNegativeInt
+    keep_last: PositiveInt
+    keep_best: NonNegativeInt
 
 
 class Checkpoints:

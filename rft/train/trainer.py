@@ -21,6 +21,7 @@ from rft.distributed import World
 from rft.evaluation.base import SOURCE, Evaluator
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
+from rft.ranges import NonNegativeInt, PositiveInt
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint import Checkpoints
@@ -33,8 +34,8 @@ from rft.train.stage import Stage
 class Trajectories:
     """Sampled texts that are kept: of every n-th step, this many rows of each set."""
 
-    every: int
-    rows: int
+    every: PositiveInt
+    rows: NonNegativeInt
 
 
 class Trainer:

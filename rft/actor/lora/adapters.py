@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rft.actor.init import meta_model
 from rft.actor.lora.nf4 import PackedLinear, quantize
+from rft.ranges import PositiveInt
 
 NAME = "default"  # what peft calls an adapter that is given no name
 
@@ -39,8 +40,8 @@ class Lora:
             peft loads it beside the model of actor.path.
     """
 
-    rank: int
-    alpha: int
+    rank: PositiveInt
+    alpha: PositiveInt
     rslora: bool
     targets: Literal["all-linear"] | list[str]
     quantize: Literal["nf4"] | None
@@ -64,8 +65,6 @@ class Lora:
                 raise ValueError(f'{option} needs {package}: pip install "rft[lora]"')
         if not trains:
             raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
-        if self.rank < 1:
-            raise ValueError(f"{key}.lora.rank={self.rank}: set it to 1 or more")
         if not self.targets:
             raise ValueError(f"{key}.lora.targets=[] is no layer; set {key}.lora.targets=all-linear")
         if self.quantize is not None and key != "actor":

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 
 from rft.actor.optim import adamw_8bit, muon
+from rft.ranges import Fraction, NonNegativeInt, Range
 
+Beta = Annotated[float, Range(low=0, below=1)]
 RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
 
 
@@ -42,21 +44,21 @@ class Optimizer:
         lr: peak learning rate.
         betas, eps: of AdamW.
         weight_decay: on matrices only, not on biases and norms.
-        max_grad_norm: the global gradient norm is clipped to this.
+        max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
         schedule: what the rate does after the warm-up.
         warmup_updates: optimizer updates of a linear rise from 0.
         final_lr: where linear and cosine end, as a fraction of lr.
     """
 
     name: Literal["adamw", "adamw_8bit", "muon"]
-    lr: float
-    betas: list[float]
-    eps: float
-    weight_decay: float
-    max_grad_norm: float
+    lr: Annotated[float, Range(low=0, high=10)]
+    betas: tuple[Beta, Beta]
+    eps: Annotated[float, Range(low=0, high=1)]
+    weight_decay: Annotated[float, Range(low=0, high=100)]
+    max_grad_norm: Annotated[float, Range(above=0, hint="null turns clipping off")] | None
     schedule: Literal["constant", "linear", "cosine"]
-    warmup_updates: int
-    final_lr: float
+    warmup_updates: NonNegativeInt
+    final_lr: Fraction
 
     def build(
         self, network: nn.Module, blocks: Iterable[nn.Module], updates: int
@@ -84,7 +86,7 @@ class Optimizer:
         optimizer = AdamW(
             [{"params": group, "rule": rule, "weight_decay": decay} for (rule, decay), group in groups.items()],
             lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
+            betas=self.betas,
             eps=self.eps,
             fused=True,
         )

@@ -10,6 +10,7 @@ from rft.data.given.pairs import TRUTHS
 from rft.data.rows.files import check_file
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture
+from rft.ranges import Seed
 from rft.registry import Target, take
 
 PLACES = ("prompt", "response", "answer", "a", "b")
@@ -86,7 +87,7 @@ class JudgeRows:
     """
 
     def __init__(
-        self, rows: dict[str, Any], of: Literal["pairs", "labels"], question: dict[str, Any], seed: int, key: str
+        self, rows: dict[str, Any], of: Literal["pairs", "labels"], question: dict[str, Any], seed: Seed, key: str
     ) -> None:
         self._key = key
         self._pairs = of == "pairs"

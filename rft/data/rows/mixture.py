@@ -8,6 +8,7 @@ from typing import Any
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
 from rft.data.rows.stream import RowStream, StreamableRows, StreamedRows, check_streamable
+from rft.ranges import PositiveFloat
 from rft.registry import Target
 
 
@@ -20,7 +21,7 @@ class MixturePart:
         rows: a class of rows, as in `data.train`.
     """
 
-    weight: float
+    weight: PositiveFloat
     rows: Any
 
 
@@ -34,15 +35,12 @@ class Mixture(StreamableRows):
         key: supplied; the node's place in the yaml, for messages.
 
     Raises:
-        ValueError: there is no part, a weight is not above 0, or a part is a mixture.
+        ValueError: there is no part, or a part is a mixture.
     """
 
     def __init__(self, parts: dict[str, MixturePart], key: str) -> None:
         if not parts:
             raise ValueError(f"{key}.parts is empty: name at least one, as {{weight: 1.0, rows: {{_target_: ...}}}}")
-        for name, part in parts.items():
-            if not part.weight > 0:
-                raise ValueError(f"{key}.parts.{name}.weight={part.weight}: set it above 0, or take the part out")
         self._weights = {name: part.weight for name, part in parts.items()}
         self._targets = {name: Target(part.rows, f"{key}.parts.{name}.rows", ("key",)) for name, part in parts.items()}
         for target in self._targets.values():

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rft.data.rows.lazy import Row, Rows, load
-from rft.data.rows.sources import check_limit, find
+from rft.data.rows.sources import find
 from rft.data.rows.split import identity
+from rft.ranges import PositiveInt
 from rft.registry import Target
 
 
@@ -95,14 +96,14 @@ class ScoredPairs(Scored):
         text: str,
         score: str,
         most: int | None,
-        limit: int | None,
+        limit: PositiveInt | None,
         key: str,
     ) -> None:
         super().__init__(rows, answers, text, score, key)
         if most is not None and most < 1:
             raise ValueError(f"{key}.most={most} leaves no pairs; give at least 1, or null for all")
         self._most = most
-        self._limit = check_limit(limit, key)
+        self._limit = limit
 
     def load(self, required: Sequence[str]) -> Rows:
         """All pairs, those of a prompt behind one another.
@@ -144,11 +145,11 @@ class ScoredAnswers(Scored):
     made = ("completion", "label")
 
     def __init__(
-        self, rows: Any, answers: str | None, text: str, score: str, good: float, limit: int | None, key: str
+        self, rows: Any, answers: str | None, text: str, score: str, good: float, limit: PositiveInt | None, key: str
     ) -> None:
         super().__init__(rows, answers, text, score, key)
         self._good = good
-        self._limit = check_limit(limit, key)
+        self._limit = limit
 
     def load(self, required: Sequence[str]) -> Rows:
         """All answers, in the order of the rows.

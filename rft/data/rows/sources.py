@@ -14,6 +14,7 @@ from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, wit
 from rft.data.rows.lazy import ConcatRows, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
+from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 
 Shape = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
@@ -36,11 +37,11 @@ class FileRows(StreamableRows):
         path: str | list[str],
         columns: dict[str, str | None],
         schema: dict[str, Any] | None,
-        limit: int | None,
+        limit: PositiveInt | None,
         key: str,
     ) -> None:
         self._path = path
-        self._limit = check_limit(limit, key)
+        self._limit = limit
         self._key = key
         self._shaped = shaping(columns, schema, key)
 
@@ -105,13 +106,13 @@ class HubRows(StreamableRows):
         split: str | None,
         columns: dict[str, str | None],
         schema: dict[str, Any] | None,
-        limit: int | None,
+        limit: PositiveInt | None,
         key: str,
     ) -> None:
         self._path = path
         self._name = name
         self._split = split
-        self._limit = check_limit(limit, key)
+        self._limit = limit
         self._key = key
         self._shaped = shaping(columns, schema, key)
 
@@ -253,10 +254,3 @@ def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
     """Raises a ValueError where a row lacks the field or has null in it."""
     if _get(row, field, field, where, cure) is None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")
-
-
-def check_limit(limit: int | None, key: str) -> int | None:
-    """Raises a ValueError where a limit would leave no rows."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"{key}.limit={limit} leaves no rows; give at least 1, or null for all")
-    return limit

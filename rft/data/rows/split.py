@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rft.data.rows.lazy import Rows, load, subset
-from rft.data.rows.sources import check_limit
+from rft.ranges import PositiveInt
 from rft.registry import Target
 
 
@@ -60,11 +60,11 @@ class ExcludeRows:
         key: supplied; the node's place in the yaml, for messages.
     """
 
-    def __init__(self, rows: Any, others: Any, by: str, limit: int | None, key: str) -> None:
+    def __init__(self, rows: Any, others: Any, by: str, limit: PositiveInt | None, key: str) -> None:
         self._rows = Target(rows, f"{key}.rows", ("key",))
         self._others = Target(others, f"{key}.others", ("key",))
         self._by = by
-        self._limit = check_limit(limit, key)
+        self._limit = limit
         self._key = key
 
     def load(self, required: Sequence[str]) -> Rows:

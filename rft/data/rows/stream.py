@@ -63,11 +63,6 @@ def check_stream(buffer: int | None, train: Target) -> None:
     """Raises a ValueError if the rows cannot be streamed."""
     if buffer is None:
         return
-    cure = "set data.streaming=null"
-    if buffer < 1:
-        raise ValueError(
-            f"data.streaming={buffer}: it is the number of rows that are shuffled together; give at least 1, or {cure}"
-        )
     check_streamable(train)
 
 

@@ -8,7 +8,9 @@ then makes more frequent.
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from rft.ranges import Fraction, PositiveInt, Range, Seed
 
 TASKS: dict[str, Callable[[str], str]] = {
     "reverse": lambda digits: digits[::-1],
@@ -49,11 +51,13 @@ class Symbolic:
         key: str,
         task: Literal["reverse", "sort", "add"],
         split: Literal["train", "heldout"],
-        count: int,
-        length: list[int],
-        slips: float,
-        seed: int,
+        count: Annotated[int, Range(low=1, high=1_000_000)],
+        length: tuple[PositiveInt, PositiveInt],
+        slips: Fraction,
+        seed: Seed,
     ) -> None:
+        if length[0] > length[1]:
+            raise ValueError(f"{key}.length={list(length)}: put the smaller number first")
         self._key = key
         self._task = task
         self._split = split

@@ -5,13 +5,13 @@ Left out: paged storage, and rows that join a running batch (rows above `max_row
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
+from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
@@ -31,17 +31,12 @@ class HFEngine(Engine):
 
     facts = EngineFacts(plain_torch=True)
 
-    def __init__(self, context: EngineContext, max_rows: int) -> None:
+    def __init__(self, context: EngineContext, max_rows: PositiveInt) -> None:
         self.model = context.model.eval().requires_grad_(False)
         self.tokenizer = context.tokenizer
         self.max_rows = max_rows
         self.version = 0
         self.ends = end_tokens(self.model, self.tokenizer)
-
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        if options["max_rows"] < 1:
-            raise ValueError(f"rollout.engine.max_rows={options['max_rows']} decodes nothing; set it to at least 1")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.

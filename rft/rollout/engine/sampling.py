@@ -2,11 +2,13 @@
 rows of the batch, on their order, or on the process."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rft.batch.counter_rng import GOLDEN, mix, shift, signed
+from rft.ranges import MOST, PositiveInt, Range, SamplingTemperature
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,8 @@ class FirstToken:
         top_k: it is one of the k most likely tokens; no other truncation applies.
     """
 
-    temperature: float
-    top_k: int
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"rollout.first_token.temperature={self.temperature}: set it above 0")
-        if self.top_k < 1:
-            raise ValueError(f"rollout.first_token.top_k={self.top_k}: set it to 1 or more")
+    temperature: SamplingTemperature
+    top_k: PositiveInt
 
 
 @dataclass(frozen=True)
@@ -43,11 +39,11 @@ class Sampling:
         first_token: how the first new token is drawn; None: as the others.
     """
 
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
+    max_new_tokens: PositiveInt
+    temperature: SamplingTemperature
+    top_p: Annotated[float, Range(above=0, high=1, hint="1 turns it off")]
+    top_k: Annotated[int, Range(low=0, high=MOST, hint="0 turns it off")]
+    min_p: Annotated[float, Range(low=0, high=1, hint="0 turns it off")]
     stop: list[str]
     first_token: FirstToken | None
 

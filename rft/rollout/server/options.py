@@ -3,10 +3,11 @@
 import importlib.util
 import shutil
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
+from rft.ranges import Range, Seconds
 from rft.remote.retry import ServerPolicy
 from rft.strategy.base import DTYPES
 
@@ -30,13 +31,13 @@ class Servers(ServerPolicy):
     """The yaml node `rollout.engine.servers`, which documents the fields."""
 
     addresses: list[str]
-    count: int
+    count: Annotated[int, Range(low=0, high=1024)]
     python: str | None
     dtype: Literal["bfloat16", "float16"] | None
     transport: Literal["folder", "group"]
     deltas: bool
     sleep: bool
-    sync_s: float
+    sync_s: Seconds
 
     def __post_init__(self) -> None:
         check_addresses(self.addresses, KEY)
@@ -45,7 +46,6 @@ class Servers(ServerPolicy):
                 f"{KEY}.count={self.count}, addresses={self.addresses}: give the addresses of running servers and "
                 "count=0, or the number of servers to launch and addresses=[]"
             )
-        self.check(KEY)
         if self.deltas and self.transport != "group":
             raise ValueError(
                 f"{KEY}.deltas=true: only transport=group sends changed elements; set {KEY}.transport=group, "

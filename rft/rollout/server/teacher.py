@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.distributed import World
 from rft.errors import Checks
+from rft.ranges import NonNegativeInt, PositiveInt, Seconds
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
@@ -39,12 +39,12 @@ class ServedTeacher(ColumnModel):
         self,
         context: ModelContext,
         addresses: list[str],
-        top_k: int,
-        concurrency: int,
-        retries: int,
-        start_s: float,
-        answer_s: float,
-        poll_s: float,
+        top_k: PositiveInt,
+        concurrency: PositiveInt,
+        retries: NonNegativeInt,
+        start_s: Seconds,
+        answer_s: Seconds,
+        poll_s: Seconds,
     ) -> None:
         super().__init__(context)
         self._policy = ServerPolicy(
@@ -67,10 +67,6 @@ class ServedTeacher(ColumnModel):
                 f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
             )
         check.attempt(check_addresses, options["addresses"], KEY)
-        policy = ServerPolicy(**{field.name: options[field.name] for field in fields(ServerPolicy)})
-        check.attempt(policy.check, KEY)
-        if options["top_k"] < 1:
-            check.messages.append(f"{KEY}.top_k={options['top_k']}: set it to 1 or more")
         if temperature != 1:
             check.messages.append(
                 f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "

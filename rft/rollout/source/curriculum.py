@@ -14,6 +14,7 @@ from rft.batch.trajectory import Trajectory, given_segments, to_row
 from rft.data.base import CheckContext, SourceFacts
 from rft.errors import Checks
 from rft.metrics import Metrics
+from rft.ranges import Fraction, PositiveFloat
 from rft.rollout.source.base import RolloutContext
 from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource, check_term
@@ -45,8 +46,8 @@ class Forget:
         least: the share that stays at least.
     """
 
-    half: float
-    least: float
+    half: PositiveFloat
+    least: Fraction
 
 
 @dataclass
@@ -61,9 +62,9 @@ class SolveRate:
     """
 
     term: str
-    right: float
-    wrong: float
-    keep: float
+    right: PositiveFloat
+    wrong: PositiveFloat
+    keep: Fraction
     forget: Forget | None
 
     def __post_init__(self) -> None:
@@ -92,7 +93,7 @@ class SolveRate:
 class Priority:
     """A prompt of solve rate p is drawn with weight sqrt(p (1 - p)) + floor: most often where the outcome is open."""
 
-    floor: float
+    floor: PositiveFloat
 
     def __post_init__(self) -> None:
         if self.floor <= 0:
@@ -120,7 +121,7 @@ class CurriculumSource(RolloutSource):
         interruption: ForcedStop | None,
         tracking: SolveRate,
         priority: Priority | None,
-        retire: float | None,
+        retire: Fraction | None,
     ) -> None:
         super().__init__(context, redraw=redraw, interruption=interruption)
         self._tracking = tracking

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.ranges import OpenFraction
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -23,15 +24,12 @@ class ForcedStop:
         phrase: the text that is inserted.
     """
 
-    after: list[float]
+    after: tuple[OpenFraction, OpenFraction]
     phrase: str
 
     def __post_init__(self) -> None:
-        if len(self.after) != 2 or not 0 < self.after[0] <= self.after[1] < 1:
-            raise ValueError(
-                f"algorithm.source.interruption.after={self.after}: expected [low, high], two shares of "
-                "rollout.max_new_tokens above 0 and below 1"
-            )
+        if self.after[0] > self.after[1]:
+            raise ValueError(f"algorithm.source.interruption.after={list(self.after)}: put the smaller share first")
         if not self.phrase:
             raise ValueError("algorithm.source.interruption.phrase is empty: give the text that is inserted")
 

@@ -14,6 +14,7 @@ from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.given.supervised import DatasetSource, supervised_row
 from rft.metrics import Metrics
+from rft.ranges import Fraction
 from rft.rollout.source.base import RolloutContext
 from rft.rollout.source.rollout import RolloutSource
 
@@ -29,7 +30,7 @@ class MixedSource(RolloutSource):
         sampled_share: the probability that a step is sampled. The draw is a function of the seed and the step alone.
     """
 
-    def __init__(self, context: RolloutContext, *, response: str, sampled_share: float) -> None:
+    def __init__(self, context: RolloutContext, *, response: str, sampled_share: Fraction) -> None:
         super().__init__(replace(context, columns=()), redraw=None, interruption=None)
         self._response = response
         self._share = sampled_share

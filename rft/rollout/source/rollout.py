@@ -19,6 +19,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.sampler import make_sampler
 from rft.errors import Checks
 from rft.metrics import Metrics
+from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
@@ -38,13 +39,11 @@ class DynamicSampling:
     """
 
     term: str
-    between: list[float] | None
-    max_rounds: int
+    between: tuple[float, float] | None
+    max_rounds: PositiveInt
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 1:
-            raise ValueError(f"algorithm.source.redraw.max_rounds={self.max_rounds}: set it to 1 or more")
-        if self.between is not None and (len(self.between) != 2 or not 0 <= self.between[0] < self.between[1]):
+        if self.between is not None and not 0 <= self.between[0] < self.between[1]:
             raise ValueError(
                 f"algorithm.source.redraw.between={self.between}: expected [low, high] with 0 <= low < high, or null"
             )
