@@ -8,17 +8,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
-from rft.algorithm.aggregation import unit_weights
 from rft.algorithm.control import Control, build_control
-from rft.algorithm.correction import Correction
-from rft.algorithm.groups import informative_groups
 from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
 from rft.algorithm.options import AlgorithmOptions
-from rft.algorithm.pairs import both
 from rft.algorithm.registries import AllRows, AllSum
-from rft.algorithm.rewards import token_rewards
 from rft.algorithm.roles import ROLES
+from rft.algorithm.scores.groups import informative_groups
+from rft.algorithm.scores.pairs import both
+from rft.algorithm.scores.rewards import token_rewards
+from rft.algorithm.token_weights.aggregation import unit_weights
+from rft.algorithm.token_weights.correction import Correction
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, Literal
 
-from rft.algorithm.correction import CorrectionOptions
 from rft.algorithm.roles import ROLES
+from rft.algorithm.token_weights.correction import CorrectionOptions
 
 
 @dataclass

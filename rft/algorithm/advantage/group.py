@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import moments, whitened
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import group_statistics, weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import moments, whitened
+from rft.algorithm.scores.groups import group_statistics, weighted_centred
 
 log = logging.getLogger(__name__)
 EPSILON = 1e-6

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import whitened
+from rft.algorithm.scores.groups import weighted_centred
 from rft.registry import constraints, in_range
 
 

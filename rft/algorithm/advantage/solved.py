@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rft.algorithm.advantage.group import EPSILON, spread
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import best_over_second, group_statistics
 from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.algorithm.scores.groups import best_over_second, group_statistics
 from rft.registry import in_range
 
 REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")

@@ -4,9 +4,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import whitened
 
 
 @ADVANTAGES.register(

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from rft.algorithm.advantage.win_rate import wins
 from rft.algorithm.certificate.policy import TinyPolicy
-from rft.algorithm.pairs import both
+from rft.algorithm.scores.pairs import both
 
 Options = Mapping[str, Any]
 

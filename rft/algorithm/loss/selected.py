@@ -11,7 +11,7 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.clip import CLIP_BOUNDS, clipped
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
-from rft.algorithm.select import exact_mean, largest, share_of, up_to_mean
+from rft.algorithm.token_weights.order_statistics import exact_mean, largest, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
 from rft.registry import constraints, in_range
 

@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import best_rows
-from rft.algorithm.pairs import best_and_worst
 from rft.algorithm.registries import SELECTIONS, AllRows
+from rft.algorithm.scores.groups import best_rows
+from rft.algorithm.scores.pairs import best_and_worst
 from rft.batch.counter_rng import token_draws
 from rft.registry import in_range
 

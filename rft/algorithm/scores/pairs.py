@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import best_rows, informative_groups
+from rft.algorithm.scores.groups import best_rows, informative_groups
 
 
 def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
