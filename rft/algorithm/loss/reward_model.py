@@ -1,4 +1,5 @@
-"""Losses of reward models: of whole responses from pairs, and of the steps or tokens of a response.
+"""Losses of reward models: a score of a response learnt from pairs, a score of a step learnt from its label, and an
+implicit reward of a token, which is the log-ratio of a language model to the reference.
 
 The value of a pair stands in both of its rows, and so do its statistics: their mean over rows is that over pairs.
 """
@@ -63,7 +64,7 @@ def bradley_terry(score: Tensor, batch: TensorDict, *, margin: bool) -> Unreduce
     gradient=Gradient("exact", target="scores around zero"),
 )
 def score_centering(score: Tensor, batch: TensorDict) -> Unreduced:
-    """(s_chosen + s_rejected)^2 per pair: settles the constant that a preference leaves open.
+    """(s_chosen + s_rejected)^2 per pair: fixes the constant that preferences leave undetermined.
 
     arXiv 2312.09244, equation 2.
     """
@@ -108,7 +109,9 @@ def step_cross_entropy(score: Tensor, batch: TensorDict) -> Unreduced:
 def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: float, term: str) -> Unreduced:
     """Cross-entropy of sigmoid(beta * sum_t (lp - lp_ref)) against the outcome of the row, (B,).
 
-    PRIME, arXiv 2502.01456, equation 4. Statistics (B,): `prm/accuracy`, 1 where the sign of the sum tells the outcome.
+    PRIME, arXiv 2502.01456, equation 4.
+
+    Statistics (B,): `prm/accuracy`, 1 where the sign of the sum matches the outcome.
 
     Args:
         beta: scale of the process reward.

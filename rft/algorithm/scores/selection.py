@@ -1,8 +1,8 @@
 """Which rows of a step train, and how often: by their scores, before any shaping.
 
-A selection is a function f(batch, *, [all_rows,] [seed,] options) -> (counts, columns). `counts`, (B,) int64, says how
+A selection is a function f(batch, *, [all_rows,] [seed,] options) -> (counts, columns). `counts`, (B,) int64, is how
 often each row trains; None: every row once. `columns` are what it writes, (B,) each. `all_rows` collects an object from
-every rank, so that a choice over all ranks needs to know no process group.
+every rank, so that a choice over all ranks needs no process group.
 
 Facts of a selection: `masks`, rows with a count of 0 leave the loss mask, before anything is counted (the others train
 once); otherwise rows are repeated after the advantages are known. `writes`, its columns. `groups`, it compares the rows
