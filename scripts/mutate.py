@@ -35,7 +35,8 @@ from rich.table import Table
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import correction, registries
+from rft.algorithm import registries
+from rft.algorithm.token_weights import correction
 from rft.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]

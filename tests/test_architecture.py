@@ -44,7 +44,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "folders": {
         "tests/e2e: more than 13 files": "one file for each kind of run; nothing is nested in it",
-        "tests/algorithm: more than 13 files": "it mirrors rft/algorithm",
         "tests/rollout/server: more than 13 files": "scripted servers and workers stand beside the tests that use them",
         "scripts/bench: more than 13 files": "one file for each section, and one for each side of a comparison",
     },
@@ -53,10 +52,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 KNOWN: dict[str, tuple[str, ...]] = {
     "cycles": (),
     "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
-    "folders": (
-        "rft/algorithm/loss: more than 13 files",
-        "rft/algorithm: more than 13 files",
-    ),
+    "folders": (),
     "backends": (
         "rft.rollout.server.prompt_logprobs: sglang",
         "rft.rollout.server.prompt_logprobs: vllm",

@@ -1,17 +1,14 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
-from rft.algorithm import aggregation, control, gradient_mask, kl, selection, shaping
+from rft.algorithm import control, kl
 from rft.algorithm.advantage import group, process, returns, solved, teacher, tracker, win_rate
 from rft.algorithm.loss import (
     clip,
     distill,
-    implicit_reward,
     nll,
     preference,
-    process_reward,
     reward_model,
     selected,
-    self_play,
     sequence,
     soft,
     terms,
@@ -27,6 +24,8 @@ from rft.algorithm.registries import (
     SELECTIONS,
     SHAPINGS,
 )
+from rft.algorithm.scores import selection, shaping
+from rft.algorithm.token_weights import aggregation, gradient_mask
 
 __all__ = [
     "ADVANTAGES",
@@ -42,17 +41,14 @@ __all__ = [
     "distill",
     "gradient_mask",
     "group",
-    "implicit_reward",
     "kl",
     "nll",
     "preference",
     "process",
-    "process_reward",
     "returns",
     "reward_model",
     "selected",
     "selection",
-    "self_play",
     "sequence",
     "shaping",
     "soft",

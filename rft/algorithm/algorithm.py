@@ -8,17 +8,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
-from rft.algorithm.aggregation import unit_weights
 from rft.algorithm.control import Control, build_control
-from rft.algorithm.correction import Correction
-from rft.algorithm.groups import informative_groups
 from rft.algorithm.kl import kl_penalty
 from rft.algorithm.objective import Objective, Term
 from rft.algorithm.options import AlgorithmOptions
-from rft.algorithm.pairs import both
 from rft.algorithm.registries import AllRows, AllSum
-from rft.algorithm.rewards import token_rewards
 from rft.algorithm.roles import ROLES
+from rft.algorithm.scores.groups import informative_groups
+from rft.algorithm.scores.pairs import both
+from rft.algorithm.scores.rewards import token_rewards
+from rft.algorithm.token_weights.aggregation import unit_weights
+from rft.algorithm.token_weights.correction import Correction
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
@@ -75,7 +75,7 @@ class Algorithm:
         }
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-        """(yaml key, columns read, columns written) of what happens after the columns of the actors are there."""
+        """(yaml key, columns read, columns written) of every stage after the models have computed their columns."""
         stages = self.stages_before_update()
         stages.append(("algorithm.aggregation", ("loss_mask", "group"), ("loss_weights",)))
         stages.append(("algorithm.loss", self.policy.reads, ()))
@@ -97,7 +97,7 @@ class Algorithm:
         return stages
 
     def reads(self) -> set[str]:
-        """Every column that any part of the method reads: decides which actors exist."""
+        """Every column that any part of the algorithm reads. They decide which models exist."""
         return {column for _, columns, _ in self.stages() for column in columns}
 
     def old_columns(self, updates: int) -> dict[str, str]:
@@ -116,9 +116,9 @@ class Algorithm:
         return wanted
 
     def build_loss_mask(self, batch: TensorDict) -> None:
-        """Writes `loss_mask`, (B, T) bool: no pair with one row alone.
+        """Writes `loss_mask`, (B, T) bool; a pair trains only if both of its rows do.
 
-        A loss that needs whole groups gets units of them. A selection that masks writes its own columns, too.
+        For a loss with the unit `group`, `unit` becomes `group`. A selection that masks writes its own columns, too.
         """
         if self.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
@@ -139,7 +139,7 @@ class Algorithm:
             batch["loss_mask"] = keep & whole[:, None]
 
     def select_rows(self, batch: TensorDict, all_rows: AllRows, seed: int) -> TensorDict:
-        """The rows that train: those that the selection has left in the loss mask, or as often as it repeats each."""
+        """The rows that train: those that the selection left in the loss mask, or each as often as it is drawn."""
         if self.selection.facts.masks:
             return batch[batch["loss_mask"].any(1)]
         counts, _ = self.selection(batch, all_rows=all_rows, seed=seed)
@@ -148,8 +148,8 @@ class Algorithm:
     def estimate_advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
-        Scores are shaped, KL is taken off, then the estimator runs over the rows that were neither rejected
-        nor masked because their group is tied.
+        Scores are shaped, the KL is subtracted, then the estimator runs over the rows that were neither rejected nor
+        masked because their group is tied.
 
         Raises:
             ValueError: a score is not finite; names the rows.
@@ -190,12 +190,12 @@ class Algorithm:
     def prepare(
         self, current: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int, metrics: Metrics
     ) -> None:
-        """What depends on the whole mini-batch: correction against the current policy, statistics, weights.
+        """Computes what depends on the whole mini-batch: correction against the current policy, statistics, weights.
 
         Writes `loss_weights` (B, T), `unit_weights` (B,), with totals over all ranks, and what the plugins prepare.
 
         Args:
-            current: what the current policy computes of this mini-batch, the columns `current_outputs`, (B, T) each.
+            current: outputs of the current policy for this mini-batch, by the names in `current_outputs`, (B, T) each.
             batch: this rank's rows of the mini-batch.
             seed: of this optimizer step.
         """
@@ -218,7 +218,7 @@ class Algorithm:
         batch["unit_weights"] = unit_weights(batch["loss_mask"], all_sum=all_sum)
 
     def update_controllers(self, numbers: dict[str, float], rows: int) -> None:
-        """Tells the controllers what the KL was over the step."""
+        """Updates the adaptive coefficients from the numbers that were measured over the step."""
         if "kl/reward" in numbers:
             self.reward_control.update(numbers["kl/reward"], rows)
         for term in self.policy.terms[1:]:
@@ -231,7 +231,7 @@ class Algorithm:
         return {"reward_kl": self.reward_control.state_dict(), "terms": terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` wrote."""
+        """Restores what `state_dict` returned."""
         self.reward_control.load_state_dict(state["reward_kl"])
         for term in self.policy.terms[1:]:
             term.coef.load_state_dict(state["terms"][term.name])

@@ -1,4 +1,4 @@
-"""Combinations of functions that make no sense together. Every refusal names the yaml key and the cure."""
+"""Checks of the combination of functions that a yaml names. Every error names the yaml key and the cure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +14,7 @@ POLICY_HEADS = ("lm", "score", "step")
 
 
 def build_algorithm(options: AlgorithmOptions, key: str, term_weights: Mapping[str, float] | None = None) -> Algorithm:
-    """An algorithm whose functions make sense together.
+    """Builds an algorithm and checks the combination of its functions.
 
     Args:
         options: its yaml.
@@ -30,7 +30,7 @@ def build_algorithm(options: AlgorithmOptions, key: str, term_weights: Mapping[s
 
 
 def check_algorithm(algorithm: Algorithm, key: str) -> None:
-    """Refuses what would be accepted and then ignored, or counted twice.
+    """Refuses options that would be ignored or counted twice.
 
     Raises:
         Problems: each names the key and the cure.

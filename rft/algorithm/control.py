@@ -1,4 +1,4 @@
-"""Control of a coefficient: fixed, or moved after every step by a number that was measured in it."""
+"""Coefficients that are fixed, or updated after every step from a number that was measured in it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ class Control:
         self.coef = coef
 
     def update(self, measured: float, rows: int) -> None:
-        """Told what was measured (the mean over the step and all ranks) and on how many rows."""
+        """Updates the coefficient from the mean over the step and all ranks, measured on `rows` rows."""
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint holds: nothing, as the yaml says it all."""
+        """The state for a checkpoint: empty, as the coefficient is that of the yaml."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Takes up what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
 
 
 @CONTROLS.register("adaptive")
@@ -103,7 +103,7 @@ class TargetEntropy(Control):
 
 
 def build_control(node: Any, key: str) -> Control:
-    """The control that a yaml node asks for: a number is a fixed coefficient, a mapping names a control.
+    """The control of a yaml node: a number is a fixed coefficient, a mapping names a control.
 
     Raises:
         ValueError: names the key of what does not fit.

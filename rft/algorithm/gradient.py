@@ -1,5 +1,6 @@
-"""What a plugin says its gradient is, on policy: current, old and rollout policy are one. The enumeration of a tiny
-policy in `rft.algorithm.certificate` proves it, in the tests and in `mode=verify`.
+"""The gradient that a plugin declares, on policy: current, old and rollout policy are equal.
+
+`rft.algorithm.certificate` checks it by enumerating a tiny policy, in the tests and in `mode=verify`.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ class Gradient:
     Attributes:
         relation: `exact`: the same vector. `scaled`: a positive constant times it. `near`: an angle apart from it.
             `none`: zero, whatever the target.
-        target: what is maximised, by its name in `rft.algorithm.certificate.objectives`. An advantage or an aggregation
-            has it in expectation; a loss has it token by token for given advantages, where that can be said of it.
+        target: the objective that is maximised, by its name in `rft.algorithm.certificate.objectives`. For an advantage
+            or an aggregation the relation holds in expectation. For a loss it holds at every token of
+            given rows if the target is one of the `SURROGATES` there, and in expectation otherwise.
         factor: of `scaled`, where it is known: the constant for groups of n rows.
         cosine: of `near`: of the angle, to three digits, on the enumerated policy and with the options of the yaml.
-        note: what a reader should know, in half a sentence.
+        note: half a sentence of explanation for the reader.
     """
 
     relation: Literal["exact", "scaled", "near", "none"]

@@ -18,15 +18,15 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     """Adds diagnostics of the gap between trainer and rollout engine, with rho = exp(old - rollout) of a trained token.
 
     `rollout/logprob_gap`, `rollout/logprob_gap_max`: mean and largest |log rho|.
-    `rollout/kl`: KL(rollout, old), the k3 estimate rho - 1 - log rho; `rollout/kl_k1`: the plain one, -log rho, which
-    is negative as often as not where the two policies are close.
+    `rollout/kl`: KL(rollout, old), the k3 estimate rho - 1 - log rho; `rollout/kl_k1`: the k1 estimate, -log rho,
+    which is often negative if the two policies are close.
     `rollout/kl_reverse`: KL(old, rollout) from the same tokens, rho log rho - (rho - 1), which is never negative.
-    `rollout/ppl_gap`: the mean over rows of log(perplexity of old / perplexity of rollout); above 0 the trainer is the
-    less sure. Its exp is what verl calls `ppl_ratio`, its negative `log_ppl_diff`.
+    `rollout/ppl_gap`: the mean over rows of log(perplexity of old / perplexity of rollout); above 0 the trainer
+    finds the tokens less likely than the engine. Its exp is verl's `ppl_ratio`, its negative verl's `log_ppl_diff`.
     `rollout/chi2`: the chi-squared divergence of old from rollout, E[rho^2] - 1.
     `rollout/ess`: the effective sample size as a share of the tokens, (mean rho)^2 / mean rho^2; 1 without a mismatch.
 
-    The worst tokens are noted one by one; see `worst_tokens`.
+    The tokens with the largest gaps are recorded one by one; see `worst_tokens`.
 
     Args:
         metrics: receives them; each is a mean over all trained tokens (rows for `ppl_gap`) of the step.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, Literal
 
-from rft.algorithm.correction import CorrectionOptions
 from rft.algorithm.roles import ROLES
+from rft.algorithm.token_weights.correction import CorrectionOptions
 from rft.ranges import NonNegativeInt, PositiveInt
 
 
@@ -33,13 +33,13 @@ class AlgorithmOptions:
         loss: the policy's loss.
         terms: summands beside the loss, each with a `coef`.
         aggregation: the weight of a token; null where the loss is not per token.
-        shaping: what happens to the score before the advantage, in order.
+        shaping: changes to the score before the advantage, in order.
         reward_kl: KL in the reward, or null.
         critic_loss: what the critic minimises, or null.
         prm_loss: what the process reward model minimises, or null.
         schedules: which models train in a step, and what happens between steps, by name; see `rft.train.schedules`.
         critic_warmup: steps at the start in which the critic alone is trained.
-        correction: what is done about a rollout policy that is not the training policy, or null.
+        correction: weights and rejections for the mismatch of rollout and training policy, or null.
         gradient_mask: which tokens pass the loss's gradient, or null for all of them.
         old_logprobs: the proximal policy: what the actor computes at the start of a step, or what the engine sampled.
         mask_truncated: rows that the length limit ended do not train (overlong filtering).

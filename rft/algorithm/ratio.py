@@ -1,4 +1,4 @@
-"""Log-ratios of two policies at the sampled tokens, and the ratio itself, where overflow is dealt with once."""
+"""Log-ratios of two policies at the sampled tokens, and the ratio, which is clamped so that it cannot overflow."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The registries of the math: which functions there are, and which facts each states about itself.
+"""The registries of the functions of an algorithm, and the facts that each function declares.
 
 Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero
                outside `loss_mask`.
@@ -10,7 +10,7 @@ Control:       f(*, options) -> a `Control`.
 Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
 
 `all_sum` sums a tensor over all ranks, `all_rows` returns an object of every rank in a list: functions get statistics
-of the whole step through them and know no process group. Trained tokens are `batch["loss_mask"]`.
+of the whole step through them and need no process group. Trained tokens are `batch["loss_mask"]`.
 
 A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or

@@ -36,20 +36,20 @@ EQUIVALENT = {
         "longest = max(keep.sum(dim=1).tolist(), default=1)",
     ): "there is no row",
     (
-        "aggregation.group_mean",
+        "token_weights.aggregation.group_mean",
         "tokens = (keep | True).new_zeros(len(ids), dtype=torch.int64).index_add(0, index, keep.sum(dim=1))",
     ): SHAPE_ALONE,
-    ("correction.measure", "owners = index[:, None].expand_as(keep | True)[keep]"): SHAPE_ALONE,
+    ("token_weights.correction.measure", "owners = index[:, None].expand_as(keep | True)[keep]"): SHAPE_ALONE,
     (
-        "correction._acts_on",
+        "token_weights.correction._acts_on",
         "return (keep | True) & (batch['advantages'] < 0 if rule.sign == 'negative' else batch['advantages'] > 0)",
     ): "a rule with a sign drops no groups, and its other actions are masked by `loss_mask`",
     (
-        "correction.Correction.unsigned",
+        "token_weights.correction.Correction.unsigned",
         "batch['correction_weights'] = weights / torch.where(total == 0, 2.0, total / count).to(weights.dtype)",
     ): "all weights are 0 where their sum is",
     (
-        "groups.group_statistics",
+        "scores.groups.group_statistics",
         "tied = (highest - lowest <= ROUNDING * torch.maximum(highest, lowest.abs()))[index]",
     ): "the lowest score is the larger one in size where the highest is below 0",
     (
@@ -99,10 +99,10 @@ EQUIVALENT = {
         "loss.trust._trusted",
         "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)",
     ): "outside `loss_mask` nothing has fallen or risen",
-    ("select.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
+    ("token_weights.order_statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
     (
-        "select.up_to_mean",
+        "token_weights.order_statistics.up_to_mean",
         "keys = (torch.where(mask, values.double(), 1.0) * 2 ** 30).round().long()",
     ): MASKED_AGAIN,
-    ("select.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
+    ("token_weights.order_statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
 }

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.correction import CorrectionOptions, Rule
 from rft.algorithm.options import RewardKL
+from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
 from rft.metrics import Metrics
 from tests.helpers import plain_algorithm
 

@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import moments, whitened
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import group_statistics, weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import moments, whitened
+from rft.algorithm.scores.groups import group_statistics, weighted_centred
 
 log = logging.getLogger(__name__)
 EPSILON = 1e-6
@@ -38,7 +38,7 @@ def group_norm(
     The standard deviation has ddof 1. A group of one and a group of equal scores (up to rounding) get exactly 0.
 
     Args:
-        scale: whose standard deviation divides: that of the group (GRPO); that of all scores of the step over all
+        scale: which standard deviation divides: that of the group (GRPO); that of all scores of the step over all
             ranks (arXiv 2508.08221); none (Dr.GRPO).
     """
     group = group_statistics(scores, batch["group"])
@@ -103,9 +103,9 @@ def gdpo(
 ) -> dict[str, Tensor]:
     """sum over reward terms k of w_k (R^k - mean_g) / (std_g + 1e-6), whitened. GDPO, arXiv 2601.05242, section 3.
 
-    Every term is normalised by itself, so that none drowns in the spread of another; a group whose rows tie in a term
-    gets 0 for that term. The whitening is over the rows of all ranks, whatever their lengths. Raw terms are read: what
-    is done to `scores` is not seen.
+    Every term is normalised by itself, so that a term with a large spread does not dominate the others; a group whose
+    rows tie in a term gets 0 for that term. The whitening is over the rows of all ranks, whatever their lengths. The
+    raw terms are read: shaping and a KL in the reward do not change them.
     """
     total = torch.zeros_like(scores, dtype=torch.float64)
     for term, weight in term_weights.items():

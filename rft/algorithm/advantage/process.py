@@ -6,9 +6,9 @@ from torch import Tensor
 
 from rft.algorithm.advantage.returns import following
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import group_statistics
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
+from rft.algorithm.scores.groups import group_statistics
 from rft.registry import constraints, in_range
 
 

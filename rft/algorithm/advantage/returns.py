@@ -1,5 +1,5 @@
-"""Advantages from the rewards that follow a token. A step is a trained token: whatever lies between two of them (tool
-output, a rejected token) is skipped and takes no discount.
+"""Advantages from the rewards that follow a token. A step is a trained token: tokens between two of them (tool output,
+a rejected token) are skipped and take no discount.
 """
 
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import weighted_centred
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import whitened
+from rft.algorithm.scores.groups import weighted_centred
 from rft.registry import constraints, in_range
 
 
@@ -146,7 +146,8 @@ def following(rewards: Tensor, keep: Tensor, gamma: float) -> Tensor:
 def estimate(rewards: Tensor, values: Tensor, keep: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
     """The recursion of `gae` over the trained tokens, (B, T), zero outside `loss_mask`; lam is a number or (B,).
 
-    Trained tokens are moved together, so that the loop over time knows no gaps and is as long as the longest of them.
+    Trained tokens are moved to the front, so that the loop over time has no gaps and as many iterations as the longest
+    row has trained tokens.
     """
     longest = max(keep.sum(dim=1).tolist(), default=0)
     order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # (B, L)

@@ -1,6 +1,6 @@
-"""Advantages that look at how far a prompt is solved: prompts without signal, the best answer, the rate of success.
+"""Advantages that depend on how often a prompt is solved: prompts without signal, the best answer, the success rate.
 
-One number a row, on every trained token of it; a row without a trained token counts in its group all the same.
+One number a row, on every trained token of it. A row without a trained token counts in its group, too.
 """
 
 from typing import Any, Literal
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rft.algorithm.advantage.group import EPSILON, spread
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import best_over_second, group_statistics
 from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.algorithm.scores.groups import best_over_second, group_statistics
 from rft.registry import in_range
 
 REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")
@@ -74,7 +74,7 @@ def maxrl(scores: Tensor, rewards: Tensor, batch: TensorDict, *, order: Literal[
     """(R - mean_g) / mean_g. MaxRL, arXiv 2602.02710, section 4.
 
     For scores of 0 and 1 and a rate of success p, the expected gradient is sum_{k <= order} (1 - p)^(k - 1) grad p: the
-    log of p, expanded to that order. A group whose mean is not above 0 has failed: scores below 0 have no place here.
+    log of p, expanded to that order. A group whose mean is not above 0 counts as failed, so scores must not be below 0.
 
     Args:
         order: what a failed group gets. n-1: 0; n: -1 on every row, which makes one order more.

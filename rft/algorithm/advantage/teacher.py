@@ -30,7 +30,7 @@ def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float)
     """A_t = d_t + gamma A_{t+1}, d = lp_teacher - lp_old of the sampled token: minus an estimate of the reverse KL.
 
     Thinking Machines, On-Policy Distillation, 2025, https://thinkingmachines.ai/blog/on-policy-distillation/, with
-    gamma 0. Scores play no part.
+    gamma 0. Scores are not used.
 
     Args:
         gamma: discount per trained token. With 1 the gradient is that of KL(policy, teacher) of whole answers.

@@ -1,12 +1,12 @@
-"""Advantages against what is known of a prompt from earlier visits: they need no second answer to it."""
+"""Advantages against the solve rate of a prompt in earlier steps: they need no second answer to it."""
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.whiten import whitened
 
 
 @ADVANTAGES.register(
@@ -17,8 +17,8 @@ from rft.algorithm.whiten import whitened
 def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """R - p, whitened over the rows of all ranks that have a trained token. SPO, arXiv 2509.13232, section 3.
 
-    p is `baseline_scores` (B,): the solve rate of the prompt as the source knew it before these answers. It depends on
-    none of them, so it moves no gradient, also where R is not on its scale.
+    p is `baseline_scores` (B,): the solve rate of the prompt as the source knew it before these answers. It does
+    not depend on them, so it does not bias the gradient, even if R has another scale.
     """
     trained = batch["loss_mask"].any(-1)  # (B,)
     advantage = whitened(scores.double() - batch["baseline_scores"].double(), trained, all_sum)

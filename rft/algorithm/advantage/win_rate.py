@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rft.algorithm.advantage.group import spread
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.groups import ROUNDING
 from rft.algorithm.registries import ADVANTAGES
+from rft.algorithm.scores.groups import ROUNDING
 
 
 def wins(scores: Tensor, others: Tensor, softness: float | None) -> Tensor:

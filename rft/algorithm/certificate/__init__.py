@@ -1,4 +1,4 @@
-"""Proves what a plugin states about its gradient, and that its result depends on nothing that it should not.
+"""Proves the gradient that a plugin declares, and that its result is invariant where it must be.
 
 A policy of three symbols and two positions is enumerated, so there is no sampling noise: a gradient is exact to the
 last digits of float64, or it is not.
@@ -20,10 +20,10 @@ COSINE_DIGITS = 6e-4  # a cosine is declared to three digits
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a plugin states and what it does.
+    """The declared and the measured properties of a plugin.
 
     Attributes:
-        declared: its `gradient`, None where it states nothing.
+        declared: its `gradient`, None if it declares none.
         measured: against the declared target; None where the shape of its result is wrong.
         checks: by name, whether the result is as independent as it must be.
     """
@@ -71,7 +71,7 @@ def certificate(plugin: Plugin, kind: Kind) -> Certificate:
 
 
 def _usual(plugin: Plugin, kind: Kind) -> str:
-    """The target of a plugin that states none."""
+    """The target for a plugin that declares none."""
     if kind == "loss" and "advantages" not in plugin.facts.reads:
         return "value error" if plugin.facts.outputs == ("values",) else "likelihood"
     return "reward"

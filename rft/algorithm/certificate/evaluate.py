@@ -1,4 +1,4 @@
-"""A plugin on the rows of a `sample`, whatever its kind."""
+"""Evaluates a plugin of any kind on the rows of a `sample`."""
 
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,7 @@ Kind = Literal["advantage", "loss", "gradient mask", "aggregation"]
 
 
 class Outcome(NamedTuple):
-    """What a plugin makes of rows.
+    """The result of a plugin for some rows.
 
     Attributes:
         columns: of every row, (B, T) each: advantages, weights, a mask, or gradients of a loss by the outputs.
@@ -39,7 +39,7 @@ def sample_for(plugin: Plugin, kind: Kind, on_policy: bool) -> TensorDict:
 
 
 def prepared(plugin: Plugin, kind: Kind, rows: TensorDict) -> TensorDict:
-    """Rows as a mini-batch: with what a loss prepares of them."""
+    """Rows as a mini-batch, with the columns that a loss prepares."""
     if kind != "loss" or plugin.facts.prepare is None:
         return rows
     rows = rows.clone()
@@ -50,14 +50,14 @@ def prepared(plugin: Plugin, kind: Kind, rows: TensorDict) -> TensorDict:
 
 
 def call_loss(plugin: Plugin, rows: TensorDict) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-    """The outputs as leaves, the loss of rows that are prepared, and its statistics."""
+    """The outputs as leaves, the loss of prepared rows, and its statistics."""
     leaves = {name: rows["outputs", name].clone().requires_grad_() for name in plugin.facts.outputs}
     loss, statistics = plugin(*leaves.values(), rows["batch"])
     return leaves, loss, statistics
 
 
 def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
-    """Calls the plugin on rows that are prepared."""
+    """Calls the plugin on prepared rows."""
     batch = rows["batch"]
     if kind == "advantage":
         supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options)}

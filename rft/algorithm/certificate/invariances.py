@@ -1,4 +1,4 @@
-"""What the result of a plugin must not depend on. A check takes a plugin and its kind, and is True where it holds."""
+"""Invariances of the result of a plugin. A check takes a plugin and its kind, and is True if the invariance holds."""
 
 from collections.abc import Callable
 
@@ -109,7 +109,7 @@ LOSS_CHECKS = {"micro-batches": micro_batches, "extreme log-ratios": extreme_rat
 
 
 def invariances(plugin: Plugin, kind: Kind) -> dict[str, bool]:
-    """Every check of a kind by name; the shape alone where that is wrong, as nothing else can be said then."""
+    """Every check of a kind by name; only the check of the shape if that fails, as the others need the shape."""
     if kind != "loss":
         return {name: check(plugin, kind) for name, check in CHECKS.items()}
     if not well_formed(plugin, kind):
@@ -127,5 +127,5 @@ def _finite(outcome: Outcome) -> bool:
 
 def _same(found: Outcome, expected: Outcome) -> bool:
     """Equal up to the rounding of sums in another order."""
-    actual, ours = ({**outcome.columns, **outcome.sums} for outcome in (found, expected))
-    return all(torch.allclose(actual[name], ours[name], rtol=1e-10, atol=1e-12) for name in ours)
+    actual, wanted = ({**outcome.columns, **outcome.sums} for outcome in (found, expected))
+    return all(torch.allclose(actual[name], wanted[name], rtol=1e-10, atol=1e-12) for name in wanted)

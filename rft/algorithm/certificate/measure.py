@@ -1,4 +1,4 @@
-"""The gradient that a plugin really has on policy, next to the gradient of an objective."""
+"""Measures the gradient of a plugin on policy, and compares it with the gradient of an objective."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ def compare(found: Tensor, wanted: Tensor, target: str, tolerance: float) -> Mea
 
 
 def expected_gradient(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
-    """By the logits, the ascent direction in expectation over everything that the policy may answer."""
+    """The ascent direction of a plugin by the logits, in expectation over all answers of the policy."""
     logits = policy.logits.clone().requires_grad_()
     outputs = policy.forward(logits)
     if kind == "loss":
@@ -89,14 +89,14 @@ def expected_gradient(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
 
 
 def objective_gradient(policy: TinyPolicy, plugin: Plugin, target: str) -> Tensor:
-    """By the logits."""
+    """The gradient of an objective by the logits."""
     logits = policy.logits.clone().requires_grad_()
     total = OBJECTIVES[target](policy, logits, GROUP_SIZE, plugin.options)
     return differentiated(total, {"logits": logits})["logits"]
 
 
 def _expected_weights(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
-    """What the gradient of each token's log-probability is multiplied with, times the chance of it, (Y, T)."""
+    """The expected factor of the gradient of each token's log-probability, (Y, T)."""
     asked, terms = [], term_weights(plugin.options)
 
     def all_sum(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a gradient is compared with: objectives to be maximised."""
+"""Objectives to be maximised, with whose gradients a plugin's gradient is compared."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from rft.algorithm.advantage.win_rate import wins
 from rft.algorithm.certificate.policy import TinyPolicy
-from rft.algorithm.pairs import both
+from rft.algorithm.scores.pairs import both
 
 Options = Mapping[str, Any]
 
@@ -81,7 +81,7 @@ OBJECTIVES: dict[str, Callable[[TinyPolicy, Tensor, int, Options], Tensor]] = {
     "likeness to the teacher": likeness,
     "entropy per position": entropy_per_position,
 }
-BINARY = ("log likelihood to order n-1", "log likelihood to order n")  # they know scores of 0 and 1 alone
+BINARY = ("log likelihood to order n-1", "log likelihood to order n")  # defined for scores of 0 and 1 alone
 
 
 def _reinforce(outputs: Mapping[str, Tensor], batch: TensorDict) -> Tensor:

@@ -10,20 +10,20 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.rewards import token_rewards
+from rft.algorithm.scores.rewards import token_rewards
 
 SYMBOLS = 3
 LAST = SYMBOLS - 1  # the symbol that ends an answer
 _SEED = 84  # of tables on which no approximation passes for exact: each shows in the third digit
-_NEVER = -1e4  # logit of a symbol that a prompt does not know: its probability is 0 in float64
+_NEVER = -1e4  # logit of a symbol that a prompt does not allow: its probability is 0 in float64
 
 
 class Prompt(NamedTuple):
-    """What answers a prompt has.
+    """The answers that a prompt allows.
 
     Attributes:
         positions: tokens at most.
-        first: symbols `first` to `LAST` are known.
+        first: symbols `first` to `LAST` are allowed.
         ends: whether `LAST` ends the answer; if not, all answers have the same length.
     """
 
@@ -116,7 +116,7 @@ class TinyPolicy:
         return torch.where(self._unknown, _NEVER, normal)
 
     def _another(self, name: str) -> Tensor:
-        """A column of which the name alone is known: of another policy, of the prompt, or of the state of a token."""
+        """A random column, by its name one of another policy, of the prompt, or of the state of a token."""
         if name.endswith("logprobs"):
             return self.forward(self._table())["logprobs"]
         if name.endswith("scores"):
@@ -153,8 +153,8 @@ class TinyPolicy:
 
         Args:
             n: rows of a group.
-            together: a batch is one group for each prompt. If not, groups do not see each other, and all come in one
-                batch.
+            together: a batch is one group for each prompt. If not, groups are independent, and one batch holds all of
+                them.
         """
         now = self.probabilities(self.logits)
         each = [(groups, orders * now[groups].prod(1)) for groups, orders in self.groups(n)]

@@ -1,4 +1,4 @@
-"""A small batch of all that batches have: rows of unequal length, gaps, a row without a trained token."""
+"""A small batch with the irregularities of real ones: unequal lengths, gaps, a row without a trained token."""
 
 from collections.abc import Sequence
 from typing import Any

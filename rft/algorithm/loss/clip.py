@@ -40,7 +40,7 @@ def ppo_clip(
 
 
 def delta_inside(options: dict[str, Any]) -> str | None:
-    """The fault of a bound that the clip would hide."""
+    """The error message for a bound that the clip would hide, or None."""
     if options["delta"] < 1 + options["clip_high"]:
         return f"delta={options['delta']}: it must be at least 1 + clip_high"
     return None
@@ -55,8 +55,8 @@ def delta_inside(options: dict[str, Any]) -> str | None:
 def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, delta: float) -> Unreduced:
     """max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)) per token. INTELLECT-2, arXiv 2505.07291.
 
-    Where A < 0 the ratio of `ppo_clip` has no bound, and neither has its loss; here it has. With delta >= 1 + high this
-    is `ppo_clip` with the dual clip delta, and that is how it is computed. Statistics as `ppo_clip`.
+    Where A < 0 the ratio of `ppo_clip` is unbounded, and so is its loss; here delta bounds both. With delta >= 1 + high
+    this is `ppo_clip` with the dual clip delta, and it is computed that way. Statistics as `ppo_clip`.
 
     Args:
         clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
@@ -74,8 +74,8 @@ def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high
 def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
     """max(-A l, -A clip(l, ln(1 - low), ln(1 + high))) per token, of the log-ratio l = ln r.
 
-    CPGD, arXiv 2505.12504: no ratio weighs a gradient, so none can blow it up; the same tokens are clipped
-    as in `ppo_clip`. The paper adds the term `drift`. Statistics as `ppo_clip`.
+    CPGD, arXiv 2505.12504: the gradient is not multiplied by a ratio, so a large ratio does not inflate it; the same
+    tokens are clipped as in `ppo_clip`. The paper adds the term `drift`. Statistics as `ppo_clip`.
 
     Args:
         clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].

@@ -1,9 +1,9 @@
 """Divergences of the policy from a teacher, of the distribution over the next token and not of a sampled one alone.
 
-Both distributions are over K + 1 outcomes: the K tokens that the teacher finds likeliest, and all others as one. So a
-divergence is one of two distributions, 0 only where they agree on those outcomes, and never more than that over the
-whole vocabulary, which it is where K is as large. Elsewhere one finds the sum over the K tokens alone, which may be
-below 0, or both renormalised over them, which asks nothing of the mass outside.
+Both distributions are over K + 1 outcomes: the K tokens that the teacher finds likeliest, and all others as one. So the
+result is a divergence of two distributions: 0 only if they agree on these outcomes, at most the divergence over the
+whole vocabulary, and equal to it if K is the size of the vocabulary. Other libraries sum over the K tokens alone, which
+may give a value below 0, or renormalise both distributions over them, which ignores the mass outside.
 """
 
 import math
@@ -24,7 +24,7 @@ NOTE = "of the next token at given texts"
 def outcomes(logprobs: Tensor, keep: Tensor) -> Tensor:
     """Log-probabilities of K tokens (B, T, K) and of all others as one, (B, T, K + 1); uniform where not trained.
 
-    The others have the probability that is left, at least what rounding leaves.
+    The others have the remaining probability, at least the machine epsilon.
     """
     logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
     logprobs = torch.where(over(keep, logprobs), logprobs, -math.log(logprobs.shape[-1] + 1))
@@ -38,7 +38,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
 
 
 def both(logprobs: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
-    """The outcomes of teacher and policy, (B, T, K + 1) each: equal where nothing trains, so no divergence is there."""
+    """The outcomes of teacher and policy, (B, T, K + 1) each; equal, with a divergence of 0, where nothing trains."""
     return outcomes(batch["teacher_top_logprobs"], batch["loss_mask"]), outcomes(logprobs, batch["loss_mask"])
 
 
@@ -49,7 +49,7 @@ def both(logprobs: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
     gradient=Gradient("exact", target="minus the forward KL", note=NOTE),
 )
 def forward_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """KL(teacher, policy) per token (B, T): it covers all that the teacher would say. arXiv 1503.02531."""
+    """KL(teacher, policy) per token (B, T): mode-covering. Knowledge distillation, arXiv 1503.02531."""
     teacher, policy = both(candidate_logprobs, batch)
     return divergence(teacher, policy), {}
 
@@ -61,7 +61,7 @@ def forward_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
     gradient=Gradient("exact", target="minus the reverse KL", note=NOTE),
 )
 def reverse_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """KL(policy, teacher) per token (B, T): it avoids what is unlikely under the teacher. MiniLLM, arXiv 2306.08543."""
+    """KL(policy, teacher) per token (B, T): mode-seeking. MiniLLM, arXiv 2306.08543."""
     teacher, policy = both(candidate_logprobs, batch)
     return divergence(policy, teacher), {}
 

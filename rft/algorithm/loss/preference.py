@@ -1,4 +1,5 @@
-"""Losses of preferences: of pairs, a chosen and a rejected answer to one prompt, and of single answers with a label.
+"""Losses of preferences: of pairs, a chosen and a rejected answer to one prompt, and of single answers with a label or
+a win rate.
 
 The value of a pair stands in both of its rows, and so do its statistics: their mean over rows is that over pairs.
 """
@@ -12,15 +13,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rft.algorithm.gradient import Gradient
+from rft.algorithm.kl import k3
 from rft.algorithm.loss.sequence import row_mean
-from rft.algorithm.pairs import both
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
+from rft.algorithm.scores.pairs import both
 from rft.registry import constraints, in_range
 
 
 def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Gradient]:
-    """Of a loss of beta * h: where policy and reference are one it pulls every pair with the same force."""
+    """The gradient of a loss of beta * h: while policy and reference are equal, all pairs have the same factor."""
 
     def stated(options: dict[str, Any]) -> Gradient:
         target = "mean margin of pairs" if options.get("average") else "margin of pairs"
@@ -33,7 +35,7 @@ BETA = in_range("beta", low=0, open=True)
 
 
 def noise(options: dict[str, Any]) -> str | None:
-    """The fault of `label_smoothing`: at one half the labels say nothing."""
+    """The error message for `label_smoothing`, or None: at one half the labels carry no information."""
     share = options["label_smoothing"]
     return None if 0 <= share < 0.5 else f"label_smoothing={share}: it must be at least 0 and below 0.5"
 
@@ -57,7 +59,7 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: fl
 
     Args:
         beta: strength of the pull to the reference.
-        label_smoothing: e, the share of the pairs that are thought to be the wrong way round, below 0.5.
+        label_smoothing: e, the assumed share of the pairs whose labels are swapped, below 0.5.
     """
     return compare(beta * gain(logprobs, batch), logprobs, batch, lambda margin: _smooth(margin, label_smoothing))
 
@@ -72,12 +74,12 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: fl
 def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: float) -> Unreduced:
     """(-(1 - e) ln sigmoid(beta h) + e ln sigmoid(-beta h)) / (1 - 2 e) per pair: unbiased where labels flip.
 
-    Robust DPO, arXiv 2403.00409, equation 12: its mean over labels of which a share e is the wrong way round is that of
-    `dpo` over the right ones. Statistics as `dpo`.
+    Robust DPO, arXiv 2403.00409, equation 12: its mean over labels of which a share e is swapped is that of `dpo`
+    over the right ones. Statistics as `dpo`.
 
     Args:
         beta: strength of the pull to the reference.
-        label_smoothing: e, the share of the pairs that are the wrong way round, below 0.5.
+        label_smoothing: e, the share of the pairs whose labels are swapped, below 0.5.
     """
     e = label_smoothing
 
@@ -101,7 +103,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: float, average: bool) -> U
 
     Args:
         beta: the margin aimed at is 1 / (2 beta), tau of the paper.
-        average: h is the difference of the means over the tokens of a row, as some libraries have it; the paper's is
+        average: h is the difference of the means over the tokens of a row, as in some libraries; the paper's is
             that of sums.
     """
     gains = gain(logprobs, batch)
@@ -190,7 +192,7 @@ def orpo(logprobs: Tensor, batch: TensorDict, *, weight: float) -> Unreduced:
 
 @LOSSES.register("chosen_nll", reads=("chosen",), unit="pair", gradient=Gradient("exact", "mean likelihood of chosen"))
 def chosen_nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """-mean over the tokens of the chosen row of lp, per pair: keeps it likely while the other one is pushed away.
+    """-mean over the tokens of the chosen row of lp, per pair: keeps it likely while the rejected row loses likelihood.
 
     As in ORPO, arXiv 2403.07691, and iterative DPO with NLL, arXiv 2404.19733, equation 1.
     """
@@ -201,17 +203,17 @@ def chosen_nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """`kl_baseline` (B,): mean gain of the mismatched rows of all ranks, 0 at least; they are taken out of `loss_mask`.
 
-    Also `label_scale` (B,): rows / rows of the same label, so that a mean over rows of what one label alone has is that
-    over these.
+    Also `label_scale` (B,): rows / rows of the same label. A statistic of one label, times it, has as its mean over all
+    rows the mean over the rows of that label.
     """
     keep, mismatched, label = batch["loss_mask"], batch["mismatched"], batch["label"]
     trained = keep.any(1)
     gains = gain(logprobs, batch)
     sides = (trained & mismatched, trained & ~mismatched & label, trained & ~mismatched & ~label)
     counts = torch.stack([side.sum() for side in sides]).double()
-    total, strange, good, bad = all_sum(torch.cat([gains[sides[0]].double().sum()[None], counts])).unbind()
+    total, others, good, bad = all_sum(torch.cat([gains[sides[0]].double().sum()[None], counts])).unbind()
     scale = (good + bad) / torch.where(label, good, bad).clamp(min=1)
-    baseline = (total / strange.clamp(min=1)).clamp(min=0)
+    baseline = (total / others.clamp(min=1)).clamp(min=0)
     return {
         "kl_baseline": baseline.to(gains.dtype).expand(len(batch)).clone(),
         "label_scale": scale.to(gains.dtype),
@@ -259,13 +261,41 @@ def kto(
     sign = label.to(gains.dtype) * 2 - 1
     margin = sign * beta * (gains - z)
     weight = torch.where(label, desirable_weight, undesirable_weight)
-    told, whole = margin.detach(), torch.where(batch["loss_mask"], logprobs, 0.0).sum(1).detach()
-    statistics = {"accuracy": (told > 0).to(told.dtype), "margin": told, "baseline": z}
-    for name, values in (("reward", beta * gains.detach()), ("logprob", whole)):
+    sums = torch.where(batch["loss_mask"], logprobs, 0.0).sum(1).detach()
+    statistics = {"accuracy": (margin > 0).to(margin.dtype), "margin": margin.detach(), "baseline": z}
+    for name, values in (("reward", beta * gains.detach()), ("logprob", sums)):
         for side, rows in (("chosen", label), ("rejected", ~label)):
             statistics[f"{name}_{side}"] = torch.where(rows, values * batch["label_scale"], 0.0)
     loss = weight * torch.sigmoid(-margin)
     return loss.where(trained, 0.0), {f"preference/{k}": value.where(trained, 0.0) for k, value in statistics.items()}
+
+
+@LOSSES.register(
+    "sppo",
+    fault=in_range("eta", low=0, open=True),
+    reads=("ref_logprobs", "advantages"),
+    unit="sequence",
+    gradient=lambda options: Gradient(
+        "scaled",
+        factor=lambda n: 2 * options["eta"],
+        note="by 2 eta, for advantages that are equal within a row, before the policy has left the reference",
+    ),
+)
+def sppo(logprobs: Tensor, batch: TensorDict, *, eta: float) -> Unreduced:
+    """(S - eta A)^2 per row, S the sum of its log-ratios to the reference, A the mean of its advantages.
+
+    SPPO, arXiv 2405.00675, algorithm 1, with the advantage `win_rate`: the policy after an iteration is the reference
+    times exp(eta (P - 1/2)), a step of multiplicative weights, but for a normaliser that is taken to be exp(eta / 2).
+
+    Statistics: `kl/ref` (k3), the mean over the row's tokens, (B,).
+
+    Args:
+        eta: step size: the target of S is eta / 2 nats for a row that always wins, -eta / 2 for one that always loses.
+    """
+    keep = batch["loss_mask"]
+    target = eta * row_mean(torch.where(keep, batch["advantages"], 0.0), keep)
+    difference = log_ratio(logprobs.detach(), batch["ref_logprobs"], keep)
+    return (gain(logprobs, batch) - target).square(), {"kl/ref": row_mean(k3(difference), keep)}
 
 
 def gain(logprobs: Tensor, batch: TensorDict) -> Tensor:
@@ -279,7 +309,7 @@ def mean_logprobs(logprobs: Tensor, batch: TensorDict) -> Tensor:
 
 
 def compare(rewards: Tensor, logprobs: Tensor, batch: TensorDict, loss: Callable[[Tensor], Tensor]) -> Unreduced:
-    """A loss of the reward of the chosen row less that of the rejected, per pair, and the statistics of `dpo`."""
+    """A loss of the reward of the chosen row minus that of the rejected, per pair, and the statistics of `dpo`."""
     chosen, rejected, whole = both(rewards, batch)
     sums = both(torch.where(batch["loss_mask"], logprobs, 0.0).sum(1).detach(), batch)
     margin = chosen - rejected

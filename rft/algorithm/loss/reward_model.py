@@ -1,4 +1,5 @@
-"""Losses of reward models: one score a row, learnt from which of two responses is the better one.
+"""Losses of reward models: a score of a response learnt from pairs, a score of a step learnt from its label, and an
+implicit reward of a token, which is the log-ratio of a language model to the reference.
 
 The value of a pair stands in both of its rows, and so do its statistics: their mean over rows is that over pairs.
 """
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.pairs import both
+from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.algorithm.scores.pairs import both
+from rft.registry import in_range
 
 
 def _reads(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -61,12 +64,65 @@ def bradley_terry(score: Tensor, batch: TensorDict, *, margin: bool) -> Unreduce
     gradient=Gradient("exact", target="scores around zero"),
 )
 def score_centering(score: Tensor, batch: TensorDict) -> Unreduced:
-    """(s_chosen + s_rejected)^2 per pair: settles the constant that a preference leaves open.
+    """(s_chosen + s_rejected)^2 per pair: fixes the constant that preferences leave undetermined.
 
     arXiv 2312.09244, equation 2.
     """
     chosen, rejected, _ = both(row_scores(score, batch), batch)
     return (chosen + rejected).square(), {}
+
+
+@LOSSES.register(
+    "step_cross_entropy",
+    head="step",
+    outputs=("score",),
+    reads=("step_labels",),
+    gradient=Gradient("exact", target="likelihood of the labels"),
+)
+def step_cross_entropy(score: Tensor, batch: TensorDict) -> Unreduced:
+    """-y ln p - (1 - y) ln(1 - p) per step (B, T), p = sigmoid(score) at the step's last token, y its label.
+
+    As for PRM800K, arXiv 2305.20050, section 2.6, and Math-Shepherd, arXiv 2312.08935, equation 2; y may be soft.
+
+    Statistics (B, T): `steps/accuracy` (1 where p and y are on the same side of a half), `steps/probability` (p),
+    `steps/label` (y).
+    """
+    keep = batch["loss_mask"]
+    score = torch.where(keep, score, 0.0)
+    label = torch.where(keep, batch["step_labels"], 0.0)
+    loss = softplus(score) - label * score
+    statistics = {
+        "steps/accuracy": ((score > 0) == (label > 0.5)).to(score.dtype),
+        "steps/probability": score.detach().sigmoid(),
+        "steps/label": label,
+    }
+    return loss.where(keep, 0.0), {name: values.where(keep, 0.0) for name, values in statistics.items()}
+
+
+@LOSSES.register(
+    "implicit_reward",
+    fault=in_range("beta", low=0, open=True),
+    reads=("ref_logprobs", "terms"),
+    unit="sequence",
+    gradient=Gradient("exact", target="likelihood of the outcome"),
+)
+def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: float, term: str) -> Unreduced:
+    """Cross-entropy of sigmoid(beta * sum_t (lp - lp_ref)) against the outcome of the row, (B,).
+
+    PRIME, arXiv 2502.01456, equation 4.
+
+    Statistics (B,): `prm/accuracy`, 1 where the sign of the sum matches the outcome.
+
+    Args:
+        beta: scale of the process reward.
+        term: the raw reward term that is the outcome, between 0 and 1.
+    """
+    logits = beta * log_ratio(logprobs, batch["ref_logprobs"], batch["loss_mask"]).sum(1)  # (B,)
+    outcome = batch["terms", term].to(logits.dtype)
+    loss = binary_cross_entropy_with_logits(logits, outcome, reduction="none")
+    trained = batch["loss_mask"].any(1)
+    right = ((logits > 0) == (outcome > 0.5)).to(logits.dtype)
+    return loss.where(trained, 0.0), {"prm/accuracy": right.where(trained, 0.0)}
 
 
 def row_scores(score: Tensor, batch: TensorDict) -> Tensor:

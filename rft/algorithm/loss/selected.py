@@ -11,7 +11,7 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.clip import CLIP_BOUNDS, clipped
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
-from rft.algorithm.select import exact_mean, largest, share_of, up_to_mean
+from rft.algorithm.token_weights.order_statistics import exact_mean, largest, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
 from rft.registry import constraints, in_range
 
@@ -19,7 +19,7 @@ from rft.registry import constraints, in_range
 def covariances(logprobs: Tensor, batch: TensorDict, all_sum: AllSum) -> Tensor:
     """(A - mean A) (lp - mean lp) of every trained token (B, T) float64, means over all trained tokens of all ranks.
 
-    arXiv 2505.22617, section 4.2. What is outside `loss_mask` has no meaning.
+    arXiv 2505.22617, section 4.2. Values outside `loss_mask` are undefined.
     """
     keep, advantages = batch["loss_mask"], batch["advantages"]
     mean_advantage = exact_mean(advantages, keep, all_sum)
@@ -72,11 +72,11 @@ def clip_cov(
     cov_low: float,
     cov_high: float,
 ) -> Unreduced:
-    """`ppo_clip`, and 0 for a few tokens of high covariance: they would take most entropy away. Clip-Cov.
+    """`ppo_clip`, and 0 for a few tokens of high covariance, whose gradients lower the entropy most. Clip-Cov.
 
     arXiv 2505.22617, section 4.2. The covariance of a token is (A - mean A) (lp - mean lp), with means over all
-    trained tokens of the mini-batch; tokens are drawn at random from those inside (cov_low, cov_high) that the clip of
-    their own ratio leaves a gradient. The weights of the others do not change.
+    trained tokens of the mini-batch; tokens are drawn at random from those inside (cov_low, cov_high) whose ratio is
+    not clipped. The weights of the others do not change.
 
     Statistics: as `ppo_clip`, and `clip/cov` (1 for a token that was drawn).
 
@@ -158,7 +158,7 @@ def m2po(
     """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy, as many as it takes for the
     mean of it over the other tokens of the mini-batch to be at most tau. M2PO, arXiv 2510.01161, algorithm 1.
 
-    The paper masks among the tokens alone that a step moves further out (A > 0 and r > 1, or A < 0 and r < 1), and
+    The paper masks only among the tokens that a step moves further out (A > 0 and r > 1, or A < 0 and r < 1), and
     does not clip: `among: outward` and infinite clips. Tokens of equal log-ratio are masked together. The weights of
     the others do not change (footnote 2).
 

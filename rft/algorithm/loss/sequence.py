@@ -111,8 +111,8 @@ def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
 def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """-A lp where A >= 0, -A sg(min(W, 1)) lp where A < 0, W the ratio of the whole row to the rollout policy.
 
-    TOPR, arXiv 2503.14286, with the truncation [0, 1] for negative and none for positive rows: bad rows that
-    the policy has left behind are not pushed down for ever. Pairs with `seq_mean_token_sum`.
+    TOPR, arXiv 2503.14286, with the truncation [0, 1] for negative and none for positive rows: rows of
+    negative advantage that have become unlikely are not lowered further. Pairs with `seq_mean_token_sum`.
 
     Statistics: `clip/high` (1 where A < 0 and W > 1), `kl/rollout` (k3 estimate of the KL divergence of the rollout
     from the current policy).
@@ -171,8 +171,9 @@ def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
     """((beta S - R) - its mean over the group)^2 / 2 per row, S the row's sum of log-ratios.
 
     GVPO, arXiv 2504.19599: the implicit reward of the policy, beta S, is fitted to the scores; the centring
-    cancels what both leave open. R is the mean of the row's advantages; any estimator that shifts the scores of a group
-    by one number gives the same loss, `dr_grpo` among them. Rows without a trained token are in no mean.
+    cancels the constant that is undetermined in both. R is the mean of the row's advantages; any estimator that shifts
+    the scores of a group by one number gives the same loss, `dr_grpo` among them. Rows without a trained token are in
+    no mean.
 
     Statistics: `kl/old`, the mean over the row's tokens, (B,).
 

@@ -56,7 +56,7 @@ def cispo(
 
     Args:
         clip_low: the weight is at least 1 - low; null for no lower bound.
-        clip_high: the weight is at most 1 + high. Others write the bound itself: our 4 is their 5.
+        clip_high: the weight is at most 1 + high. Other libraries take the bound itself: 4 here is 5 there.
         anchor: the policy that r is the ratio to: the proximal one, or the one that sampled.
     """
     difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["loss_mask"])  # (B, T)
@@ -99,7 +99,7 @@ def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["tok
     """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
 
     DRO, arXiv 2405.19107, whose regression (R - V - beta l)^2 / 2 has this gradient, divided by beta; V is
-    the advantage's affair.
+    part of the advantage.
 
     Statistics: `kl/old`, as `ppo_clip`.
 

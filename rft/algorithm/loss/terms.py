@@ -21,14 +21,13 @@ from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
     """-H per token (B, T), so that a positive coefficient rewards entropy.
 
-    The gradient is that of the entropy at the positions that were sampled; what a token does to which positions come
-    after it is left out.
+    The gradient is that of the entropy at the sampled positions; the effect of a token on later positions is left out.
     """
     return torch.where(batch["loss_mask"], -entropy, 0.0), {}
 
 
 def kl_gradient(options: dict[str, Any]) -> Gradient:
-    """What the gradient of the `kl` term is with an estimator."""
+    """The gradient of the `kl` term, by its estimator."""
     if options["estimator"] == "k2_row":
         return Gradient("exact", target="kl")
     if options["estimator"] == "k3":
@@ -40,10 +39,10 @@ def kl_gradient(options: dict[str, Any]) -> Gradient:
 def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3", "k1+", "k3+"]) -> Unreduced:
     """An estimate of KL(policy, reference), of d = lp - lp_ref, per token (B, T).
 
-    A term is there for its gradient, and in that the estimators differ (on-policy, measured against the gradient of
-    the KL of whole sequences):
+    A term matters by its gradient, and the estimators differ in it (on-policy, against the gradient of the KL of whole
+    sequences):
     - `k2_row`: half the square of the row's sum of d, each token with its share. Exact: that of k1 in the reward.
-    - `k2`: d^2 / 2. Leaves out what a token does to the KL of the tokens after it.
+    - `k2`: d^2 / 2. Leaves out the effect of a token on the KL of the tokens after it.
     - `k3`: exp(-d) - 1 + d (GRPO). Its value is unbiased, its gradient that of KL(reference, policy) at each token.
     - `k1+`, `k3+`: straight-through, the value of k1 or k3 with the gradient of k2.
     - k1, d itself, is refused: its gradient is 0 on average, so as a term it does nothing but add noise.
@@ -68,7 +67,7 @@ def router_balance(router_balance: Tensor, batch: TensorDict) -> Unreduced:
     """The sequence-wise balance loss of DeepSeek-V3, arXiv 2412.19437, eq. 17-20, of the trained tokens of a row (B,).
 
     The sum over routers and experts i of f_i P_i, where f_i is the part of the tokens that went to i, times experts /
-    chosen experts, and P_i the mean affinity to i: 1 for each router where all go evenly.
+    chosen experts, and P_i the mean affinity to i: 1 for each router if the tokens are spread evenly.
     """
     return torch.where(batch["loss_mask"], router_balance, 0.0).sum(1), {}
 
@@ -103,7 +102,7 @@ def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced
     "drift",
     reads=("old_logprobs",),
     controlled_by="kl/old",
-    gradient=Gradient("none", note="nothing to pull at on policy; off policy exact for KL(old, current)"),
+    gradient=Gradient("none", note="no gradient on policy; off policy exact for KL(old, current)"),
 )
 def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """r - 1 - ln r per token (B, T), the k3 estimate of KL(old, current): unbiased in value and in gradient, (r - 1).

@@ -1,7 +1,8 @@
 """Policy losses with a trust region: a token that has left it, and would go further, gets no gradient.
 
-DPPO, arXiv 2602.04879. A ratio says little of how far a distribution has moved: that of a rare token doubles at once.
-These look at the probability of the sampled token, which bounds the divergence of the whole distribution from below.
+DPPO, arXiv 2602.04879. A ratio is a poor measure of how far a distribution has moved: that of a rare token doubles
+after a small change. These losses use the probability of the sampled token instead: its change bounds the divergence of
+the whole distribution from below.
 """
 
 from typing import Literal
@@ -89,7 +90,7 @@ def _kept(logprobs: Tensor, batch: TensorDict) -> Tensor:
 def _trusted(
     logprobs: Tensor, batch: TensorDict, fallen: Tensor, risen: Tensor, ratio_cap: float, anchor: str
 ) -> Unreduced:
-    """-A sg(min(r, cap)) lp but where A < 0 and p has `fallen`, or A > 0 and p has `risen`, too far."""
+    """-A sg(min(r, cap)) lp except where A < 0 and p has `fallen`, or A > 0 and p has `risen`, too far."""
     advantages = torch.where(batch["loss_mask"], batch["advantages"], 0.0)
     low, high = (advantages < 0) & fallen, (advantages > 0) & risen
     difference = log_ratio(logprobs.detach(), batch[f"{anchor}_logprobs"], batch["loss_mask"])  # (B, T)

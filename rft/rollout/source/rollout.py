@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import informative_groups
+from rft.algorithm.scores.groups import informative_groups
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.trajectory import Trajectory, to_row

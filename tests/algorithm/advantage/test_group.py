@@ -7,7 +7,7 @@ import torch
 
 from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
-from rft.algorithm.whiten import whitened
+from rft.algorithm.advantage.whiten import whitened
 from tests.helpers import batch_of, rows_of
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from rft.algorithm.advantage.group import dr_grpo, gdpo, group_norm, opo, reinforce_pp_baseline, rloo
 from rft.algorithm.advantage.solved import cpgd, gpg, maxrl, pass_at_k
-from rft.algorithm.whiten import whitened
+from rft.algorithm.advantage.whiten import whitened
 from tests.helpers import batch_of, rows_of
 
 F64 = torch.float64

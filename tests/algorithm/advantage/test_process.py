@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm.advantage.group import rloo
 from rft.algorithm.advantage.process import prime
-from rft.algorithm.loss.implicit_reward import implicit_reward
+from rft.algorithm.loss.reward_model import implicit_reward
 from tests.helpers import batch_of
 
 F64 = torch.float64

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.aggregation import token_mean
 from rft.algorithm.loss.terms import kl, positive_nll, positive_scale
+from rft.algorithm.token_weights.aggregation import token_mean
 
 F64 = torch.float64
 KEEP = torch.tensor([[True, False, True], [True, True, False], [False, False, True], [False, False, False]])

@@ -2,7 +2,7 @@
 
 import torch
 
-from rft.algorithm.groups import group_statistics, informative_groups
+from rft.algorithm.scores.groups import group_statistics, informative_groups
 
 
 def test_statistics_by_hand():

@@ -1,4 +1,4 @@
-"""Shaping: what happens to a score before anything is made of it."""
+"""Shaping: changes to a score before an advantage is computed from it."""
 
 from tensordict import TensorDict
 from torch import Tensor

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft.algorithm import AGGREGATIONS
-from rft.algorithm.aggregation import group_mean, unit_weights
+from rft.algorithm.token_weights.aggregation import group_mean, unit_weights
 
 KEEP = torch.tensor([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
 GROUP = torch.tensor([5, 5, 2, 2, 9])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rft.algorithm.correction import Correction, CorrectionOptions, Rule
+from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule
 
 RULE = Rule("ratio", "token", None, "clamp", None, 2.0, "any")
 

@@ -1,6 +1,6 @@
-"""Rollout correction: weights and rejections for tokens that another policy sampled than the one that trains.
+"""Rollout correction: weights and rejections for tokens that were sampled from another policy than the one that trains.
 
-With rho_t = exp(logprobs_t - rollout_logprobs_t) over the trained tokens, a rule is one point of an algebra:
+With rho_t = exp(logprobs_t - rollout_logprobs_t) over the trained tokens, a rule combines:
 
     metric x level x aggregate     a number for each token, row or group
     x bounds x sign of A           where it is outside
@@ -63,11 +63,11 @@ class CorrectionOptions:
     """The yaml of a correction.
 
     Attributes:
-        anchor: what the rollout policy is compared with. `old`: the proximal policy, once a step. `rollout`: none is
-            between ("bypass"), so with the current policy, in every mini-batch.
+        anchor: what the rollout policy is compared with. `old`: the proximal policy, once a step. `rollout`: without a
+            proximal policy ("bypass"), the current policy, in every mini-batch.
         normalize: the weights are divided by their mean over the trained tokens of all ranks.
-        rules: by a name of one's own. All of one sign look at the same tokens, so their order does not matter; those
-            with a sign look at what the others left.
+        rules: by names of the user's choice. The rules without a sign apply to the same tokens, so their order does not
+            matter; those with a sign apply to the tokens that the others left.
     """
 
     anchor: Literal["old", "rollout"]
@@ -88,7 +88,7 @@ class Correction:
         by_ratio: whether a ratio is among them.
 
     Raises:
-        ValueError: names the key of a rule that makes no sense, or of two that do not go together.
+        ValueError: names the key of an invalid rule, or of a rule that cannot be combined with another.
     """
 
     def __init__(self, options: CorrectionOptions, key: str) -> None:
@@ -113,7 +113,7 @@ class Correction:
         self._signed = {name: rule for name, rule in options.rules.items() if rule.sign != "any"}
 
     def unsigned(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Applies the rules that ask for no sign.
+        """Applies the rules without a sign.
 
         Narrows `loss_mask`; writes `correction_weights` (B, T), 0 outside it, and `rejected` (B,) bool: rows that had
         trained tokens and have none left. `correction/weight` and `correction/weight_max` are the weights before they
@@ -142,7 +142,7 @@ class Correction:
                 batch["correction_weights"] = weights / torch.where(total == 0, 1.0, total / count).to(weights.dtype)
 
     def signed(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Applies the rules that ask for a sign of the advantage, once `advantages` are there.
+        """Applies the rules with a sign of the advantage, after `advantages` are computed.
 
         Narrows `loss_mask` and `correction_weights`; both stay as `unsigned` left them where no rule has a sign.
         """
@@ -171,9 +171,9 @@ class Correction:
 
 
 def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor, group: Tensor) -> Tensor:
-    """The number that the bounds of a rule are about, float64: (B, T), or (B, 1) for the levels above the token.
+    """The number that a rule compares with its bounds, float64: (B, T), or (B, 1) for the levels above the token.
 
-    Anything at a token that does not train.
+    Undefined at tokens that do not train.
     """
     log_rho = logprobs.double() - rollout_logprobs  # (B, T)
     if rule.metric == "ratio":
@@ -197,13 +197,13 @@ def _bounds(rule: Rule) -> tuple[float, float]:
 
 
 def _beyond(value: Tensor, rule: Rule) -> Tensor:
-    """Where a number is outside the bounds. A NaN is not: it is to be found in the loss, not to vanish here."""
+    """Where a number is outside the bounds. A NaN counts as inside, so that the check of the loss finds it."""
     low, high = _bounds(rule)
     return (value < low) | (value > high)
 
 
 def _acts_on(rule: Rule, batch: TensorDict) -> Tensor:
-    """The trained tokens that a rule speaks of, (B, T) bool."""
+    """The trained tokens that a rule applies to, (B, T) bool."""
     keep: Tensor = batch["loss_mask"]
     if rule.sign == "any":
         return keep
@@ -211,7 +211,7 @@ def _acts_on(rule: Rule, batch: TensorDict) -> Tensor:
 
 
 def _check(rule: Rule, key: str) -> None:
-    """Raises ValueError, with the key and a cure, for a rule that means nothing."""
+    """Raises a ValueError with the key and the cure for an invalid rule."""
     low, high = _bounds(rule)
     of_ratio = rule.metric == "ratio"
     if (rule.level == "token") != (rule.aggregate is None):

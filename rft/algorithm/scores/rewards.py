@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def token_rewards(scores: Tensor, keep: Tensor, kl: Tensor | None, coef: float) -> tuple[Tensor, Tensor]:
-    """Places the score at the last trained token and takes coef * KL off every trained token.
+    """Places the score at the last trained token and subtracts coef * KL from every trained token.
 
     Args:
         scores: (B,) after shaping.

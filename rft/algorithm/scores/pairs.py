@@ -1,14 +1,14 @@
-"""The two rows of a pair: a better and a worse answer to one prompt, which are one unit."""
+"""Pairs: a better and a worse answer to one prompt, two rows with the same `unit`."""
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import best_rows, informative_groups
+from rft.algorithm.scores.groups import best_rows, informative_groups
 
 
 def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
-    """What each row knows of its pair.
+    """The values of both rows of the pair of every row.
 
     Args:
         values: a number a row, (B,).
@@ -34,7 +34,7 @@ def best_and_worst(scores: Tensor, group: Tensor, unit: Tensor) -> tuple[Tensor,
     Args:
         scores: (N,).
         group: (N,) int64; whole groups, in any order.
-        unit: (N,) int64, of each row its own.
+        unit: (N,) int64, different for every row.
 
     Returns:
         (N,) bool, True for the best row of a group; (N,) int64 units, the best row's for the worst one, too; and (N,)

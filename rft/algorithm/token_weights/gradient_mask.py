@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
-from rft.algorithm.select import largest, share_of
+from rft.algorithm.token_weights.order_statistics import largest, share_of
 from rft.batch.counter_rng import token_draws
 from rft.registry import in_range
 

@@ -15,8 +15,6 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
 from rft.registry import in_range
 
-OWN_LENGTH = "a row's own length is in its weight"
-
 
 @AGGREGATIONS.register("token_mean", gradient=Gradient("near", cosine=0.999, note="a row's own length counts"))
 def token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
@@ -79,5 +77,5 @@ def unit_weights(keep: Tensor, *, all_sum: AllSum) -> Tensor:
 
 
 def _at_least_one(count: Tensor) -> Tensor:
-    """What divides: a count of 0 has nothing above it to divide."""
+    """A count as a divisor: where it is 0, the numerator is 0, too."""
     return count.clamp(min=1)

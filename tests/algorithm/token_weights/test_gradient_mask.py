@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.algorithm.gradient_mask import high_entropy
+from rft.algorithm.token_weights.gradient_mask import high_entropy
 from tests.helpers import batch_of
 
 

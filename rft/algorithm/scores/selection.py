@@ -1,8 +1,8 @@
 """Which rows of a step train, and how often: by their scores, before any shaping.
 
-A selection is a function f(batch, *, [all_rows,] [seed,] options) -> (counts, columns). `counts`, (B,) int64, says how
+A selection is a function f(batch, *, [all_rows,] [seed,] options) -> (counts, columns). `counts`, (B,) int64, is how
 often each row trains; None: every row once. `columns` are what it writes, (B,) each. `all_rows` collects an object from
-every rank, so that a choice over all ranks needs to know no process group.
+every rank, so that a choice over all ranks needs no process group.
 
 Facts of a selection: `masks`, rows with a count of 0 leave the loss mask, before anything is counted (the others train
 once); otherwise rows are repeated after the advantages are known. `writes`, its columns. `groups`, it compares the rows
@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.groups import best_rows
-from rft.algorithm.pairs import best_and_worst
 from rft.algorithm.registries import SELECTIONS, AllRows
+from rft.algorithm.scores.groups import best_rows
+from rft.algorithm.scores.pairs import best_and_worst
 from rft.batch.counter_rng import token_draws
 from rft.registry import in_range
 

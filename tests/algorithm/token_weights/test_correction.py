@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.correction import Correction, CorrectionOptions, Rule, measure
+from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule, measure
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 

@@ -3,8 +3,8 @@
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.rewards import token_rewards
-from rft.algorithm.shaping import overlong
+from rft.algorithm.scores.rewards import token_rewards
+from rft.algorithm.scores.shaping import overlong
 
 F64 = torch.float64
 KEEP = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)

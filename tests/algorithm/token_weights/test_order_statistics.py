@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rft.algorithm.select import crossing, exact_mean, largest, ordered, share_of, up_to_mean
+from rft.algorithm.token_weights.order_statistics import crossing, exact_mean, largest, ordered, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
 
 F64 = torch.float64

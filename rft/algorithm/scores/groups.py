@@ -9,14 +9,14 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps  # scores are float32 sums: closer
 
 
 class GroupStatistics(NamedTuple):
-    """What every row knows of its group; each (N,) float64 but `tied`.
+    """The statistics of the group of every row; each (N,) float64 except `tied`.
 
     Attributes:
         size: rows in the group.
         mean: mean score.
         std: standard deviation with ddof 1; 0 in a group of one.
         tied: bool, True where all scores of the group are equal up to rounding (so, too, in a group of one).
-        centred: score - mean; exactly 0 in a tied group, where rounding would leave a rest that a std blows up.
+        centred: score - mean; exactly 0 in a tied group, where a division by the std would amplify rounding errors.
     """
 
     size: Tensor
@@ -52,7 +52,7 @@ def informative_groups(scores: Tensor, group: Tensor) -> Tensor:
     DAPO, arXiv 2503.14476, section 3.2.
 
     Args:
-        scores: (N,) a raw term. A shaped score would not do: a length penalty breaks every tie.
+        scores: (N,) before any shaping: a length penalty breaks every tie.
         group: (N,) int64.
 
     Returns:

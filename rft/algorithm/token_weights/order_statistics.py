@@ -1,7 +1,7 @@
-"""Selection of tokens by order, over all ranks, with nothing but sums.
+"""Order statistics of tokens over all ranks: the largest values, and exact means, computed from sums alone.
 
 Which token is selected must not depend on how rows are spread over ranks and micro-batches, not even in the last bit.
-So everything that is summed here is an integer: such sums have one result, in whichever order they are taken.
+So everything that is summed here is an integer: sums of integers do not depend on the order of the summands.
 """
 
 import torch
@@ -31,7 +31,7 @@ def crossing(keys: Tensor, weights: Tensor, limit: int | Tensor, all_sum: AllSum
         all_sum: called 8 times with 256 numbers, or once where the limit is never passed.
 
     Returns:
-        int64 scalar; the largest number there is where the limit is never passed.
+        int64 scalar; the largest int64 if the limit is never passed.
     """
     keys, weights = keys.flatten() ^ SMALLEST, weights.flatten()  # the order of unsigned numbers
     found = keys.new_zeros(())

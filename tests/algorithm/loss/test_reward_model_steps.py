@@ -5,7 +5,7 @@ import math
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.loss.process_reward import step_cross_entropy
+from rft.algorithm.loss.reward_model import step_cross_entropy
 
 F64 = torch.float64
 KEEP = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0]], dtype=torch.bool)

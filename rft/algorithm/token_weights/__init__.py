@@ -1,0 +1,1 @@
+"""How much a token counts in the loss: weights, rejections and the mask of gradients."""
