@@ -10,7 +10,6 @@ import difflib
 import importlib
 import inspect
 import itertools
-import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -27,33 +26,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`"; did you mean X?"`, or nothing where no known name is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def in_range(*names: str, low: float, high: float = math.inf, open: bool = False) -> Callable[[dict], str | None]:
-    """A `fault` for options that must lie in a range; null is in every range.
-
-    Args:
-        names: the options.
-        low, high: the bounds.
-        open: the bounds themselves are out.
-    """
-
-    def fault(options: dict[str, Any]) -> str | None:
-        for name in names:
-            value = options[name]
-            if value is not None and not (low < value < high if open else low <= value <= high):
-                bounds = f"above {low}" if open else f"at least {low}"
-                if high < math.inf:
-                    bounds += f" and below {high}" if open else f" and at most {high}"
-                return f"{name}={value}: it must be {bounds}"
-        return None
-
-    return fault
-
-
-def constraints(*checks: Callable[[dict], str | None]) -> Callable[[dict], str | None]:
-    """The first fault that one of several checks finds."""
-    return lambda options: next((found for check in checks if (found := check(options)) is not None), None)
 
 
 class Plugin:

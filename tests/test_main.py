@@ -95,7 +95,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
             "plugins: no module 'my_rewrads' is found; "
             "it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH",
         ),
-        (["steps=0"], "steps=0: set it to 1 or more"),
+        (["steps=0"], "steps=0: it must be at least 1"),
         (
             ["algorithm=prime", "algorithm.source.redraw.between=[0.9,0.1]"],
             "algorithm.source.redraw.between=[0.9, 0.1]: expected [low, high] with 0 <= low < high, or null",
@@ -209,7 +209,7 @@ def test_a_folder_of_options_alone_needs_no_recipe(say, tmp_path):
     options.mkdir(parents=True)
     (options / "wild.yaml").write_text("name: ppo_clip\nclip_low: 0.9\nclip_high: 9.0\ndual_clip: null\n")
     code, _, error = say("-cd", tmp_path / "mine", "algorithm/loss=wild", "steps=0")
-    assert (code, error) == (1, "error: steps=0: set it to 1 or more\n")
+    assert (code, error) == (1, "error: steps=0: it must be at least 1\n")
 
 
 def test_verify_prints_the_certificate_and_trains_nothing(say, tmp_path):

@@ -3,11 +3,12 @@
 import sys
 import types
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from rft.registry import Registry, Target, constraints, convert, in_range, spell, take
+from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
+from rft.registry import Registry, Target, convert, spell, take
 
 
 @dataclass
@@ -87,24 +88,48 @@ def test_a_fact_that_is_a_function_is_called_with_what_it_takes():
     ("options", "said"),
     [
         ({"clip": 0.0, "tau": 0.1}, None),
-        ({"clip": 1.0, "tau": 9e9}, None),
+        ({"clip": 1, "tau": 9e9}, None),
         ({"clip": None, "tau": 0.1}, None),
-        ({"clip": -0.1, "tau": 0.1}, "clip=-0.1: it must be at least 0 and at most 1"),
-        ({"clip": 1.1, "tau": 0.0}, "clip=1.1: it must be at least 0 and at most 1"),
+        ({"clip": -0.1, "tau": 0.1}, "clip=-0.1: it must be at least 0"),
+        ({"clip": 1.1, "tau": 0.0}, "clip=1.1: it must be at most 1"),
         ({"clip": 0.5, "tau": 0.0}, "tau=0.0: it must be above 0"),
-        ({"clip": 0.5, "tau": float("nan")}, "tau=nan: it must be above 0"),
+        ({"clip": 0.5, "tau": float("nan")}, "tau=nan: it must be finite"),
+        ({"clip": 0.5, "tau": float("inf")}, "tau=inf: it must be finite"),
+        ({"clip": True, "tau": 1.0}, "clip: expected number, got True"),
+        ({"clip": "0.5", "tau": 1.0}, "clip: expected number, got '0.5'"),
     ],
 )
 def test_options_out_of_their_range_are_refused_by_key(options, said):
+    def bounded(logprobs, *, clip: Fraction | None, tau: PositiveFloat): ...
+
     registry = Registry("loss")
-    fault = constraints(in_range("clip", low=0, high=1), in_range("tau", low=0, open=True))
-    registry.register("bounded", fault=fault)(lambda *, clip, tau: None)
+    registry.register("bounded")(bounded)
     if said is None:
-        registry.build({"name": "bounded", **options}, KEY)
+        assert registry.build({"name": "bounded", **options}, KEY).options == options
         return
     with pytest.raises(ValueError) as caught:
         registry.build({"name": "bounded", **options}, KEY)
-    assert str(caught.value) == f"{KEY}.{said}"
+    assert said in str(caught.value) and str(caught.value).startswith(f"{KEY}.")
+
+
+def test_a_list_of_fixed_length():
+    betas = tuple[Annotated[float, Range(low=0, below=1)], PositiveInt]
+    assert convert([0.9, 3], betas, "k") == (0.9, 3)
+    for value, said in (
+        ([0.9], r"^k: expected \[number, whole number\], got \[0\.9\]$"),
+        ([0.9, 3, 4], r"^k: expected \[number, whole number\], got "),
+        ([1.0, 3], r"^k\[0\]=1\.0: it must be below 1$"),
+        ([0.9, 0], r"^k\[1\]=0: it must be at least 1$"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            convert(value, betas, "k")
+
+
+def test_a_number_of_no_stated_range_is_finite():
+    assert convert(-1e300, float, "k") == -1e300
+    for value in (float("nan"), float("-inf"), 10**400):
+        with pytest.raises(ValueError, match=r"^k=.*: it must be finite$"):
+            convert(value, float, "k")
 
 
 def test_names_are_sorted_and_lead_to_their_functions(losses):

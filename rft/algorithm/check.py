@@ -53,8 +53,6 @@ def check_algorithm(algorithm: Algorithm, key: str) -> None:
 
 
 def _critic_warmup(algorithm: Algorithm, key: str) -> None:
-    if algorithm.options.critic_warmup < 0:
-        raise ValueError(f"{key}.critic_warmup={algorithm.options.critic_warmup}: set it to 0 or more")
     if algorithm.options.critic_warmup and "critic" not in algorithm.learners:
         raise ValueError(
             f"{key}.critic_warmup={algorithm.options.critic_warmup}: there is no critic to train alone; set it to 0 or "
@@ -155,8 +153,6 @@ def _pick(algorithm: Algorithm, key: str) -> None:
 
 def _iteration(algorithm: Algorithm, key: str) -> None:
     iteration, sampler = algorithm.options.iteration, algorithm.options.sampler
-    if iteration < 0:
-        raise ValueError(f"{key}.iteration={iteration}: set it to 0, or to the steps after which the reference moves")
     asked = {"iteration": iteration} if iteration else {"sampler": sampler} if sampler == "reference" else {}
     if asked and "ref_logprobs" not in algorithm.reads():
         [(name, value)] = asked.items()

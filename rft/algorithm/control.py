@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft.algorithm.registries import CONTROLS
+from rft.ranges import NonNegativeFloat, PositiveFloat
 from rft.registry import convert
 
 
@@ -36,15 +37,9 @@ class AdaptiveKL(Control):
         initial: beta at the start.
         target: the KL that it adapts to, in the unit of the KL that `update` gets; above 0.
         horizon: rows over which a KL that is off by 20 % or more moves beta by 20 %; above 0.
-
-    Raises:
-        ValueError: `target` or `horizon` is not above 0.
     """
 
-    def __init__(self, *, initial: float, target: float, horizon: float) -> None:
-        for name, number in (("target", target), ("horizon", horizon)):
-            if number <= 0:
-                raise ValueError(f"{name}: the adaptive KL control needs a number above 0, got {number}")
+    def __init__(self, *, initial: NonNegativeFloat, target: PositiveFloat, horizon: PositiveFloat) -> None:
         super().__init__(initial)
         self.target = target
         self.horizon = horizon
@@ -69,20 +64,12 @@ class TargetEntropy(Control):
     would then punish entropy once it is too low.
 
     Args:
-        initial: c, and the coefficient, at the start; 0 or more.
-        target: the entropy per token that is kept; above 0.
-        step: above 0.
-
-    Raises:
-        ValueError: a number is out of its range.
+        initial: c, and the coefficient, at the start.
+        target: the entropy per token that is kept.
+        step: by which c moves.
     """
 
-    def __init__(self, *, initial: float, target: float, step: float) -> None:
-        if initial < 0:
-            raise ValueError(f"initial: the entropy control needs a number not below 0, got {initial}")
-        for name, number in (("target", target), ("step", step)):
-            if number <= 0:
-                raise ValueError(f"{name}: the entropy control needs a number above 0, got {number}")
+    def __init__(self, *, initial: NonNegativeFloat, target: PositiveFloat, step: PositiveFloat) -> None:
         super().__init__(initial)
         self.level = initial
         self.target = target
@@ -110,8 +97,5 @@ def build_control(node: Any, key: str) -> Control:
     """
     if not isinstance(node, Mapping):
         return Control(convert(node, float, key))
-    plugin = CONTROLS.build(node, key)
-    try:
-        return plugin()
-    except ValueError as error:
-        raise ValueError(f"{key}.{error}") from error
+    control: Control = CONTROLS.build(node, key)()
+    return control

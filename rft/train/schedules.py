@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from rft.actor.base import ColumnModel, trainable
 from rft.algorithm.roles import POLICY
+from rft.ranges import NonNegativeInt
 from rft.registry import Registry
 
 SCHEDULES = Registry("schedule")
@@ -49,13 +50,11 @@ class Warmup(Schedule):
         steps: in which the policy does not train.
     """
 
-    def __init__(self, *, steps: int) -> None:
+    def __init__(self, *, steps: NonNegativeInt) -> None:
         self._steps = steps
 
     def check(self, key: str, steps: int, models: Collection[str], learners: Collection[str]) -> None:
         """Some model must train in every step, and the policy in at least one."""
-        if self._steps < 0:
-            raise ValueError(f"{key}.steps={self._steps}: set it to 0 or more")
         if self._steps and not learners:
             raise ValueError(f"{key}.steps={self._steps}: no model would train in these steps; set it to 0")
         if self._steps >= steps > 0:
@@ -77,14 +76,12 @@ class Iterations(Schedule):
         model: key of the model.
     """
 
-    def __init__(self, *, every: int, model: str) -> None:
+    def __init__(self, *, every: NonNegativeInt, model: str) -> None:
         self._every = every
         self._model = model
 
     def check(self, key: str, steps: int, models: Collection[str], learners: Collection[str]) -> None:
         """The model must exist, and must not train."""
-        if self._every < 0:
-            raise ValueError(f"{key}.every={self._every}: set it to 0 (never) or more")
         frozen = sorted(set(models) - set(learners))
         if self._every and self._model not in frozen:
             raise ValueError(

@@ -70,7 +70,6 @@ PAIRS = {"loss": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}, "aggregat
             r"^algorithm\.pick=best_and_worst makes pairs, but 'ppo_clip' has a value per token; .*\.pick=best$",
         ),
         ({"pick": "best", "group_size": 1}, r"^algorithm\.pick=best: set algorithm\.group_size to 2 or more"),
-        ({"critic_warmup": -1}, r"^algorithm\.critic_warmup=-1: set it to 0 or more"),
         ({"critic_warmup": 2}, r"^algorithm\.critic_warmup=2: there is no critic to train alone; set it to 0"),
         (
             {"advantage": {"name": "gdpo"}, "reward_kl": RewardKL("k1", 0.1)},

@@ -86,7 +86,7 @@ def test_gkd_scores_what_it_samples_and_hands_weights_over_when_it_will(tiny, tm
 
 
 def test_what_gkd_asks_of_data_and_method(tiny):
-    with pytest.raises(Problems, match=r"^algorithm\.source\.sampled_share=1\.5: a chance is at least 0 and at most 1"):
+    with pytest.raises(Problems, match=r"^algorithm\.source\.sampled_share=1\.5: it must be at most 1"):
         Job(tiny("algorithm=gkd", "algorithm.source.sampled_share=1.5"))
     with pytest.raises(Problems, match=r"reads the column 'scores', which nothing before it writes"):
         Job(tiny("algorithm=gkd", "algorithm/advantage=reinforce"))

@@ -114,5 +114,5 @@ def test_colours_say_what_trains_and_what_is_special():
 
 
 def test_no_rows_are_nothing_to_show(tiny):
-    with pytest.raises(ValueError, match=r"inspect\.rows=0: set it to 1 or more"):
+    with pytest.raises(ValueError, match=r"inspect\.rows=0: it must be at least 1"):
         Job(tiny("inspect.rows=0"))

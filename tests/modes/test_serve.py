@@ -80,7 +80,7 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
     ("override", "message"),
     [
         ("serve.python=/no/python", "serve.python=/no/python: there is no such program"),
-        ("serve.count=0", "serve.count=0: set it to 1 or more"),
+        ("serve.count=0", "serve.count=0: it must be at least 1"),
         ("serve.port=80", "serve.port=80: choose one from 1024 to"),
     ],
 )

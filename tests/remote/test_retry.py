@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rft.remote.http_client import BadResponse, RequestFailed, RequestRefused
-from rft.remote.retry import Backoff, RetryPolicy, ServerPolicy
+from rft.remote.retry import Backoff, RetryPolicy
 
 POLICY = RetryPolicy(concurrency=1, retries=2, answer_s=0.2)
 
@@ -85,18 +85,3 @@ def test_pauses_come_between_calls(monkeypatch):
     with pytest.raises(RequestFailed):
         repeat(Scripted(*[RequestFailed("x")] * 9), RetryPolicy(1, 3, 1.0), Backoff(0.5, math.inf))
     assert pauses == [0.5, 1.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"concurrency": 0}, r"^key\.concurrency=0, retries=1: set at least 1 request and 0 retries$"),
-        ({"retries": -1}, r"^key\.concurrency=2, retries=-1: "),
-        ({"poll_s": 0.0}, r"^key: .*'poll_s': 0.0.*above 0$"),
-    ],
-)
-def test_limits_out_of_range_are_refused(changes, message):
-    options = {"concurrency": 2, "retries": 1, "answer_s": 1.0, "start_s": 1.0, "poll_s": 1.0}
-    ServerPolicy(**options).check("key")
-    with pytest.raises(ValueError, match=message):
-        ServerPolicy(**options | changes).check("key")

@@ -117,7 +117,6 @@ def test_what_fails_for_good_ends_the_run_by_name(server, faults, calls, said):
         ),
         ({"address": "127.0.0.1:9"}, r"address=127.0.0.1:9: write it as http://host:8000/v1"),
         ({"token": "NO_SUCH_KEY"}, r"token=NO_SUCH_KEY: there is no such environment variable"),
-        ({"tries": 0}, r"tries=0: set it to 1 or more"),
         ({"question": QUESTION | {"text": "{a}{b}"}}, r"question\.text compares {a} and {b}"),
     ],
 )

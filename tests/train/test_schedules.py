@@ -77,10 +77,8 @@ def test_an_unknown_schedule_is_refused_by_its_key():
 @pytest.mark.parametrize(
     ("node", "models", "learners", "message"),
     [
-        ({"name": "warmup", "steps": -1}, ("critic",), ("critic",), "it.steps=-1: set it to 0 or more"),
         ({"name": "warmup", "steps": 2}, ("reference",), (), "it.steps=2: no model would train in these steps; "),
         ({"name": "warmup", "steps": 6}, ("critic",), ("critic",), "it.steps=6: the policy would train in none of the"),
-        ({"name": "iterations", "every": -3, "model": "reference"}, ("reference",), (), "it.every=-3: set it to 0"),
         (
             {"name": "iterations", "every": 2, "model": "critic"},
             ("reference", "critic"),

@@ -9,19 +9,20 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
 from rft.algorithm.scores.groups import group_statistics
-from rft.registry import constraints, in_range
+from rft.ranges import Fraction, PositiveFloat
 
 
 @ADVANTAGES.register(
     "prime",
-    fault=constraints(in_range("beta", low=0, open=True), in_range("gamma", low=0, high=1)),
     reads=("prm_logprobs", "ref_logprobs"),
     group_baseline=True,
     gradient=Gradient(
         "near", target="reward and process reward", cosine=1.0, note="a baseline per token favours one length of answer"
     ),
 )
-def prime(scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> dict[str, Tensor]:
+def prime(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: Fraction
+) -> dict[str, Tensor]:
     """Leave-one-out on the score, plus returns of p_t = beta (lp_prm - lp_ref), less the others' mean p.
 
     A_t = R - mean of the others' R + sum over s >= t of gamma^(s-t) (p_s - b), b the mean over the others of mean p.

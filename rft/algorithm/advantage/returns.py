@@ -12,7 +12,7 @@ from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.scores.groups import weighted_centred
-from rft.registry import constraints, in_range
+from rft.ranges import Fraction, PositiveFloat
 
 
 def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
@@ -21,8 +21,8 @@ def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
     return Gradient("near", note="a discount weighs a score down the longer the answer")
 
 
-@ADVANTAGES.register("reinforce", fault=in_range("gamma", low=0, high=1), gradient=_gradient_of_reinforce)
-def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
+@ADVANTAGES.register("reinforce", gradient=_gradient_of_reinforce)
+def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: Fraction) -> dict[str, Tensor]:
     """G_t = r_t + gamma G_{t+1}, and no baseline. REINFORCE, Williams 1992, doi 10.1007/BF00992696.
 
     Args:
@@ -33,11 +33,10 @@ def reinforce(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: floa
 
 @ADVANTAGES.register(
     "reinforce_pp",
-    fault=in_range("gamma", low=0, high=1),
     gradient=Gradient("near", cosine=0.978, note="its scale and baseline are random"),
 )
 def reinforce_pp(
-    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: Fraction
 ) -> dict[str, Tensor]:
     """G_t = r_t + gamma G_{t+1}, whitened over the trained tokens of all ranks. REINFORCE++, arXiv 2501.03262.
 
@@ -89,13 +88,12 @@ def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
 
 @ADVANTAGES.register(
     "gae",
-    fault=in_range("gamma", "lam", low=0, high=1),
     reads=("values",),
     writes=("advantages", "returns"),
     gradient=_gradient_of_gae,
 )
 def gae(
-    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, lam: float, whiten: bool
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: Fraction, lam: Fraction, whiten: bool
 ) -> dict[str, Tensor]:
     """delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}. GAE, arXiv 1506.02438, section 3.
 
@@ -114,13 +112,19 @@ def gae(
 
 @ADVANTAGES.register(
     "gae_length_adaptive",
-    fault=constraints(in_range("gamma", low=0, high=1), in_range("alpha", low=0, open=True)),
     reads=("values",),
     writes=("advantages", "returns"),
     gradient=Gradient("near", cosine=0.699, note="as far off as the critic is"),
 )
 def gae_length_adaptive(
-    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, gamma: float, alpha: float, whiten: bool
+    scores: Tensor,
+    rewards: Tensor,
+    batch: TensorDict,
+    *,
+    all_sum: AllSum,
+    gamma: Fraction,
+    alpha: PositiveFloat,
+    whiten: bool,
 ) -> dict[str, Tensor]:
     """`gae` with lam = 1 - 1 / (alpha L) for a row of L trained tokens, 0 at least. VAPO, arXiv 2504.05118, section 4.
 

@@ -3,7 +3,7 @@
 One number a row, on every trained token of it. A row without a trained token counts in its group, too.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -13,7 +13,7 @@ from rft.algorithm.advantage.group import EPSILON, spread
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.scores.groups import best_over_second, group_statistics
-from rft.registry import in_range
+from rft.ranges import Range
 
 REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")
 
@@ -29,9 +29,9 @@ def gpg(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     return {"advantages": spread(alpha * group.centred, scores, batch)}
 
 
-@ADVANTAGES.register("cpgd", fault=in_range("max_weight", low=1), group_baseline=True, gradient=REWEIGHED)
+@ADVANTAGES.register("cpgd", group_baseline=True, gradient=REWEIGHED)
 def cpgd(
-    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, max_weight: float
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, max_weight: Annotated[float, Range(low=1)]
 ) -> dict[str, Tensor]:
     """(R - mean_g) * min(groups / groups with unequal scores, max_weight). CPGD, arXiv 2505.12504, section 4.
 

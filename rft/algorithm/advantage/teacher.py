@@ -9,7 +9,7 @@ from rft.algorithm.advantage.returns import following
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import ADVANTAGES
-from rft.registry import in_range
+from rft.ranges import Fraction
 
 
 def _gradient(options: dict[str, Any]) -> Gradient:
@@ -21,12 +21,11 @@ def _gradient(options: dict[str, Any]) -> Gradient:
 
 @ADVANTAGES.register(
     "teacher",
-    fault=in_range("gamma", low=0, high=1),
     reads=("teacher_logprobs", "old_logprobs"),
     raw=True,
     gradient=_gradient,
 )
-def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: float) -> dict[str, Tensor]:
+def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: Fraction) -> dict[str, Tensor]:
     """A_t = d_t + gamma A_{t+1}, d = lp_teacher - lp_old of the sampled token: minus an estimate of the reverse KL.
 
     Thinking Machines, On-Policy Distillation, 2025, https://thinkingmachines.ai/blog/on-policy-distillation/, with

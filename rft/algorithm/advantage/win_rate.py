@@ -1,7 +1,5 @@
 """How often an answer wins against the others to its prompt, for games that a policy plays against itself."""
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -10,6 +8,7 @@ from rft.algorithm.advantage.group import spread
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES
 from rft.algorithm.scores.groups import ROUNDING
+from rft.ranges import PositiveFloat
 
 
 def wins(scores: Tensor, others: Tensor, softness: float | None) -> Tensor:
@@ -26,19 +25,14 @@ def wins(scores: Tensor, others: Tensor, softness: float | None) -> Tensor:
     return torch.where(tied, 0.5, (scores > others).double())
 
 
-def softness_fault(options: dict[str, Any]) -> str | None:
-    """The fault of `softness`: differences are divided by it."""
-    softness = options["softness"]
-    return None if softness is None or softness > 0 else f"softness={softness}: it must be above 0, or null"
-
-
 @ADVANTAGES.register(
     "win_rate",
-    fault=softness_fault,
     group_baseline=True,
     gradient=Gradient("scaled", "win rate", lambda n: (n - 1) / n, note="a row is compared with itself, too"),
 )
-def win_rate(scores: Tensor, rewards: Tensor, batch: TensorDict, *, softness: float | None) -> dict[str, Tensor]:
+def win_rate(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, softness: PositiveFloat | None
+) -> dict[str, Tensor]:
     """P - 1/2, P the mean over all n rows of the group of the chance to be preferred to them. SPPO, arXiv 2405.00675.
 
     The paper's estimate of P(y > policy) by the answers that were sampled, the row itself among them.

@@ -1,7 +1,7 @@
 """Policy losses that clip the ratio of every token to the old policy, and are pessimistic about the clip."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -11,19 +11,21 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import constraints, in_range
-
-CLIP_BOUNDS = constraints(in_range("clip_low", low=0, high=1), in_range("clip_high", low=0))
+from rft.ranges import ClipBound, Fraction, NonNegativeFloat, Range
 
 
 @LOSSES.register(
     "ppo_clip",
-    fault=constraints(CLIP_BOUNDS, in_range("dual_clip", low=1, open=True)),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
 def ppo_clip(
-    logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, dual_clip: float | None
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    clip_low: Fraction,
+    clip_high: ClipBound,
+    dual_clip: Annotated[float, Range(above=1)] | None,
 ) -> Unreduced:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) per token. PPO, arXiv 1707.06347, equation 7.
 
@@ -48,11 +50,13 @@ def delta_inside(options: dict[str, Any]) -> str | None:
 
 @LOSSES.register(
     "two_sided",
-    fault=constraints(CLIP_BOUNDS, delta_inside),
+    fault=delta_inside,
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
-def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float, delta: float) -> Unreduced:
+def two_sided(
+    logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound, delta: float
+) -> Unreduced:
     """max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)) per token. INTELLECT-2, arXiv 2505.07291.
 
     Where A < 0 the ratio of `ppo_clip` is unbounded, and so is its loss; here delta bounds both. With delta >= 1 + high
@@ -67,11 +71,16 @@ def two_sided(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high
 
 @LOSSES.register(
     "cpgd",
-    fault=constraints(in_range("clip_low", low=0, high=0.999), in_range("clip_high", low=0)),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
-def cpgd(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+def cpgd(
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    clip_low: Annotated[float, Range(low=0, high=0.999)],
+    clip_high: NonNegativeFloat,
+) -> Unreduced:
     """max(-A l, -A clip(l, ln(1 - low), ln(1 + high))) per token, of the log-ratio l = ln r.
 
     CPGD, arXiv 2505.12504: the gradient is not multiplied by a ratio, so a large ratio does not inflate it; the same

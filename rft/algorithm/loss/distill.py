@@ -15,7 +15,7 @@ from torch import Tensor
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
 from rft.batch.columns import over
-from rft.registry import in_range
+from rft.ranges import OpenFraction
 
 TEACHER = ("teacher_top_ids", "teacher_top_logprobs")
 NOTE = "of the next token at given texts"
@@ -68,12 +68,11 @@ def reverse_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "jsd",
-    fault=in_range("beta", low=0, high=1, open=True),
     outputs=("candidate_logprobs",),
     reads=TEACHER,
     gradient=Gradient("exact", target="minus the JSD", note=NOTE),
 )
-def jsd(candidate_logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+def jsd(candidate_logprobs: Tensor, batch: TensorDict, *, beta: OpenFraction) -> Unreduced:
     """beta KL(teacher, m) + (1 - beta) KL(policy, m) per token (B, T), m = beta teacher + (1 - beta) policy.
 
     The generalized Jensen-Shannon divergence of GKD, arXiv 2306.13649, equation 1.

@@ -5,7 +5,7 @@ The value of a pair stands in both of its rows, and so do its statistics: their 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -18,7 +18,7 @@ from rft.algorithm.loss.sequence import row_mean
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 from rft.algorithm.scores.pairs import both
-from rft.registry import constraints, in_range
+from rft.ranges import NonNegativeFloat, PositiveFloat, Range
 
 
 def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Gradient]:
@@ -31,23 +31,17 @@ def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, An
     return stated
 
 
-BETA = in_range("beta", low=0, open=True)
-
-
-def noise(options: dict[str, Any]) -> str | None:
-    """The error message for `label_smoothing`, or None: at one half the labels carry no information."""
-    share = options["label_smoothing"]
-    return None if 0 <= share < 0.5 else f"label_smoothing={share}: it must be at least 0 and below 0.5"
+# The assumed share of swapped labels: at one half the labels carry no information.
+Noise = Annotated[float, Range(low=0, below=0.5)]
 
 
 @LOSSES.register(
     "dpo",
-    fault=constraints(BETA, noise),
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: options["beta"] * (0.5 - options["label_smoothing"])),
 )
-def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: float) -> Unreduced:
+def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
     """-(1 - e) ln sigmoid(beta h) - e ln sigmoid(-beta h) per pair, h = gain of the chosen - gain of the rejected row.
 
     The gain of a row is the sum of its log-ratios to the reference. DPO, arXiv 2305.18290, equation 7; e is the noise
@@ -66,12 +60,11 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: fl
 
 @LOSSES.register(
     "robust_dpo",
-    fault=constraints(BETA, noise),
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: options["beta"] / (2 - 4 * options["label_smoothing"])),
 )
-def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smoothing: float) -> Unreduced:
+def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
     """(-(1 - e) ln sigmoid(beta h) + e ln sigmoid(-beta h)) / (1 - 2 e) per pair: unbiased where labels flip.
 
     Robust DPO, arXiv 2403.00409, equation 12: its mean over labels of which a share e is swapped is that of `dpo`
@@ -91,12 +84,11 @@ def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: float, label_smooth
 
 @LOSSES.register(
     "ipo",
-    fault=BETA,
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: 1 / options["beta"]),
 )
-def ipo(logprobs: Tensor, batch: TensorDict, *, beta: float, average: bool) -> Unreduced:
+def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bool) -> Unreduced:
     """(h - 1 / (2 beta))^2 per pair, h as in `dpo`: a margin that is large enough is not widened.
 
     IPO, arXiv 2310.12036, equation 17. Statistics as `dpo`.
@@ -113,12 +105,11 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: float, average: bool) -> U
 
 @LOSSES.register(
     "hinge",
-    fault=BETA,
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     gradient=gradient(lambda options: options["beta"]),
 )
-def hinge(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
     """max(0, 1 - beta h) per pair, h as in `dpo`: SLiC, arXiv 2305.10425, with the reference of RSO, arXiv 2309.06657.
 
     Statistics as `dpo`.
@@ -131,12 +122,11 @@ def hinge(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
 
 @LOSSES.register(
     "cpo",
-    fault=BETA,
     reads=("chosen",),
     unit="pair",
     gradient=Gradient("near", "margin of pairs", cosine=0.996),
 )
-def cpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+def cpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
     """-ln sigmoid(beta (lp of the chosen - lp of the rejected response)) per pair: `dpo` without a reference.
 
     CPO, arXiv 2401.08417, equation 4; the likelihood of the chosen, its other half, is the term `chosen_nll`.
@@ -151,12 +141,11 @@ def cpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
 
 @LOSSES.register(
     "simpo",
-    fault=BETA,
     reads=("chosen",),
     unit="pair",
     gradient=Gradient("near", "mean margin of pairs", cosine=0.999),
 )
-def simpo(logprobs: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> Unreduced:
+def simpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: NonNegativeFloat) -> Unreduced:
     """-ln sigmoid(m - gamma) per pair, m the difference of beta * mean over the tokens of lp.
 
     SimPO, arXiv 2405.14734, equation 6. Statistics as `dpo`, the reward being beta * mean lp.
@@ -171,12 +160,11 @@ def simpo(logprobs: Tensor, batch: TensorDict, *, beta: float, gamma: float) -> 
 
 @LOSSES.register(
     "orpo",
-    fault=in_range("weight", low=0, open=True),
     reads=("chosen",),
     unit="pair",
     gradient=Gradient("near", "mean margin of pairs", cosine=0.993),
 )
-def orpo(logprobs: Tensor, batch: TensorDict, *, weight: float) -> Unreduced:
+def orpo(logprobs: Tensor, batch: TensorDict, *, weight: PositiveFloat) -> Unreduced:
     """-weight ln sigmoid(ln odds of the chosen - ln odds of the rejected) per pair, odds p / (1 - p), ln p the mean lp.
 
     ORPO, arXiv 2403.07691, equation 7; the likelihood of the chosen, its other half, is the term `chosen_nll`.
@@ -232,14 +220,18 @@ def kto_gradient(options: dict[str, Any]) -> Gradient:
 
 @LOSSES.register(
     "kto",
-    fault=constraints(BETA, in_range("desirable_weight", "undesirable_weight", low=0)),
     reads=("ref_logprobs", "label", "mismatched"),
     unit="sequence",
     prepare=kto_baseline,
     gradient=kto_gradient,
 )
 def kto(
-    logprobs: Tensor, batch: TensorDict, *, beta: float, desirable_weight: float, undesirable_weight: float
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    beta: PositiveFloat,
+    desirable_weight: NonNegativeFloat,
+    undesirable_weight: NonNegativeFloat,
 ) -> Unreduced:
     """w (1 - sigmoid(+-beta (gain - z))) per row, + and w of the good ones, - and w of the bad ones.
 
@@ -272,7 +264,6 @@ def kto(
 
 @LOSSES.register(
     "sppo",
-    fault=in_range("eta", low=0, open=True),
     reads=("ref_logprobs", "advantages"),
     unit="sequence",
     gradient=lambda options: Gradient(
@@ -281,7 +272,7 @@ def kto(
         note="by 2 eta, for advantages that are equal within a row, before the policy has left the reference",
     ),
 )
-def sppo(logprobs: Tensor, batch: TensorDict, *, eta: float) -> Unreduced:
+def sppo(logprobs: Tensor, batch: TensorDict, *, eta: PositiveFloat) -> Unreduced:
     """(S - eta A)^2 per row, S the sum of its log-ratios to the reference, A the mean of its advantages.
 
     SPPO, arXiv 2405.00675, algorithm 1, with the advantage `win_rate`: the policy after an iteration is the reference

@@ -16,7 +16,7 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, Unreduced
 from rft.algorithm.scores.pairs import both
-from rft.registry import in_range
+from rft.ranges import PositiveFloat
 
 
 def _reads(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -101,12 +101,11 @@ def step_cross_entropy(score: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "implicit_reward",
-    fault=in_range("beta", low=0, open=True),
     reads=("ref_logprobs", "terms"),
     unit="sequence",
     gradient=Gradient("exact", target="likelihood of the outcome"),
 )
-def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: float, term: str) -> Unreduced:
+def implicit_reward(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, term: str) -> Unreduced:
     """Cross-entropy of sigmoid(beta * sum_t (lp - lp_ref)) against the outcome of the row, (B,).
 
     PRIME, arXiv 2502.01456, equation 4.

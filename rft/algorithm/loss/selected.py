@@ -8,12 +8,12 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
-from rft.algorithm.loss.clip import CLIP_BOUNDS, clipped
+from rft.algorithm.loss.clip import clipped
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 from rft.algorithm.token_weights.order_statistics import exact_mean, largest, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
-from rft.registry import constraints, in_range
+from rft.ranges import ClipBound, Fraction, NonNegativeFloat
 
 
 def covariances(logprobs: Tensor, batch: TensorDict, all_sum: AllSum) -> Tensor:
@@ -57,7 +57,6 @@ def select_clip_cov(
 
 @LOSSES.register(
     "clip_cov",
-    fault=constraints(CLIP_BOUNDS, in_range("share", low=0, high=1)),
     reads=("old_logprobs", "advantages"),
     prepare=select_clip_cov,
     gradient=Gradient("near", cosine=0.991, note="exact but for the tokens that it drops, which are not random ones"),
@@ -66,9 +65,9 @@ def clip_cov(
     logprobs: Tensor,
     batch: TensorDict,
     *,
-    clip_low: float,
-    clip_high: float,
-    share: float,
+    clip_low: Fraction,
+    clip_high: ClipBound,
+    share: Fraction,
     cov_low: float,
     cov_high: float,
 ) -> Unreduced:
@@ -103,12 +102,11 @@ def select_kl_cov(
 
 @LOSSES.register(
     "kl_cov",
-    fault=constraints(in_range("kappa", low=0), in_range("share", low=0, high=1)),
     reads=("old_logprobs", "advantages"),
     prepare=select_kl_cov,
     gradient=Gradient("exact", note="the penalty has no gradient where the old policy is the current one"),
 )
-def kl_cov(logprobs: Tensor, batch: TensorDict, *, share: float, kappa: float) -> Unreduced:
+def kl_cov(logprobs: Tensor, batch: TensorDict, *, share: Fraction, kappa: NonNegativeFloat) -> Unreduced:
     """-A r, and + kappa |lp - lp_old| for the tokens of largest covariance in the mini-batch. KL-Cov.
 
     arXiv 2505.22617, section 4.2; the covariance is that of `clip_cov`. There is no clip.
@@ -141,7 +139,6 @@ def select_m2po(
 
 @LOSSES.register(
     "m2po",
-    fault=constraints(in_range("clip_low", "clip_high", low=0), in_range("tau", low=0)),
     reads=("old_logprobs", "advantages", "rollout_logprobs"),
     prepare=select_m2po,
     gradient=Gradient("exact", note="nothing is masked where the rollout policy is the current one"),
@@ -150,9 +147,9 @@ def m2po(
     logprobs: Tensor,
     batch: TensorDict,
     *,
-    clip_low: float,
-    clip_high: float,
-    tau: float,
+    clip_low: ClipBound,
+    clip_high: ClipBound,
+    tau: NonNegativeFloat,
     among: Literal["all", "outward"],
 ) -> Unreduced:
     """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy, as many as it takes for the

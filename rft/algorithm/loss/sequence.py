@@ -10,20 +10,19 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
-from rft.algorithm.loss.clip import CLIP_BOUNDS, clip_statistics, clipped
+from rft.algorithm.loss.clip import clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import in_range
+from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 
 @LOSSES.register(
     "gspo",
-    fault=CLIP_BOUNDS,
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact", note="for advantages that are equal within a row; otherwise a row takes their mean"),
 )
-def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
     """max(-A s, -A clip(s, 1 - low, 1 + high)) per token, s = exp(mean over the row's tokens of the log-ratio).
 
     GSPO, arXiv 2507.18071, equation 5 with `seq_mean_token_mean`: every token of a row carries the same s, and the
@@ -40,11 +39,10 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: flo
 
 @LOSSES.register(
     "gspo_token",
-    fault=CLIP_BOUNDS,
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
-def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
     """gspo with s_t = sg(s) * exp(lp - sg(lp)): the value is that of the row, the gradient that of the token.
 
     GSPO-token, arXiv 2507.18071, section 4.3: for advantages that differ within a row. Statistics as `ppo_clip`.
@@ -60,11 +58,10 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_hig
 
 @LOSSES.register(
     "luspo",
-    fault=CLIP_BOUNDS,
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact", target="reward, times tokens", note="seq_mean_token_mean divides by them again"),
 )
-def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
     """gspo times the number of trained tokens of the row: takes the length bias out of `seq_mean_token_mean`.
 
     LUSPO, arXiv 2602.05261. Statistics as `ppo_clip`.
@@ -78,14 +75,13 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: fl
 
 @LOSSES.register(
     "gmpo",
-    fault=in_range("clip_low", "clip_high", low=0),
     reads=("old_logprobs", "advantages"),
     unit="sequence",
     gradient=Gradient(
         "exact", target="reward, mean over tokens", note="what seq_mean_token_mean makes of other losses"
     ),
 )
-def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: float, clip_high: float) -> Unreduced:
+def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: NonNegativeFloat, clip_high: NonNegativeFloat) -> Unreduced:
     """-A exp(mean over the row's tokens of u) per row, u the log-ratio l clipped on the side that A pushes it to.
 
     u = sgn(A) min(sgn(A) l, sgn(A) clip(l, -low, high)): the geometric mean of clipped ratios. GMPO, arXiv 2507.20673.
@@ -127,7 +123,6 @@ def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "vespo",
-    fault=in_range("k_positive", "lambda_positive", "k_negative", "lambda_negative", low=0),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
@@ -135,10 +130,10 @@ def vespo(
     logprobs: Tensor,
     batch: TensorDict,
     *,
-    k_positive: float,
-    lambda_positive: float,
-    k_negative: float,
-    lambda_negative: float,
+    k_positive: NonNegativeFloat,
+    lambda_positive: NonNegativeFloat,
+    k_negative: NonNegativeFloat,
+    lambda_negative: NonNegativeFloat,
 ) -> Unreduced:
     """-A sg(phi(W)) lp per token, phi(W) = W^k exp(lambda (1 - W)), W the ratio of the whole row to the old policy.
 
@@ -162,12 +157,11 @@ def vespo(
 
 @LOSSES.register(
     "gvpo",
-    fault=in_range("beta", low=0, open=True),
     reads=("old_logprobs", "advantages"),
     unit="group",
     gradient=Gradient("scaled", note="by beta, for advantages whose sum over a group is 0"),
 )
-def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: float) -> Unreduced:
+def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
     """((beta S - R) - its mean over the group)^2 / 2 per row, S the row's sum of log-ratios.
 
     GVPO, arXiv 2504.19599: the implicit reward of the policy, beta S, is fitted to the scores; the centring

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
-from rft.algorithm.loss.clip import CLIP_BOUNDS
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import in_range
+from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 
 def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -35,7 +34,6 @@ def reinforce(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 
 @LOSSES.register(
     "cispo",
-    fault=CLIP_BOUNDS,
     reads=anchored,
     gradient=Gradient("exact"),
 )
@@ -43,8 +41,8 @@ def cispo(
     logprobs: Tensor,
     batch: TensorDict,
     *,
-    clip_low: float | None,
-    clip_high: float,
+    clip_low: Fraction | None,
+    clip_high: ClipBound,
     anchor: Literal["old", "rollout"],
 ) -> Unreduced:
     """-A sg(clip(r, 1 - low, 1 + high)) lp per token: a clipped weight, and no token without a gradient.
@@ -72,11 +70,10 @@ def cispo(
 
 @LOSSES.register(
     "sapo",
-    fault=in_range("tau_positive", "tau_negative", low=0, open=True),
     reads=("old_logprobs", "advantages"),
     gradient=Gradient("exact"),
 )
-def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negative: float) -> Unreduced:
+def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: PositiveFloat, tau_negative: PositiveFloat) -> Unreduced:
     """-A (4 / tau) sigmoid(tau (r - 1)) per token, tau by the sign of A: a gate that closes smoothly on both sides.
 
     SAPO, arXiv 2511.20347. At r = 1 the slope of the gate is 1.
@@ -94,8 +91,8 @@ def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: float, tau_negati
     return -advantages * gate, {"kl/old": k3(-difference.detach())}
 
 
-@LOSSES.register("dro", fault=in_range("beta", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
-def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["token", "row"]) -> Unreduced:
+@LOSSES.register("dro", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def dro(logprobs: Tensor, batch: TensorDict, *, beta: NonNegativeFloat, level: Literal["token", "row"]) -> Unreduced:
     """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
 
     DRO, arXiv 2405.19107, whose regression (R - V - beta l)^2 / 2 has this gradient, divided by beta; V is
@@ -111,8 +108,8 @@ def dro(logprobs: Tensor, batch: TensorDict, *, beta: float, level: Literal["tok
     return _pulled(logprobs, batch, beta, level)
 
 
-@LOSSES.register("kimi", fault=in_range("tau", low=0), reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
-def kimi(logprobs: Tensor, batch: TensorDict, *, tau: float, level: Literal["token", "row"]) -> Unreduced:
+@LOSSES.register("kimi", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+def kimi(logprobs: Tensor, batch: TensorDict, *, tau: NonNegativeFloat, level: Literal["token", "row"]) -> Unreduced:
     """-A lp + tau / 2 l^2 per token, l the log-ratio to the old policy: policy mirror descent.
 
     Kimi k1.5, arXiv 2501.12599, section 2.3. The same function as `dro`; the papers differ in the baseline.

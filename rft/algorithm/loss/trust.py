@@ -16,12 +16,11 @@ from rft.algorithm.kl import k3
 from rft.algorithm.loss.soft import anchored, reinforced
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import constraints, in_range
+from rft.ranges import NonNegativeFloat, PositiveFloat
 
 
 @LOSSES.register(
     "dppo_tv",
-    fault=constraints(in_range("clip_low", "clip_high", low=0), in_range("ratio_cap", low=0, open=True)),
     reads=anchored,
     gradient=Gradient("exact"),
 )
@@ -29,9 +28,9 @@ def dppo_tv(
     logprobs: Tensor,
     batch: TensorDict,
     *,
-    clip_low: float,
-    clip_high: float,
-    ratio_cap: float,
+    clip_low: NonNegativeFloat,
+    clip_high: NonNegativeFloat,
+    ratio_cap: PositiveFloat,
     anchor: Literal["old", "rollout"],
 ) -> Unreduced:
     """-A sg(min(r, cap)) lp per token, 0 where A > 0 and p - p_anchor > high, or A < 0 and p - p_anchor < -low.
@@ -52,12 +51,16 @@ def dppo_tv(
 
 @LOSSES.register(
     "dppo_kl",
-    fault=constraints(in_range("max_kl", low=0), in_range("ratio_cap", low=0, open=True)),
     reads=anchored,
     gradient=Gradient("exact"),
 )
 def dppo_kl(
-    logprobs: Tensor, batch: TensorDict, *, max_kl: float, ratio_cap: float, anchor: Literal["old", "rollout"]
+    logprobs: Tensor,
+    batch: TensorDict,
+    *,
+    max_kl: NonNegativeFloat,
+    ratio_cap: PositiveFloat,
+    anchor: Literal["old", "rollout"],
 ) -> Unreduced:
     """-A sg(min(r, cap)) lp per token, 0 where the binary KL exceeds `max_kl` and the step would widen it.
 

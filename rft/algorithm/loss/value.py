@@ -6,18 +6,17 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
-from rft.registry import in_range
+from rft.ranges import NonNegativeFloat
 
 
 @LOSSES.register(
     "value",
-    fault=in_range("clip", low=0),
     reads=("values", "returns"),
     outputs=("values",),
     head="value",
     gradient=Gradient("exact", target="value error"),
 )
-def value(values: Tensor, batch: TensorDict, *, clip: float | None) -> Unreduced:
+def value(values: Tensor, batch: TensorDict, *, clip: NonNegativeFloat | None) -> Unreduced:
     """0.5 max((V - G)^2, (V_old + clip(V - V_old, +-c) - G)^2) per token (B, T).
 
     The value clipping of PPO as in OpenAI baselines, `ppo2`.

@@ -17,7 +17,7 @@ from rft.algorithm.registries import SELECTIONS, AllRows
 from rft.algorithm.scores.groups import best_rows
 from rft.algorithm.scores.pairs import best_and_worst
 from rft.batch.counter_rng import token_draws
-from rft.registry import in_range
+from rft.ranges import NonNegativeFloat
 
 Selected = tuple[Tensor | None, dict[str, Tensor]]
 
@@ -41,8 +41,8 @@ def best_and_worst_pair(batch: TensorDict) -> Selected:
     return picked.long(), {"chosen": chosen, "unit": unit}
 
 
-@SELECTIONS.register("resample", fault=in_range("power", low=0.0), resamples=True)
-def resample(batch: TensorDict, *, all_rows: AllRows, seed: int, power: float) -> Selected:
+@SELECTIONS.register("resample", resamples=True)
+def resample(batch: TensorDict, *, all_rows: AllRows, seed: int, power: NonNegativeFloat) -> Selected:
     """As many rows as there are on all ranks, drawn with replacement with weight |score|^power (PF-PPO, 2409.06957).
 
     Args:

@@ -4,11 +4,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.registries import SHAPINGS
-from rft.registry import constraints, in_range
+from rft.ranges import Fraction, NonNegativeFloat, PositiveInt
 
 
-@SHAPINGS.register("overlong", fault=constraints(in_range("max_tokens", low=1), in_range("buffer", low=0, high=1)))
-def overlong(scores: Tensor, batch: TensorDict, *, max_tokens: int, buffer: float, factor: float) -> Tensor:
+@SHAPINGS.register("overlong")
+def overlong(
+    scores: Tensor, batch: TensorDict, *, max_tokens: PositiveInt, buffer: Fraction, factor: NonNegativeFloat
+) -> Tensor:
     """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L the trained tokens of the row, b = buffer * max. (B,) -> (B,)
 
     The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13. Shaping comes before any filter, so L counts

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
-from rft.registry import in_range
+from rft.ranges import PositiveFloat
 
 
 @AGGREGATIONS.register("token_mean", gradient=Gradient("near", cosine=0.999, note="a row's own length counts"))
@@ -40,8 +40,8 @@ def _by_constant(options: Mapping[str, Any]) -> Gradient:
     return Gradient("scaled", factor=lambda n: 1 / options["constant"], note="by 1 / constant")
 
 
-@AGGREGATIONS.register("seq_mean_token_sum_norm", fault=in_range("constant", low=0, open=True), gradient=_by_constant)
-def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, constant: float) -> Tensor:
+@AGGREGATIONS.register("seq_mean_token_sum_norm", gradient=_by_constant)
+def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, constant: PositiveFloat) -> Tensor:
     """1 / (rows * constant). Dr.GRPO, arXiv 2503.20783, section 3.1.
 
     Args:

@@ -8,16 +8,15 @@ from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
 from rft.algorithm.token_weights.order_statistics import largest, share_of
 from rft.batch.counter_rng import token_draws
-from rft.registry import in_range
+from rft.ranges import Fraction
 
 
 @GRADIENT_MASKS.register(
     "high_entropy",
-    fault=in_range("rho", low=0, high=1),
     outputs=("entropy",),
     gradient=Gradient("near", cosine=0.303, note="what the tokens that it leaves out would add is missing"),
 )
-def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: float) -> Tensor:
+def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: Fraction) -> Tensor:
     """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.
 
     Of tokens of equal entropy at the boundary some are drawn, so that the share is met.

@@ -99,10 +99,7 @@ class PlanJob(Job):
         checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "shape")
 
     def _ranks(self, plan: Plan) -> int:
-        ranks = self._launched if plan.ranks is None else plan.ranks
-        if ranks < 1:
-            raise ValueError(f"plan.ranks={ranks}: set it to 1 or more, or to null")
-        return ranks
+        return self._launched if plan.ranks is None else plan.ranks
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
@@ -196,9 +193,7 @@ def _shape(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
 
 def _check_prompt_tokens(plan: Plan, rollout: Rollout, shape: PretrainedConfig) -> Iterator[str]:
     context = shape.get_text_config().max_position_embeddings
-    if plan.prompt_tokens is not None and plan.prompt_tokens < 1:
-        yield f"plan.prompt_tokens={plan.prompt_tokens}: set it to 1 or more, or to null"
-    elif plan.prompt_tokens is not None and plan.prompt_tokens + rollout.max_new_tokens > context:
+    if plan.prompt_tokens is not None and plan.prompt_tokens + rollout.max_new_tokens > context:
         yield (
             f"plan.prompt_tokens={plan.prompt_tokens}: with rollout.max_new_tokens={rollout.max_new_tokens} that is "
             f"over the model's context of {context}; lower one of them or choose another model"

@@ -68,19 +68,11 @@ class SolveRate:
     forget: Forget | None
 
     def __post_init__(self) -> None:
-        if self.right <= 0 or self.wrong <= 0:
-            raise ValueError(
-                f"algorithm.source.tracking.right={self.right}, wrong={self.wrong}: set both above 0, so that no "
-                "prompt counts as solved or hopeless before it is tried"
-            )
         least = 0.0 if self.forget is None else self.forget.least
-        if not 0 <= least <= self.keep <= 1:
+        if least > self.keep:
             raise ValueError(
-                f"algorithm.source.tracking.keep={self.keep} is a share, no less than that of forget.least={least} and "
-                "no more than 1"
+                f"algorithm.source.tracking.keep={self.keep}: it must be at least forget.least={least}; raise it"
             )
-        if self.forget is not None and self.forget.half <= 0:
-            raise ValueError(f"algorithm.source.tracking.forget.half={self.forget.half}: set it above 0")
 
     def share(self, change: float) -> float:
         """Of the counts: what a visit leaves, the policy having changed so much since the one before."""
@@ -94,10 +86,6 @@ class Priority:
     """A prompt of solve rate p is drawn with weight sqrt(p (1 - p)) + floor: most often where the outcome is open."""
 
     floor: PositiveFloat
-
-    def __post_init__(self) -> None:
-        if self.floor <= 0:
-            raise ValueError(f"algorithm.source.priority.floor={self.floor}: set it above 0, so that no prompt is lost")
 
 
 class CurriculumSource(RolloutSource):

@@ -46,14 +46,6 @@ class MixedSource(RolloutSource):
         return SourceFacts(SOURCE_COLUMNS, fields=fields, sampled="sometimes", scores=True, given=given)
 
     @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Refuses what is no probability."""
-        if not 0 <= options["sampled_share"] <= 1:
-            raise ValueError(
-                f"{context.key}.sampled_share={options['sampled_share']}: a chance is at least 0 and at most 1"
-            )
-
-    @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
         """See `Source.check_tokens`: there is no forced stop."""
 

@@ -299,7 +299,7 @@ def test_what_is_refused_before_a_model_is_loaded(refused, resolved, monkeypatch
     lora = "actor/lora=lora"
     said = refused(lora, reference={"lora": resolved(lora)["actor"]["lora"]})
     assert said == "reference.lora: the reference never trains; set reference.lora=null"
-    assert refused(lora, "actor.lora.rank=0") == "actor.lora.rank=0: set it to 1 or more"
+    assert refused(lora, "actor.lora.rank=0") == "actor.lora.rank=0: it must be at least 1"
     assert refused(lora, "actor.lora.targets=[]").startswith("actor.lora.targets=[] is no layer")
     assert refused(lora, "actor.lora.targets=all").startswith("actor.lora.targets: expected all-linear or ")
     said = refused(lora, "actor.lora.export=adapter")

@@ -152,9 +152,9 @@ def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
         ),
         (
             "actor.ema=1.0",
-            r"^actor\.ema=1\.0: it is the share of the average that stays, above 0 and below 1, or null$",
+            r"^actor\.ema=1\.0: it must be below 1$",
         ),
-        ("actor.ema=0", r"^actor\.ema=0\.0: it is the share"),
+        ("actor.ema=0", r"^actor\.ema=0: it must be above 0$"),
     ],
 )
 def test_what_is_refused(change, said, tiny):

@@ -54,14 +54,14 @@ CASES = {
 }
 
 WRONG = {
-    "no ranks": (("plan.ranks=0",), ["plan.ranks=0: set it to 1 or more, or to null"]),
+    "no ranks": (("plan.ranks=0",), ["plan.ranks=0: it must be at least 1"]),
     "all at once": (
         ("plan.prompt_tokens=0", "steps=0", "plan.ranks=3", "strategy.replicas=2"),
         [
-            "steps=0: set it to 1 or more",
+            "steps=0: it must be at least 1",
             "strategy.replicas=2 does not divide the 3 processes; choose a divisor of them, or 1",
             "batch.prompts=8 does not divide over the 3 processes",
-            "plan.prompt_tokens=0: set it to 1 or more, or to null",
+            "plan.prompt_tokens=0: it must be at least 1",
         ],
     ),
     "too long": (

@@ -233,13 +233,6 @@ def test_a_hot_first_token_of_the_ordinary_kind_changes_nothing(tokenizer):
     assert engine.generate(requests, sampling(first_token=FirstToken(30.0, 16))) != plain
 
 
-def test_a_first_token_of_no_heat_or_of_no_choice_is_refused():
-    with pytest.raises(ValueError, match=r"^rollout\.first_token\.temperature=0\.0: set it above 0$"):
-        FirstToken(0.0, 16)
-    with pytest.raises(ValueError, match=r"^rollout\.first_token\.top_k=0: set it to 1 or more$"):
-        FirstToken(30.0, 0)
-
-
 def test_the_yaml_of_the_first_token(resolved):
     plain, fire = resolved()["rollout"], resolved("algorithm=fire", "rollout.first_token.temperature=20")["rollout"]
     assert plain["first_token"] is None

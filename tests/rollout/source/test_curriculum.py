@@ -294,20 +294,19 @@ def test_only_a_share_can_be_tracked(wrong, ranks):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"right": 0.0}, r"^algorithm\.source\.tracking\.right=0\.0, wrong=0\.5: set both above 0"),
-        ({"keep": 1.5}, r"^algorithm\.source\.tracking\.keep=1\.5 is a share"),
-        ({"keep": 0.5, "forget": Forget(0.1, 0.6)}, r"^algorithm\.source\.tracking\.keep=0\.5 .*least=0\.6"),
-        ({"forget": Forget(0.0, 0.6)}, r"^algorithm\.source\.tracking\.forget\.half=0\.0: set it above 0$"),
+        ({"right": 0.0}, r"^tracking\.right=0\.0: it must be above 0"),
+        ({"keep": 1.5}, r"^tracking\.keep=1\.5: it must be at most 1"),
+        (
+            {"keep": 0.5, "forget": {"half": 0.1, "least": 0.6}},
+            r"^algorithm\.source\.tracking\.keep=0\.5: it must be at least forget\.least=0\.6",
+        ),
+        ({"forget": {"half": 0.0, "least": 0.6}}, r"^tracking\.forget\.half=0\.0: it must be above 0$"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changes, message):
+    node = {"term": "right", "right": 0.5, "wrong": 0.5, "keep": 0.9, "forget": None} | changes
     with pytest.raises(ValueError, match=message):
-        SolveRate(**{"term": "right", "right": 0.5, "wrong": 0.5, "keep": 0.9, "forget": None} | changes)
-
-
-def test_a_floor_of_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.priority\.floor=0\.0: set it above 0"):
-        Priority(0.0)
+        convert(node, SolveRate, "tracking")
 
 
 def test_its_facts():

@@ -15,7 +15,7 @@ from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.mixed import MixedSource
 from rft.rollout.source.rollout import RolloutSource
-from tests.helpers import check_context, rollout_context
+from tests.helpers import rollout_context
 
 ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")
@@ -127,10 +127,3 @@ def test_its_facts():
     assert facts.sampled == "always" and facts.given is None
     assert MixedSource.always_sampled(of(0.3)) == of(1.0)
     assert MixedSource.always_sampled(of(0.0)) == of(0.0), "no step ever is"
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_is_a_probability(share):
-    MixedSource.check(of(0.0), check_context())
-    with pytest.raises(ValueError, match=rf"^algorithm\.source\.sampled_share={share}: a chance is at least 0"):
-        MixedSource.check(of(share), check_context())

@@ -339,11 +339,6 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
                 assert entry is entries[place - place % GROUP], "its rows still share it"
 
 
-def test_a_cap_of_no_rounds_is_refused():
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.max_rounds=0: set it to 1 or more$"):
-        DynamicSampling(term="right", between=None, max_rounds=0)
-
-
 @pytest.mark.parametrize(
     ("raw", "between", "kept"),
     [
