@@ -60,7 +60,7 @@ def select_clip_cov(
     fault=constraints(CLIP_BOUNDS, in_range("share", low=0, high=1)),
     reads=("old_logprobs", "advantages"),
     prepare=select_clip_cov,
-    gradient=Gradient("near", cosine=0.991, note="exact but for the tokens that it drops, which are not random ones"),
+    gradient=Gradient("near", cosine=0.991, note="exact except for dropped tokens, which are not random"),
 )
 def clip_cov(
     logprobs: Tensor,

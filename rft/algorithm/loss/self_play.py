@@ -21,7 +21,7 @@ from rft.registry import in_range
     gradient=lambda options: Gradient(
         "scaled",
         factor=lambda n: 2 * options["eta"],
-        note="by 2 eta, for advantages that are equal within a row, before the policy has left the reference",
+        note="by 2 eta, for advantages that are equal within a row, while the policy equals the reference",
     ),
 )
 def sppo(logprobs: Tensor, batch: TensorDict, *, eta: float) -> Unreduced:
