@@ -49,7 +49,7 @@ def both(logprobs: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
     gradient=Gradient("exact", target="minus the forward KL", note=NOTE),
 )
 def forward_kl(candidate_logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """KL(teacher, policy) per token (B, T): it covers all that the teacher would say. arXiv 1503.02531."""
+    """KL(teacher, policy) per token (B, T): it covers all that is likely under the teacher. arXiv 1503.02531."""
     teacher, policy = both(candidate_logprobs, batch)
     return divergence(teacher, policy), {}
 

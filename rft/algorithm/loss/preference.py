@@ -190,7 +190,7 @@ def orpo(logprobs: Tensor, batch: TensorDict, *, weight: float) -> Unreduced:
 
 @LOSSES.register("chosen_nll", reads=("chosen",), unit="pair", gradient=Gradient("exact", "mean likelihood of chosen"))
 def chosen_nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
-    """-mean over the tokens of the chosen row of lp, per pair: keeps it likely while the other one is pushed away.
+    """-mean over the tokens of the chosen row of lp, per pair: keeps the chosen row likely while the margin grows.
 
     As in ORPO, arXiv 2403.07691, and iterative DPO with NLL, arXiv 2404.19733, equation 1.
     """

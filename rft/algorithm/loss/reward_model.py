@@ -61,7 +61,7 @@ def bradley_terry(score: Tensor, batch: TensorDict, *, margin: bool) -> Unreduce
     gradient=Gradient("exact", target="scores around zero"),
 )
 def score_centering(score: Tensor, batch: TensorDict) -> Unreduced:
-    """(s_chosen + s_rejected)^2 per pair: settles the constant that a preference leaves open.
+    """(s_chosen + s_rejected)^2 per pair: fixes the constant that preferences leave undetermined.
 
     arXiv 2312.09244, equation 2.
     """

@@ -72,7 +72,7 @@ def clip_cov(
     cov_low: float,
     cov_high: float,
 ) -> Unreduced:
-    """`ppo_clip`, and 0 for a few tokens of high covariance: they would take most entropy away. Clip-Cov.
+    """`ppo_clip`, and 0 for a few tokens of high covariance, which reduce the entropy most. Clip-Cov.
 
     arXiv 2505.22617, section 4.2. The covariance of a token is (A - mean A) (lp - mean lp), with means over all
     trained tokens of the mini-batch; tokens are drawn at random from those inside (cov_low, cov_high) that the clip of
@@ -155,8 +155,8 @@ def m2po(
     tau: float,
     among: Literal["all", "outward"],
 ) -> Unreduced:
-    """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy, as many as it takes for the
-    mean of it over the other tokens of the mini-batch to be at most tau. M2PO, arXiv 2510.01161, algorithm 1.
+    """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy: as few as possible, so
+    that its mean over the other tokens of the mini-batch is at most tau. M2PO, arXiv 2510.01161, algorithm 1.
 
     The paper masks among the tokens alone that a step moves further out (A > 0 and r > 1, or A < 0 and r < 1), and
     does not clip: `among: outward` and infinite clips. Tokens of equal log-ratio are masked together. The weights of
