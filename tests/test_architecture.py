@@ -14,8 +14,8 @@ from tests.architecture_rules import (
     backends,
     calls,
     cycles,
-    floors,
     folders,
+    layers,
     metaphors,
     mirror,
     modalities,
@@ -36,7 +36,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "mirror": {
         "tests/test_architecture.py: mirrors no module": "the tree as a whole",
         "tests/test_docs.py: mirrors no module": "the pages",
-        "tests/algorithm/test_boundary_values.py: mirrors no module": "what mutants of the room showed",
+        "tests/algorithm/test_boundary_values.py: mirrors no module": "what mutants of the package showed",
         "tests/algorithm/loss/test_on_policy_gradient.py: mirrors no module": "every loss at once",
     },
     "backends": {
@@ -79,14 +79,14 @@ def test_every_list_belongs_to_a_rule(rule):
 ADVANTAGE = '@ADVANTAGES.register("group_mean")\ndef group_mean(): ...\n'
 OPTIONS = "class AlgorithmOptions:\n    iteration: int\n"
 BROKEN = [
-    (floors, {"rft/data/a.py": "import rft.modes.b", "rft/modes/b.py": ""}, {"rft.data.a: imports rft.modes.b"}),
+    (layers, {"rft/data/a.py": "import rft.modes.b", "rft/modes/b.py": ""}, {"rft.data.a: imports rft.modes.b"}),
     (
-        floors,
+        layers,
         {"rft/actor/a.py": "def f():\n    from rft.data import b", "rft/data/b.py": ""},
         {"rft.actor.a: imports rft.data.b"},
     ),
     (
-        floors,
+        layers,
         {
             "rft/batch/a.py": "if TYPE_CHECKING:\n    from ..train.b import C",
             "rft/batch/__init__.py": "",
@@ -95,11 +95,11 @@ BROKEN = [
         {"rft.batch.a: imports rft.train.b"},
     ),
     (
-        floors,
+        layers,
         {"rft/errors.py": "importlib.import_module('rft.batch.b')", "rft/batch/b.py": ""},
         {"rft.errors: imports rft.batch.b"},
     ),
-    (floors, {"rft/utils/a.py": ""}, {"rft.utils.a: no floor"}),
+    (layers, {"rft/utils/a.py": ""}, {"rft.utils.a: no layer"}),
     (
         cycles,
         {"rft/data/a.py": "from rft.data import b", "rft/data/b.py": "def f(): import rft.data.a", "rft/data/c.py": ""},

@@ -39,7 +39,7 @@ def softness_fault(options: dict[str, Any]) -> str | None:
     gradient=Gradient("scaled", "win rate", lambda n: (n - 1) / n, note="a row is compared with itself, too"),
 )
 def win_rate(scores: Tensor, rewards: Tensor, batch: TensorDict, *, softness: float | None) -> dict[str, Tensor]:
-    """P - 1/2, P the mean over all n rows of the group of the chance to be preferred to them. SPPO, arXiv 2405.00675.
+    """P - 1/2, P the mean probability to be preferred to a row, over all n of the group. SPPO, arXiv 2405.00675.
 
     The paper's estimate of P(y > policy) by the answers that were sampled, the row itself among them.
 

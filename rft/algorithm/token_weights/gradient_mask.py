@@ -15,7 +15,7 @@ from rft.registry import in_range
     "high_entropy",
     fault=in_range("rho", low=0, high=1),
     outputs=("entropy",),
-    gradient=Gradient("near", cosine=0.303, note="what the tokens that it leaves out would add is missing"),
+    gradient=Gradient("near", cosine=0.303, note="the contribution of masked tokens is missing"),
 )
 def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: float) -> Tensor:
     """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.
