@@ -57,11 +57,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "rft/algorithm/loss: more than 13 files",
         "rft/algorithm: more than 13 files",
     ),
-    "backends": (
-        "rft.rollout.server.prompt_logprobs: sglang",
-        "rft.rollout.server.prompt_logprobs: vllm",
-    ),
-    "metaphors": ("rft.rollout.server.server_pool",),
 }
 # END
 

@@ -72,7 +72,7 @@ def test_one_that_is_not_up_is_named_within_the_deadline(seen, fault):
 
 
 def test_what_answers_otherwise_is_no_such_server(seen):
-    with pytest.raises(BadResponse, match="its kind is 'somebody', which is not vllm or sglang"):
+    with pytest.raises(BadResponse, match="its kind is 'somebody', which is not sglang or vllm"):
         seen({"kind": "somebody"})
     with pytest.raises(BadResponse, match=r"teacher 0 .* not JSON"):
         seen({}, faults=[("/v1/models", "garbage")])
