@@ -52,7 +52,6 @@ ALLOWED: dict[str, dict[str, str]] = {
 # KNOWN
 KNOWN: dict[str, tuple[str, ...]] = {
     "cycles": (),
-    "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
     "folders": (
         "rft/algorithm/loss: more than 13 files",
         "rft/algorithm: more than 13 files",
