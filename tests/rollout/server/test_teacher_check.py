@@ -9,10 +9,10 @@ import pytest
 from rft.data.encode.tokenizer import characters
 from rft.remote.http_client import BadResponse
 from rft.rollout.server.teacher_check import check_servers
-from tests.helpers import yaml_options
+from tests.helpers import ALPHABET, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher
 
-WORDS = characters(alphabet="0123456789abcdef")
+WORDS = characters(alphabet=ALPHABET)
 KNOWN = len(WORDS)
 
 

@@ -12,7 +12,8 @@ from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context, hf_engine, rollout_context
+from tests.helpers import check_context, hf_engine
+from tests.rollout.contexts import rollout_context
 from tests.rollout.word_models import one_layer, word_tokenizer
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]

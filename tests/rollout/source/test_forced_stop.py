@@ -16,7 +16,8 @@ from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
 from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
-from tests.helpers import check_context, hf_engine, rollout_context
+from tests.helpers import check_context, hf_engine
+from tests.rollout.contexts import rollout_context
 from tests.rollout.word_models import one_layer, word_tokenizer
 
 SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
