@@ -171,7 +171,7 @@ class SGLangApi:
             await self._memory(client, "release", held, ASLEEP)
 
     async def _memory(self, client: ServerClient, verb: str, parts: list[str], label: str) -> str:
-        """Releases or resumes memory. The server ends if it gets this request twice, so the label tells that it did."""
+        """Releases or resumes memory. The server ends if it gets this request twice, so the label records each one."""
         await self._set_label(client, UNSURE)
         await client.post_raw(f"/{verb}_memory_occupation", {"tags": parts})
         await self._set_label(client, label)
