@@ -1,7 +1,6 @@
 """The architecture: the repository keeps each rule of tests/architecture_rules.py, and each rule can be broken.
 
-`ALLOWED` lists the violations that stay, with the reason. `KNOWN` lists those that are to go: it may only shrink, so a
-listed violation that no longer exists fails the test too.
+`ALLOWED` lists the violations that stay, with the reason. A listed violation that no longer exists fails the test too.
 """
 
 from pathlib import Path
@@ -48,29 +47,17 @@ ALLOWED: dict[str, dict[str, str]] = {
         "scripts/bench: more than 13 files": "one file for each section, and one for each side of a comparison",
     },
 }
-# KNOWN
-KNOWN: dict[str, tuple[str, ...]] = {
-    "cycles": (),
-    "sizes": ("tests/rollout/engine/test_hf.py: more than 400 lines",),
-    "folders": (),
-    "backends": (
-        "rft.rollout.server.prompt_logprobs: sglang",
-        "rft.rollout.server.prompt_logprobs: vllm",
-    ),
-    "metaphors": ("rft.rollout.server.server_pool",),
-}
-# END
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_tree_keeps_the_rule(rule):
-    listed = {*ALLOWED.get(rule.__name__, ()), *KNOWN.get(rule.__name__, ())}
+    listed = set(ALLOWED.get(rule.__name__, ()))
     found = set(rule(ROOT))
     assert sorted(found - listed) == [], "new violations: cure them; do not list them"
     assert sorted(listed - found) == [], "these no longer exist: take them out of the list"
 
 
-@pytest.mark.parametrize("rule", [*ALLOWED, *KNOWN])
+@pytest.mark.parametrize("rule", ALLOWED)
 def test_every_list_belongs_to_a_rule(rule):
     assert rule in [known.__name__ for known in RULES]
 

@@ -6,7 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
 from rft.actor.init import load_scorer
-from tests.actor.test_heads import F64, LENGTHS, MODELS, SIZES, tokens_and_selection
+from tests.actor.test_heads import F64, LENGTHS, MODELS, tokens_and_selection
+from tests.helpers import SIZES
 
 PAD = 0
 TINY_BERT = {

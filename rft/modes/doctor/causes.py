@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.batch.columns import kind_of
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.strategy.base import DTYPES
 
@@ -93,15 +94,24 @@ class CauseSearch:
 
     def _edits(self) -> Iterator[tuple[str, TensorDict, str]]:
         """What an engine may do to prompts: the trial, the batch as that engine reads it, what the engine does."""
-        doubled = self.batch.apply(lambda column: torch.cat([column[:, :1], column], 1) if column.dim() > 1 else column)
+        doubled = self._edit_tokens(lambda column: torch.cat([column[:, :1], column], 1))
         yield "prompts with their first token twice", doubled, "reads the first token of a prompt twice"
         if self.begin is not None:
             begun = doubled.clone()
             begun["tokens", "input_ids"][:, 0] = self.begin
             yield "prompts behind a begin token", begun, "puts a begin token in front of a prompt"
-        without = self.batch.apply(lambda column: column[:, 1:].clone() if column.dim() > 1 else column)
+        without = self._edit_tokens(lambda column: column[:, 1:].clone())
         without["loss_mask"][:, 0] = False
         yield "prompts without their first token", without, "leaves out the first token of a prompt"
+
+    def _edit_tokens(self, edit: Callable[[Tensor], Tensor]) -> TensorDict:
+        """The batch with every per-token column edited."""
+
+        def apply(name: str | tuple[str, ...], column: Tensor) -> Tensor:
+            outer = name if isinstance(name, str) else name[0]
+            return edit(column) if kind_of(outer, column.dim()) == "token" else column
+
+        return self.batch.named_apply(apply, nested_keys=True)
 
     def _rounding(self, report: DoctorReport, gather: Callable[[float], list[float]]) -> Iterator[Cause]:
         engine = self.batch["rollout_logprobs"][self.batch["loss_mask"]]

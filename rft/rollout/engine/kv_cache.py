@@ -75,12 +75,12 @@ class LabelledCache(DynamicCache):
 
 
 def _roomy(total: int) -> int:
-    """Half as many tokens again, so that copies stay in proportion to tokens."""
+    """Half as many tokens again, so that the number of copied tokens grows linearly."""
     return total + max(total // 2, 32)
 
 
 def capacity(prompt: int, new: int) -> int:
-    """Tokens that the storage of a growing layer has room for, when so many new ones have come behind a prompt."""
+    """Tokens that the storage of a growing layer has room for, with `new` tokens behind a prompt of `prompt` tokens."""
     room = _roomy(prompt)
     while room < prompt + new:
         room = _roomy(room + 1)
@@ -88,7 +88,7 @@ def capacity(prompt: int, new: int) -> int:
 
 
 def _room(like: Tensor, rows: int, total: int) -> Tensor:
-    """Storage (rows, heads, T, width) for more than so many tokens."""
+    """Storage (rows, heads, T, width) for more than `total` tokens."""
     return like.new_empty(rows, like.shape[1], _roomy(total), like.shape[3])
 
 

@@ -37,7 +37,7 @@ class MixedSource(RolloutSource):
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`. Only the columns that both kinds of steps have are promised."""
+        """See `Source.facts`. The columns are those that both kinds of steps write."""
         if options["sampled_share"] >= 1:
             return SourceFacts(SOURCE_COLUMNS, fields=("prompt",), sampled="always", scores=True)
         given = GivenTexts(DatasetSource, {"response": options["response"]})
@@ -46,7 +46,7 @@ class MixedSource(RolloutSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Refuses what is no probability."""
+        """Checks that `sampled_share` is a probability."""
         if not 0 <= options["sampled_share"] <= 1:
             raise ValueError(
                 f"{context.key}.sampled_share={options['sampled_share']}: a chance is at least 0 and at most 1"
@@ -54,7 +54,7 @@ class MixedSource(RolloutSource):
 
     @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        """See `Source.check_tokens`: there is no forced stop."""
+        """Checks nothing: this source has no forced stop."""
 
     @classmethod
     def always_sampled(cls, options: Mapping[str, Any]) -> dict[str, Any]:

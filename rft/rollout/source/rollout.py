@@ -101,7 +101,7 @@ class RolloutSource(Source):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Dynamic sampling looks at a term of the reward, and at groups that can differ."""
+        """Checks that dynamic sampling has a reward term of the run and groups of more than one response."""
         dynamic_sampling, check = options["redraw"], Checks()
         if dynamic_sampling is None:
             return
@@ -115,7 +115,7 @@ class RolloutSource(Source):
 
     @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        """The phrase of a forced stop leaves room for an answer."""
+        """Checks that the phrase of a forced stop leaves room for an answer."""
         if (forced_stop := options["interruption"]) is not None:
             phrase = len(encoder.encode([forced_stop.phrase])[0])
             forced_stop.check(context.key, phrase, context.max_new_tokens)

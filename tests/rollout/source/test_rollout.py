@@ -16,7 +16,8 @@ from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.source.base import answer
 from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context, rollout_context
+from tests.helpers import check_context
+from tests.rollout.contexts import rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
