@@ -94,7 +94,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path):
             match=rf"data\.template_arguments\.{name}: data\.template=chat does not read it.*\(it reads: enable_thi",
         ):
             Encoder(made, "chat", None, arguments={name: True})
-    with pytest.raises(ValueError, match=r"data\.template_arguments has no place in data\.template=none"):
+    with pytest.raises(ValueError, match=r"data\.template_arguments has no effect with data\.template=none"):
         Encoder(made, "none", None, arguments={"enable_thinking": True})
     with pytest.raises(ValueError, match=r"data\.template=chatml does not read it \(it reads: none\)"):
         Encoder(made, "chatml", None, arguments={"enable_thinking": True})
