@@ -189,7 +189,7 @@ def test_a_prompt_that_the_whole_does_not_begin_with_is_refused():
 def test_a_conversation_without_an_answer_is_refused():
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
     for messages in ([user("hi")], [SYSTEM, said("ho")], [said("ho"), user("hi")]):
-        with pytest.raises(ValueError, match="no message is an answer of the assistant's"):
+        with pytest.raises(ValueError, match="no message is an answer of the assistant"):
             encoder.example({"response": messages})
 
 

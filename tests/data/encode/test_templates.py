@@ -61,7 +61,7 @@ def test_a_template_in_a_file(tmp_path):
 
 
 def test_bad_templates_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.template=chatm: there is no such file.*did you mean chatml\?"):
+    with pytest.raises(ValueError, match=r"data\.template=chatm: no such file.*did you mean chatml\?"):
         Encoder(tokenizer(chats.CHATML), "chatm", None)
     with pytest.raises(ValueError, match=r"data\.template=llama3 ends an answer with '<\|eot_id\|>', which is no"):
         Encoder(tokenizer(chats.CHATML), "llama3", None)

@@ -162,7 +162,7 @@ def test_a_run_streams_both_stages_and_goes_on_after_its_last_checkpoint(mixed, 
         data["train"] = {"_target_": "rft.data.rows.mixture.Mixture", "parts": parts}
     Job(config).fit("")
     said = " ".join(capsys.readouterr().out.split())
-    assert f"data.train is streamed: its first {34 if mixed else 23} rows were checked" in said
+    assert f"data.train is streamed: only its first {34 if mixed else 23} rows were checked" in said
     assert f"data.train{'.parts.all.rows' if mixed else ''}: " in said and "were dropped" in said
     run = tmp_path / "run"
 
