@@ -98,10 +98,10 @@ def test_a_baseline_leaves_the_folder_to_the_run(finished, resolved, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["evaluate.checkpoint=7"], "evaluate.checkpoint=7: .* has no checkpoint of this step; the .* are 1, 2, 3"),
+        (["evaluate.checkpoint=7"], "evaluate.checkpoint=7: .* has no checkpoint of this step; its .* 1, 2, 3"),
         (["output_dir=none", "evaluate.checkpoint=best"], "evaluate.checkpoint=best: output_dir=none holds no run"),
         (["data.eval.questions.path=no.jsonl"], "data.eval.questions.path=no.jsonl: there is no such file"),
-        (["+data.eval.questions.columns.answer=gold"], "no field 'gold' .*; data.eval.questions.columns.answer names"),
+        (["+data.eval.questions.columns.answer=gold"], "no field 'gold' .*; set data.eval.questions.columns.answer"),
         (["eval.maj_k=[9]"], r"eval.maj_k=\[9\] asks for more answers than eval.samples=6"),
         (["eval.maj_k=[0]"], r"eval.maj_k=\[0\]: set numbers of answers of 1 or more"),
         (["rollout.max_new_tokens=5000"], "rollout.max_new_tokens=5000 that is over the model's context"),

@@ -75,7 +75,7 @@ def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
         ),
         ('{"prompt": "p", "answer": null}\n', {}, r"train\.jsonl line 1: the field 'answer' is null"),
         ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*set data\.train\.columns\.prompt to its name"),
-        ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; set data\.train\.columns\.prompt"),
+        ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; set data\.train\.columns"),
         ("{}\n", {}, r"line 1: no field 'prompt' \(known: none\)"),
     ],
 )
