@@ -177,12 +177,12 @@ def test_a_new_model_is_drawn_from_the_seed_alone():
         (None, None, r"^critic: set one of critic\.path .* and critic\.model_config"),
         ("x", {"model_type": "qwen3"}, r"^critic: set one of"),
         ("./no/such/folder", None, r"^critic\.path: no model can be read from '\./no/such/folder'"),
-        (None, {"model_type": "qwen33"}, r"^critic\.model_config: transformers refuses it \(.*qwen33"),
-        (None, {}, r"^critic\.model_config: transformers refuses it"),
+        (None, {"model_type": "qwen33"}, r"^critic\.model_config: transformers cannot use it \(.*qwen33"),
+        (None, {}, r"^critic\.model_config: transformers cannot use it"),
         (
             None,
             {"model_type": "qwen3", "vocab_size": 5},
-            r"^critic\.model_config: transformers refuses it \(.*vocab_size",
+            r"^critic\.model_config: transformers cannot use it \(.*vocab_size",
         ),
     ],
 )

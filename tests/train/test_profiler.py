@@ -86,7 +86,7 @@ def test_without_a_warm_up_there_are_fewer(tiny):
 def test_a_run_says_which_steps_did_not_come(tiny, tmp_path, capsys):
     Job(tiny("profile.steps=[2,5]", "warmup.eval_every=1", "warmup.stop_at=0.0")).fit("")
     assert files(tmp_path / "run") == named(2)
-    assert "profile.steps=[5] did not come" in " ".join(capsys.readouterr().out.split())
+    assert "profile.steps=[5] were not reached" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch):

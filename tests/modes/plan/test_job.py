@@ -78,8 +78,8 @@ WRONG = {
     "a stream": (
         ("plan.prompt_tokens=null", "data.streaming=8"),
         [
-            "data.streaming: data.train is a Symbolic, which knows all its rows at once; set data.streaming=null",
-            "plan.prompt_tokens=null: a stream is not read to find out; set it",
+            "data.streaming: data.train is a Symbolic, which cannot be streamed; set data.streaming=null",
+            "plan.prompt_tokens=null: the rows of a stream are not counted; set it",
         ],
     ),
 }
