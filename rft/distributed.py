@@ -1,4 +1,4 @@
-"""The processes of a run: one alone or many under torchrun, with the same collectives either way."""
+"""The processes of a run: a single one, or many under torchrun, with the same collectives."""
 
 import atexit
 import os
@@ -19,7 +19,7 @@ class World:
     """The process group as the rest of the code sees it.
 
     Attributes:
-        rank, size: this process and how many there are.
+        rank, size: the rank of this process, and the number of processes.
         device: where this process computes.
         mesh: a one-dimensional device mesh over all processes.
     """
@@ -37,47 +37,47 @@ class World:
         return total.to(tensor.device)
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank handed in, in rank order, on every rank."""
+        """The argument of every rank, in rank order, on every rank."""
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing)
         return things
 
-    def exchange(self, parcels: list[Any]) -> list[Any]:
-        """Hands parcel r to rank r and returns what every rank had for this one, in rank order.
+    def exchange(self, items: list[Any]) -> list[Any]:
+        """Sends item r to rank r (all-to-all), and returns the items that all ranks sent to this one, in rank order.
 
-        What a rank has for itself is not copied; a tensor in any other parcel travels with its whole storage.
+        The item for this rank itself is not copied. Other items are pickled: a tensor is sent with its whole storage.
         """
         if self.size == 1:
-            return parcels
-        sealed = [b"" if rank == self.rank else pickle.dumps(parcel) for rank, parcel in enumerate(parcels)]
-        sizes = torch.tensor([len(parcel) for parcel in sealed], device=self.device)
-        arriving = torch.empty_like(sizes)
-        dist.all_to_all_single(arriving, sizes)
-        outgoing = torch.frombuffer(bytearray(b"".join(sealed)), dtype=torch.uint8).to(self.device)
-        incoming = outgoing.new_empty(int(arriving.sum()))
-        dist.all_to_all_single(incoming, outgoing, arriving.tolist(), sizes.tolist())
-        received = [part.numpy().tobytes() for part in incoming.cpu().split(arriving.tolist())]
-        return [parcels[rank] if rank == self.rank else pickle.loads(part) for rank, part in enumerate(received)]
+            return items
+        pickled = [b"" if rank == self.rank else pickle.dumps(item) for rank, item in enumerate(items)]
+        sizes = torch.tensor([len(data) for data in pickled], device=self.device)
+        received_sizes = torch.empty_like(sizes)
+        dist.all_to_all_single(received_sizes, sizes)
+        outgoing = torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8).to(self.device)
+        incoming = outgoing.new_empty(int(received_sizes.sum()))
+        dist.all_to_all_single(incoming, outgoing, received_sizes.tolist(), sizes.tolist())
+        received = [data.numpy().tobytes() for data in incoming.cpu().split(received_sizes.tolist())]
+        return [items[rank] if rank == self.rank else pickle.loads(data) for rank, data in enumerate(received)]
 
     def decide(self, choose: Callable[[], Any]) -> Any:
-        """Lets rank zero decide and tells the others; an error of rank zero is raised on every rank."""
-        answer: list[Any] = [None, None]
+        """Calls `choose` on rank zero and broadcasts the result; its ValueError or OSError is raised on every rank."""
+        result: list[Any] = [None, None]  # value, error
         if self.rank == 0:
             try:
-                answer = [choose(), None]
+                result = [choose(), None]
             except (ValueError, OSError) as error:
-                answer = [None, error]
+                result = [None, error]
         if self.size > 1:
-            dist.broadcast_object_list(answer, src=0)
-        if answer[1] is not None:
-            raise answer[1]
-        return answer[0]
+            dist.broadcast_object_list(result, src=0)
+        if result[1] is not None:
+            raise result[1]
+        return result[0]
 
 
 class SingleProcess(World):
-    """One process without a process group, which asks only for its rank and for the number of processes."""
+    """A world of one process without a process group; it has no device and no mesh."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
@@ -93,7 +93,7 @@ def start(device: str) -> World:
         device: `auto` (CUDA where there is one), `cpu` or `cuda`.
 
     Raises:
-        ValueError: `cuda` is asked for and torch sees none.
+        ValueError: `device` is `cuda` and torch finds no CUDA device.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -115,10 +115,13 @@ def start(device: str) -> World:
 
 @contextmanager
 def pretend(ranks: int) -> Iterator[World]:
-    """This process as one of many that are not there: what the others would send is what this one sends."""
+    """Simulates a process group of `ranks` in this process, with torch's fake backend.
+
+    Every other rank is assumed to send what this one sends.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    assert not dist.is_initialized(), "the process group is a real one"
+    assert not dist.is_initialized(), "a real process group exists"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield World(torch.device("cpu"), init_device_mesh("cpu", (ranks,)))
@@ -127,15 +130,15 @@ def pretend(ranks: int) -> Iterator[World]:
 
 
 def stop() -> None:
-    """Leaves the process group, if this process is in one."""
+    """Destroys the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def leave() -> None:
-    """Ends a process of torchrun once all of them have come this far; does nothing in a process of its own.
+    """Ends a process of torchrun after a barrier; does nothing without torchrun.
 
-    It skips the interpreter's teardown, where threads of gloo abort a process now and then that has done all its work.
+    It skips the interpreter's teardown, in which threads of gloo sometimes abort a process after its work is done.
     """
     if "RANK" in os.environ and dist.is_initialized():
         dist.barrier()

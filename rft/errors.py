@@ -1,4 +1,4 @@
-"""All mistakes of a config at once: every check runs that has what it needs, then the run stops with all messages."""
+"""Reports all mistakes of a config at once: every check whose parts exist runs, then one error has all messages."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,14 +16,14 @@ class Problems(ValueError):
         super().__init__("\n".join(self.messages))
 
     def __reduce__(self) -> tuple[type["Problems"], tuple[list[str]]]:
-        return Problems, (self.messages,)  # on its way to other ranks
+        return Problems, (self.messages,)  # pickled when it is sent to other ranks
 
 
 class Checks:
     """Runs checks one after another and collects the messages of those that fail.
 
-    Checks look at parts, which `add` and `make` store by name. A call is left out if a part that it needs could not be
-    made: the message that names the reason is there already.
+    Checks use parts, which `add` and `make` store by name. If a part could not be made, its message is stored, and the
+    checks that need the part are skipped.
 
         checks = Checks()
         checks.add("metric", "accuracy")
@@ -32,8 +32,8 @@ class Checks:
         checks.end()                                       # raises Problems with all messages
 
     Attributes:
-        messages: of the checks that failed so far.
-        parts: made so far, by name.
+        messages: those of the checks that have failed so far.
+        parts: the parts made so far, by name.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class Checks:
         self._failed.discard(name)
 
     def fail(self, *names: str) -> None:
-        """Notes that parts cannot be made, for a reason whose message is there already."""
+        """Marks parts as failed; the caller has stored the message."""
         self._failed |= set(names)
 
     def make(self, name: str, function: Callable[..., Any], *needs: str) -> None:
         """Stores what `function` returns as a part.
 
         Args:
-            name: of the new part.
+            name: the name of the new part.
             function: takes the parts that it needs; raises a ValueError if something is wrong with them.
             needs: the names of these parts, in the order of the parameters.
         """

@@ -1,11 +1,11 @@
-"""The entry point: composes the config, checks it, and runs the job that it describes.
+"""The entry point: composes the config, checks it, and runs the mode that it names.
 
     python -m rft.main
     python -m rft.main algorithm=gspo algorithm.loss.clip_high=4e-4
     python -m rft.main -m algorithm=grpo,gspo,dapo seed=0,1
     torchrun --nproc-per-node 8 -m rft.main -cd recipes/gsm8k -cn run
 
-Nothing slow is imported before the config is composed, so `--help` and `--cfg job` answer at once.
+No slow module is imported before the config is composed, so `--help` and `--cfg job` are fast.
 """
 
 import os
@@ -47,13 +47,15 @@ def run(config: DictConfig) -> float:
 
 
 def main() -> None:
-    """Runs `run`; what the user did wrong is printed as one message, what we did wrong as a traceback."""
+    """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback."""
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         flag, equals, folder = word.partition("=")
         if flag in ("-cd", "--config-dir"):
-            sys.path.insert(0, str(Path(folder if equals else following).resolve()))  # where the recipe's plugins are
+            sys.path.insert(
+                0, str(Path(folder if equals else following).resolve())
+            )  # the folder of the recipe's plugins
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on to us
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     try:
         run()
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
@@ -61,8 +63,8 @@ def main() -> None:
             raise
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        said = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: a message has brackets
-        Console(stderr=True, soft_wrap=True).print(said)
+        message = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: it has brackets
+        Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(1)
     if "RANK" in os.environ:
         from rft.distributed import leave
@@ -71,9 +73,9 @@ def main() -> None:
 
 
 def explain(error: Exception) -> str:
-    """One message for the user: our own as it is, Hydra's with the key that was probably meant."""
+    """One message for the user: this package's own unchanged, those of Hydra with the closest known key."""
     text = str(error).strip()
-    if not text and isinstance(error.__cause__, Exception):  # as Hydra's, where a yaml cannot be read
+    if not text and isinstance(error.__cause__, Exception):  # Hydra's own if a yaml cannot be read
         return explain(error.__cause__)
     if isinstance(error, Problems) and len(error.messages) > 1:
         return "".join([f"{len(error.messages)} mistakes", *(f"\n{n}. {m}" for n, m in enumerate(error.messages, 1))])
@@ -85,19 +87,21 @@ def explain(error: Exception) -> str:
         key, known = found[1].split("@")[0], known_keys()
         if key in known:
             group = key.split(".")[0]
-            return f"{key}: what is selected has no such key; it belongs to an option of {group} that is not"
+            return f"{key}: the selected options have no such key; another option of {group} has it"
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
         if (renamed := renamed_option(group, name)) is not None:
             return renamed
-        options = [option for option in options if not option.startswith("_")]  # what options build on is no option
+        options = [
+            option for option in options if not option.startswith("_")
+        ]  # a yaml that others inherit is no option
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
     gone = re.search(r"(?:Could not delete from config\.|Interpolation key) '([^']+)'", text)
     if gone and (renamed := renamed_key(gone[1])) is not None:
         return renamed
     if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
-        key = found[1] if "." in found[1] or not found[2] else found[2]  # an interpolation's is whole, and its own
+        key = found[1] if "." in found[1] or not found[2] else found[2]  # that of an interpolation is the full key
         return f"{key} is missing: set {key}=<value>"
     if found := re.search(r"^(.*?)\s+full_key: (\S+)", text, re.DOTALL):
         return f"{found[2]}: {found[1]}"
@@ -106,11 +110,11 @@ def explain(error: Exception) -> str:
 
 @cache
 def known_keys() -> list[str]:
-    """Every key and every group that the command line may name."""
+    """All keys and groups that the command line may name."""
     keys = []
     for path in CONFIG_FOLDER.rglob("*.yaml"):
         folder = path.parent.relative_to(CONFIG_FOLDER).parts
-        if folder == ("modes",):  # a file is the node of its mode
+        if folder == ("modes",):  # each file is the node of one mode
             keys += [path.stem, *_leaves(OmegaConf.load(path), path.stem)]
         else:
             keys += ["/".join(folder)] if folder else []
@@ -127,7 +131,7 @@ def _leaves(node: object, prefix: str) -> list[str]:
 
 
 def check_recipe(path: Path) -> None:
-    """Refuses numbers of a loss or an advantage in a recipe's body: they would leak into whichever is selected instead.
+    """Rejects options of a loss or an advantage in a recipe's body: they would apply to any loss that is selected.
 
     Raises:
         ValueError: names the file and the key.
@@ -137,9 +141,8 @@ def check_recipe(path: Path) -> None:
     for part in ("loss", "advantage"):
         if isinstance(algorithm, DictConfig) and part in algorithm:
             raise ValueError(
-                f"{path}: the body sets algorithm.{part}; a number of one {part} would leak into another that is "
-                f"selected instead. Put it into an option file {path.parent}/algorithm/{part}/<name>.yaml and select "
-                "that in the defaults"
+                f"{path}: the body sets algorithm.{part}; the value would apply to any {part} that is selected. Put "
+                f"it into an option file {path.parent}/algorithm/{part}/<name>.yaml and select that in the defaults"
             )
 
 

@@ -1,4 +1,4 @@
-"""Exact global means: a metric is a pair (sum, weight) until all micro-batches of all ranks are added."""
+"""Exact global means: a metric stays a pair (sum, weight) until the pairs of all micro-batches and ranks are added."""
 
 import math
 import time
@@ -14,8 +14,8 @@ from torch.profiler import record_function
 class Metrics:
     """Collects the numbers of one step.
 
-    `reduce` gathers the pairs of all ranks, so a mean is the mean over all rows or tokens of the step, however they
-    were spread over micro-batches and ranks.
+    `reduce` adds the pairs of all ranks. A mean is thus over all rows or tokens of the step and does not depend on
+    micro-batches or ranks.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Metrics:
         self._notes: list[tuple[float, dict[str, Any]]] = []
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
-        """Adds to the sum and to the weight of a mean. Tensors stay where they are until `reduce`."""
+        """Adds to the sum and to the weight of a mean. Tensors stay on their device until `reduce`."""
         _add(self._pairs, name, (total, weight))
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Adds values, or those of them under the mask, with weight one each."""
+        """Adds values with weight 1 each; with a mask, only the masked-in ones."""
         values = values.detach().double()
         if mask is None:
             self.add(name, values.sum(), values.numel())
@@ -44,7 +44,7 @@ class Metrics:
     def deviation(self, name: str, values: Tensor) -> None:
         """Adds values to a standard deviation (ddof 1) over the step and over all ranks."""
         values = values.detach().double()
-        if len(values):  # nothing has no mean
+        if len(values):  # an empty tensor has no mean
             mean = float(values.mean())
             part = (len(values), mean, float((values - mean).square().sum()))
             self._moments.setdefault(name, []).append(part)
@@ -78,7 +78,7 @@ class Metrics:
         """The numbers of the step over all ranks.
 
         Args:
-            gather: returns the list of what each rank handed in, on every rank.
+            gather: `World.gather`: the argument of every rank, on every rank.
         """
         local_sums = [
             {name: tuple(map(float, part)) for name, part in sums.items()} for sums in (self._pairs, self._weights)

@@ -54,6 +54,4 @@ Fraction = Annotated[float, Range(low=0, high=1)]
 OpenFraction = Annotated[float, Range(above=0, below=1)]
 ClipBound = Annotated[float, Range(low=0, infinite=True)]  # of a ratio's distance from 1; infinity: no clip
 Seconds = Annotated[float, Range(above=0, high=MOST)]
-SamplingTemperature = Annotated[
-    float, Range(low=0.01, high=100, hint="the greedy evaluation samples nothing and needs no temperature")
-]
+SamplingTemperature = Annotated[float, Range(low=0.01, high=100, hint="the greedy evaluation needs no temperature")]

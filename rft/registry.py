@@ -1,8 +1,8 @@
-"""Names to code: registries of functions, classes by `_target_`, and the check of yaml options against signatures.
+"""Registries of functions, classes named by `_target_`, and the check of yaml options against signatures.
 
 Every node of the resolved config is consumed by exactly one signature: a registered function, the `__init__` of a
-`_target_`, or a dataclass. What a signature does not take, or takes and does not get, is an error that names the yaml
-key and the cure. Nothing here imports torch, so a config is checked before anything slow is loaded.
+`_target_`, or a dataclass. An unknown or a missing option is an error that names the yaml key and the cure. This module
+does not import torch, so configs can be checked before slow imports.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ FINITE = Range()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean X?"`, or nothing where no known name is close."""
+    """`"; did you mean X?"`, or an empty text if no known name is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 class Plugin:
-    """A registered function with its yaml options bound and its facts settled.
+    """A registered function with its yaml options bound and its facts resolved.
 
     Attributes:
-        name: the name it is registered under.
+        name: the name under which it is registered.
         options: its yaml options, checked against its signature.
         facts: what it reads, writes and needs (one attribute per fact of its registry).
     """
@@ -45,12 +45,12 @@ class Plugin:
         self._supplied = set(inspect.signature(function).parameters) - set(options)
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
-        """Calls the function; of the keyword arguments only those that it takes are handed on."""
+        """Calls the function with those keyword arguments that it takes; the others are dropped."""
         taken = {name: value for name, value in supplied.items() if name in self._supplied}
         return self._function(*args, **taken, **self.options)
 
     def call(self, fact: str, *args: Any, **supplied: Any) -> Any:
-        """Calls a fact that is a function, with those options and keyword arguments that it takes."""
+        """Calls a fact that is a function with those options and keyword arguments that it takes."""
         function = vars(self.facts)[fact]
         known = {**supplied, **self.options}
         return function(
@@ -62,12 +62,12 @@ class Registry:
     """Functions by name, each with facts about itself.
 
     Args:
-        kind: what an entry is called in messages ("loss").
-        supplied: keyword arguments that the caller gives at call time; they are not options of the yaml.
+        kind: what messages call an entry ("loss").
+        supplied: keyword arguments that the caller passes at call time; they are not yaml options.
         functions: the facts whose value is a function.
-        facts: every fact that an entry may state, with the value it has when it does not. Any but the `functions` may
-            be given as a callable of the entry's options. The fact `fault`, which every registry has, is what is wrong
-            with the options ("option=value: what it must be"), or None.
+        facts: every fact that an entry may state, with its default. Any but the `functions` may be given as a callable
+            of the entry's options. Every registry has the fact `fault`: a message about wrong options
+            ("option=value: what it must be"), or None.
     """
 
     def __init__(
@@ -86,7 +86,9 @@ class Registry:
 
         def add(function: Callable) -> Callable:
             known = self._entries.get(name)
-            if known is not None and _place(known[0]) != _place(function):  # the same place again: imported anew
+            if known is not None and _place(known[0]) != _place(
+                function
+            ):  # equal places: the module was imported again
                 raise ValueError(
                     f"{self.kind} {name!r} is registered twice: as {_place(known[0])} and as {_place(function)}; "
                     "give one of them another name"
@@ -101,15 +103,15 @@ class Registry:
         return sorted(self._entries)
 
     def function(self, name: str) -> Callable:
-        """The bare function registered under a name."""
+        """The function that is registered under a name, without options."""
         return self._entries[name][0]
 
     def build(self, node: Any, key: str) -> Plugin:
         """Binds a yaml node `{name: ..., option: ...}` to its function.
 
         Raises:
-            ValueError: names the key where the name is unknown, an option is unknown, missing, of a wrong type or
-                out of its range.
+            ValueError: the name is unknown, or an option is unknown, missing, of a wrong type or out of its range. The
+                message names the key.
         """
         if not isinstance(node, Mapping) or "name" not in node:
             raise ValueError(f"{key}: expected a {self.kind} as {{name: ..., options}}, got {node!r}")
@@ -117,7 +119,7 @@ class Registry:
         if not isinstance(name, str) or name not in self._entries:
             raise ValueError(
                 f"{key}.name: no {self.kind} is called {name!r}{did_you_mean(str(name), self._entries)} "
-                f"(known: {', '.join(self.names())}; a file of yours is imported with plugins: [file])"
+                f"(known: {', '.join(self.names())}; import a module of your own with plugins: [module])"
             )
         function, stated = self._entries[name]
         options = {k: v for k, v in node.items() if k != "name"}
@@ -135,7 +137,7 @@ class Target:
     """A class named by `_target_` with its yaml options checked, ready to be built.
 
     Raises:
-        ValueError: names the key where the class cannot be found or an option does not fit its signature.
+        ValueError: the class cannot be found, or an option does not fit its signature; names the key.
     """
 
     def __init__(self, node: Any, key: str, supplied: tuple[str, ...] = ()) -> None:
@@ -153,7 +155,7 @@ class Target:
         self._takes = set(inspect.signature(self.factory).parameters)
 
     def build(self, **supplied: Any) -> Any:
-        """Builds the object; of the keyword arguments only those that it takes are handed on."""
+        """Builds the object with those keyword arguments that it takes; the others are dropped."""
         taken = {k: v for k, v in supplied.items() if k in self._takes and k not in self.options}
         return self.factory(**taken, **self.options)
 
@@ -168,12 +170,12 @@ def take(options: Mapping, function: Callable, key: str, title: str, supplied: t
     Args:
         options: the node.
         function: a function, a class or a dataclass.
-        key: the node's place in the yaml, for messages.
-        title: what the function is called in messages.
-        supplied: parameters that are given at call time, and so are not options.
+        key: the yaml key of the node, for messages.
+        title: what messages call the function.
+        supplied: parameters that the caller passes at call time; they are not yaml options.
 
     Raises:
-        Problems: options are unknown, missing, or of a type that the annotation refuses.
+        Problems: options are unknown, missing, or do not fit the annotation.
     """
     result, messages = validate(options, function, key, title, supplied)
     if messages:
@@ -187,7 +189,7 @@ def validate(
     """As `take`, but returns the keyword arguments that fit, and a message for every other option."""
     parameters = inspect.signature(function).parameters.values()
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if not isinstance(function, type):  # a function's positional arguments are its data, never options
+    if not isinstance(function, type):  # positional arguments of a function are data, not options
         keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
     taken = {p.name: p for p in keyword if p.name not in supplied}
     prefix = f"{key}." if key else ""
@@ -206,14 +208,14 @@ def validate(
                 result[name] = convert(options[name], annotation, f"{prefix}{name}")
             except ValueError as error:
                 messages += messages_of(error)
-        elif parameter.default is parameter.empty and not unknown:  # an unknown one is what is missing, misspelt
+        elif parameter.default is parameter.empty and not unknown:  # an unknown option may be the missing one, misspelt
             needs = f"{title} needs it; add `{name}: <{spell(annotation)}>`"
             messages.append(f"{prefix}{name} is missing: {needs}")
     return result, messages
 
 
 def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> Any:
-    """Returns the value if it fits the annotation (a mapping becomes the dataclass that is asked for).
+    """Returns the value if it fits the annotation; a mapping becomes the dataclass that is annotated.
 
     Args:
         bounds: of a number; those of an `Annotated` number take their place.
@@ -273,7 +275,7 @@ def _in_range(value: float, bounds: Range, key: str) -> float:
 
 
 def spell(annotation: Any) -> str:
-    """An annotation as a person would say it: `float or null`."""
+    """An annotation in words for messages: `number or null`."""
     if typing.get_origin(annotation) is Annotated:
         return spell(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is tuple:

@@ -126,7 +126,7 @@ def filled(page: Path, blocks: dict[str, str], new: str = "") -> str:
 
 def skeleton(name: str) -> str:
     """A page whose text is still to be written: the remark of the yaml stands in its place."""
-    parts = {"facts": "What it is made of", "metrics": "What it logs", "measured": "Measured"}
+    parts = {"facts": "Parts", "metrics": "Metrics", "measured": "Measured"}
     return f"# {name}\n\n{remark(CONFIG / 'algorithm' / f'{name}.yaml')}\n" + "".join(
         f"\n## {title}\n\n<!-- atlas: {part} -->\n<!-- /atlas -->\n" for part, title in parts.items()
     )
@@ -172,7 +172,7 @@ def algorithms_table(atlas: list[Algorithm], usual: Algorithm) -> str:
         row += [f"`{algorithm.selected[group]}`" for group in COLUMNS]
         row += [" ".join(beside(algorithm, usual)), codes(reads(algorithm.job)), " · ".join(filter(None, gradients))]
         rows.append([*row, algorithm.papers])
-    heads = ["`algorithm=`", "advantage", "loss", "aggregation", "beside", "reads", "gradient", "paper"]
+    heads = ["`algorithm=`", "advantage", "loss", "aggregation", "other options", "reads", "gradient", "paper"]
     return table(heads, rows)
 
 
@@ -195,14 +195,15 @@ def facts(algorithm: Algorithm, usual: Algorithm) -> str:
         rows.append(["`correction`", "", f"`anchor={config['correction']['anchor']}`", rules(config["correction"])])
     if config["reward_kl"] is not None:
         rows.append(
-            ["`reward_kl`", "", numbers(config["reward_kl"]), "coef times the estimate is taken off the reward"]
+            ["`reward_kl`", "", numbers(config["reward_kl"]), "coef times the estimate is subtracted from the reward"]
         )
     source = {key: value for key, value in config["source"].items() if key != "_target_"}
     rows.append(["`source`", f"`{job.source.factory.__name__}`", numbers(source), ""])
     models = models_beside(job)
+    different = " ".join(beside(algorithm, usual)) or "only the functions above"
     lines = [
-        f"- **Unlike the default:** {' '.join(beside(algorithm, usual)) or 'nothing but these functions'}.",
-        f"- **Columns read:** {codes(reads(job)) or 'none beside those of every batch'}.",
+        f"- **Options that differ from the default:** {different}.",
+        f"- **Columns read:** {codes(reads(job)) or 'only those of every batch'}.",
         f"- **Models beside the policy:** {', '.join(models) or 'none'}.",
         f"- **Gradient:** {'; '.join(gradients)}.",
     ]
@@ -221,8 +222,8 @@ def metrics_table(name: str, measured: dict[str, Any]) -> str:
             raise ValueError(f"docs/metrics.md says nothing of {metric!r}, which {name} logs; add a row")
         rows.append([f"`{metric}`", meaning[0]])
     if not rows:
-        return "Nothing beyond [what every algorithm logs](../metrics.md)."
-    return "Beyond [what every algorithm logs](../metrics.md):\n\n" + table(["name", "what it is"], rows)
+        return "None in addition to [the metrics of every algorithm](../metrics.md)."
+    return "In addition to [the metrics of every algorithm](../metrics.md):\n\n" + table(["name", "what it is"], rows)
 
 
 def meanings() -> list[tuple[str, str]]:
@@ -263,7 +264,7 @@ def curve(name: str, entry: dict[str, Any]) -> str:
     return (
         f"![accuracy{' and reward' if rewarded else ''} by step]({name}.svg)\n\n"
         f"Held-out accuracy of seeds {', '.join(sorted(entry['runs']))} (dots): {before} before, {after} after the "
-        f"last step{reward}. On the built-in task{own}; [how it was measured](../algorithms.md#measured)."
+        f"last step{reward}. Measured on the built-in task{own}; [settings](../algorithms.md#measured)."
     )
 
 

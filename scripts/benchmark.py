@@ -1,10 +1,10 @@
-"""Measures how fast `rft` is, beside other tools where they are installed, and how its losses stand old samples.
+"""Measures the speed of `rft`, beside other libraries if they are installed, and its losses with stale samples.
 
 python scripts/benchmark.py step            # a GRPO step by stage, and the same work through TRL (extra `bench`)
 python scripts/benchmark.py step --equal    # the same with responses of equal length
 python scripts/benchmark.py packing         # an update on rows packed, sorted, and as they come
 python scripts/benchmark.py prefix          # an update that computes the prompt of a group once
-python scripts/benchmark.py balance         # how even the work of ranks is, and what two real ranks gain by it
+python scripts/benchmark.py balance         # balance of the work of ranks, and the speed-up of two real ranks
 python scripts/benchmark.py startup         # seconds from the command line to the first step, and TRL's
 python scripts/benchmark.py logprob         # log-probabilities over a large vocabulary, and the plain way's and TRL's
 python scripts/benchmark.py rollout         # tokens per second of hf and vLLM, and what new weights take
@@ -27,7 +27,7 @@ def main() -> None:
     add_step(sections.add_parser("step", help="seconds per stage of a GRPO step, and against TRL's GRPOTrainer"))
     packing.add_options(sections.add_parser("packing", help="an update on rows packed, sorted, and as they come"))
     prefix.add_options(sections.add_parser("prefix", help="an update that computes the prompt of a group once"))
-    balance.add_options(sections.add_parser("balance", help="how even the work of ranks is, by who deals the rows"))
+    balance.add_options(sections.add_parser("balance", help="work per rank for several ways to assign rows to ranks"))
     startup.add_options(sections.add_parser("startup", help="seconds until the first step is done, and TRL's"))
     logprob.add_options(sections.add_parser("logprob", help="log-probabilities, beside the plain way and TRL's"))
     rollout.add_options(sections.add_parser("rollout", help="sampled tokens per second and new weights, hf and vLLM"))

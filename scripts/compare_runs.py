@@ -1,13 +1,13 @@
-"""Shows that a change to the code moved no number: the same short runs on two checkouts, compared number by number.
+"""Checks that a change of the code changes no result: compares the same short runs of two checkouts.
 
 python scripts/compare_runs.py list
 python scripts/compare_runs.py record --checkout ../before --out before.json --spelling old
 python scripts/compare_runs.py record --checkout . --out after.json --only default,ppo
 python scripts/compare_runs.py compare before.json after.json --only default,ppo
 
-A run on one process has to be equal to the last bit. A run on several ranks has to be equal to 1e-6. `--spelling old`
-is for a checkout from before keys of the config were renamed (see `Spelled` in comparison/runs.py). The values of
-the tensors are kept in a folder beside the file: `before.tensors` for `before.json`.
+Runs of one process must be bit-equal, runs of several ranks equal to 1e-6. `--spelling old` is for checkouts that use
+the old names of renamed keys (see `Spelled` in comparison/runs.py). The values of the tensors are saved in a folder
+next to the file: `before.tensors` for `before.json`.
 """
 
 import argparse
@@ -31,15 +31,15 @@ def main() -> None:
     part = sections.add_parser("record", help="runs the commands on a checkout and writes their numbers")
     part.add_argument("--checkout", type=Path, required=True, help="the root of the clone whose rft runs")
     part.add_argument("--out", type=Path, required=True, help="the json file to write")
-    part.add_argument("--only", default="", help="names of runs, with commas between; those that they need run, too")
-    part.add_argument("--jobs", type=int, default=2, help="runs of one process at a time (default: 2)")
-    part.add_argument("--spelling", choices=("old", "new"), default="new", help="of renamed keys (default: new)")
-    part.add_argument("--keep", type=Path, default=None, help="a folder for the output of the runs, which then stays")
+    part.add_argument("--only", default="", help="comma-separated names of runs; the runs that they need are included")
+    part.add_argument("--jobs", type=int, default=2, help="concurrent runs of one process (default: 2)")
+    part.add_argument("--spelling", choices=("old", "new"), default="new", help="names of renamed keys (default: new)")
+    part.add_argument("--keep", type=Path, default=None, help="a folder in which to keep the output of the runs")
     part.set_defaults(run=record)
-    part = sections.add_parser("compare", help="prints a table of two recordings; ends with 1 where a run failed")
+    part = sections.add_parser("compare", help="prints a table of two recordings; exits with 1 if a run failed")
     part.add_argument("one", type=Path)
     part.add_argument("other", type=Path)
-    part.add_argument("--only", default="", help="names of runs, with commas between: the others are left out")
+    part.add_argument("--only", default="", help="comma-separated names of runs; others are skipped")
     part.set_defaults(run=compare_recordings)
     arguments = parser.parse_args()
     try:
@@ -72,13 +72,13 @@ def record(arguments: argparse.Namespace) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
+    """Prints a line and flushes it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def compare_recordings(arguments: argparse.Namespace) -> None:
-    """Prints the table, and ends with status 1 where a run failed."""
+    """Prints the table, and exits with status 1 if a run failed."""
     one, other = (json.loads(path.read_text()) for path in (arguments.one, arguments.other))
     say(f"first: {one['checkout']} at {one['commit']}, torch {one['torch']}")
     say(f"second: {other['checkout']} at {other['commit']}, torch {other['torch']}\n")

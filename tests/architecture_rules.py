@@ -1,5 +1,5 @@
-"""The rules of tests/test_architecture.py: floors, cycles, the mirror of the tests, sizes, and words that a room must
-not know.
+"""The rules of tests/test_architecture.py: layers, cycles, the mirror of the tests, sizes, and words that a package
+must not contain.
 
 Each rule is a function of a tree of files that yields its violations ("where: what", without line numbers).
 """
@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# A module imports only from floors below its own, or from its own room (the folder below rft/).
-FLOORS = {
+# A module imports only from layers below its own, or from its own package (the folder below rft/).
+LAYERS = {
     "main": 8,
     "modes": 7,
     "setup": 6,
@@ -27,7 +27,7 @@ FLOORS = {
     "batch": 0,
     "logger": 0,
 }
-GROUND = ("", "registry", "errors", "metrics", "distributed")  # modules of the root that everything may import
+ROOT_MODULES = ("", "registry", "errors", "metrics", "distributed")  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)
 MODALITIES = re.compile(r"\b(image|audio|video|pixel)s?\b", re.IGNORECASE)
@@ -75,20 +75,20 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     return {one for one in found if one in known and one != name}
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def floors(root: Path) -> Iterator[str]:
+def layers(root: Path) -> Iterator[str]:
     known = modules(root)
     for name, path in known.items():
-        own = room(name)
-        if own not in FLOORS and own not in GROUND:
-            yield f"{name}: no floor"
+        own = package_of(name)
+        if own not in LAYERS and own not in ROOT_MODULES:
+            yield f"{name}: no layer"
             continue
         for other in imports(name, path, known):
-            to = room(other)
-            below = to in GROUND or (own not in GROUND and FLOORS.get(to, 99) < FLOORS[own])
+            to = package_of(other)
+            below = to in ROOT_MODULES or (own not in ROOT_MODULES and LAYERS.get(to, 99) < LAYERS[own])
             if to != own and not below:
                 yield f"{name}: imports {other}"
 
@@ -113,7 +113,7 @@ def cycles(root: Path) -> Iterator[str]:
 
 
 def mirror(root: Path) -> Iterator[str]:
-    """`tests/room/test_x.py` or `test_x_what.py` tests `rft/room/x.py`, or the package `rft/room/x/`."""
+    """`tests/data/test_x.py` or `test_x_what.py` tests `rft/data/x.py`, or the package `rft/data/x/`."""
     for path in sorted((root / "tests").rglob("test_*.py")):
         folder = path.parent.relative_to(root / "tests")
         if folder.parts[:1] in (("e2e",), ("scripts",)):
@@ -189,7 +189,7 @@ def names_of_algorithms(root: Path) -> Iterator[str]:
     """The name of a loss, an advantage or an algorithm, as a string or behind `algorithm=`."""
     names = algorithm_names(root)
     for module, path in modules(root).items():
-        if room(module) != "algorithm":
+        if package_of(module) != "algorithm":
             for word in code_words(tree_of(path)):
                 for name in {word, *re.findall(r"\balgorithm=(\w+)", word)} & names:
                     yield f"{module}: {name}"
@@ -203,7 +203,7 @@ def options_of_algorithms(root: Path) -> Iterator[str]:
             if isinstance(node, ast.ClassDef) and node.name == "AlgorithmOptions":
                 fields |= {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}  # type: ignore
     for module, path in modules(root).items():
-        if room(module) == "train":
+        if package_of(module) == "train":
             text = path.read_text()
             for field in re.findall(r"\boptions\.(\w+)|\balgorithm\.(\w+)=", text):
                 yield from (f"{module}: option {one}" for one in field if one in fields)
@@ -240,7 +240,7 @@ def metaphors(root: Path) -> Iterator[str]:
 
 
 RULES = (
-    floors,
+    layers,
     cycles,
     mirror,
     sizes,

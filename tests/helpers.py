@@ -28,7 +28,6 @@ from rft.metrics import Metrics
 from rft.registry import take
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
-from rft.rollout.source.base import RolloutContext
 from rft.strategy.base import Strategy
 from rft.strategy.fsdp2 import FSDP2
 from rft.train.trainer import Trainer
@@ -47,6 +46,20 @@ MODEL = {
     "tie_word_embeddings": False,
     "initializer_range": 0.2,
 }
+SMALL = {key: value for key, value in MODEL.items() if key != "head_dim"} | {"hidden_size": 16}
+SIZES = {  # of models of several kinds, whose logits are compared with those of transformers
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.4,
+}
+ALPHABET = "0123456789abcdef"  # with three special tokens the vocabulary of 19
 OPTIMIZER = {
     "lr": 1e-3,
     "betas": [0.9, 0.95],
@@ -86,6 +99,11 @@ DISTILL = METHOD | {"loss": {"name": "jsd", "beta": 0.3}}
 NLL = METHOD | {"loss": {"name": "nll"}, "terms": {}, "aggregation": {"name": "token_mean"}}
 LENGTHS = [5, 9, 3, 12, 7, 4, 10, 6]
 ALL = 10**6  # tokens of a micro-batch: every row in one forward
+LAYOUTS = {  # how rows lie in a forward
+    "packed": {"packing": True, "share_prefix": False},
+    "shared": {"packing": True, "share_prefix": True},
+    "padded": {"packing": False, "share_prefix": False},
+}
 # Which rows each of two ranks has.
 EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
 UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
@@ -127,7 +145,7 @@ def make_actor(
     """An actor with the options of actor=hf and a vocabulary of 19 characters; frozen where it has no optimizer."""
     options = {**yaml_options("actor/hf.yaml", path=None), "lora": None, **changes}
     del options["optimizer"]
-    context = ModelContext(key, world, strategy, characters(alphabet="0123456789abcdef"), seed)
+    context = ModelContext(key, world, strategy, characters(alphabet=ALPHABET), seed)
     options = take(options, Actor, key, "Actor", ("context", "optimizer"))
     return Actor(context, optimizer=optimizer, **options)
 
@@ -371,23 +389,6 @@ def source_context(world: World, encoder: Any, rows: Any, prompts: int, seed: in
     """What a source of given texts is given; the algorithm reads nothing of note."""
     shared = {"world": world, "seed": seed, "encoder": encoder, "rows": rows, "prompts": prompts, "columns": ()}
     return SourceContext(**{**shared, **changes})
-
-
-def rollout_context(
-    world: World,
-    sampler: Any,
-    encoder: Any,
-    rows: Any,
-    prompts: int,
-    group_size: int,
-    sampling: Any,
-    seed: int,
-    **changes: Any,
-) -> RolloutContext:
-    """What a source that samples is given; nothing scores and no policy computes."""
-    shared = vars(source_context(world, encoder, rows, prompts, seed))
-    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "score": None, "logprobs": None}
-    return RolloutContext(**{**shared, **own, **changes})
 
 
 def check_context(**changes: Any) -> CheckContext:

@@ -88,7 +88,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         (["data=trl"], "data.train.path is missing: set data.train.path=<value>"),
         (
             ["warmup=none", "warmup.steps=3"],
-            "warmup.steps: what is selected has no such key; it belongs to an option of warmup that is not",
+            "warmup.steps: the selected options have no such key; another option of warmup has it",
         ),
         (
             ["plugins=[my_rewrads]"],
@@ -117,7 +117,7 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
         (["actor=critic"], "actor=critic is called critic=critic, a group of its own now"),
         (
             ["actor@teacher=teacher_server"],
-            "actor@teacher: there is no such group any more; use the group teacher, as in teacher=teacher_server",
+            "actor@teacher: this group was removed; use the group teacher, as in teacher=teacher_server",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_recipe_whose_body_sets_numbers_of_a_loss_is_refused(part, name, say, 
     code, _, error = say("-cd", folder, "-cn", name)
     assert code == 1
     assert error.startswith(
-        f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; a number of one {part} would"
+        f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; the value would apply to any {part}"
     )
     assert f"algorithm/{part}/<name>.yaml" in error
 
@@ -230,8 +230,8 @@ def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, plug
         "def upside_down(logprobs, batch):\n    return batch['loss_mask'] * batch['advantages'] * logprobs, {}\n"
     )
     code, out, error = say("-cd", tmp_path / "mine", "-cn", "run")
-    assert code == 1 and "✗ loss upside_down: is not what it states" in out
-    assert error == "error: mode=verify: a part of the algorithm is not what it states; see what is marked ✗\n"
+    assert code == 1 and "✗ loss upside_down: is not what it declares" in out
+    assert error == "error: mode=verify: a part of the algorithm is not what it declares; see the lines marked ✗\n"
 
 
 def test_every_mode_of_the_config_has_a_function_and_an_unknown_one_is_that_of_training():

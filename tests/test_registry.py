@@ -143,7 +143,7 @@ def test_names_are_sorted_and_lead_to_their_functions(losses):
         (NODE | {"name": "ppo_clp"}, r"^algorithm\.loss\.name: no loss is called 'ppo_clp'; did you mean ppo_clip\? "),
         (
             NODE | {"name": "zzz"},
-            r"no loss is called 'zzz' \(known: nll, ppo_clip; a file of yours .* plugins: \[file\]",
+            r"no loss is called 'zzz' \(known: nll, ppo_clip; import a module of your own with plugins: \[module\]",
         ),
         (NODE | {"name": ["nll"]}, r"^algorithm\.loss\.name: no loss is called \['nll'\]"),
         (NODE | {"name": None}, r"^algorithm\.loss\.name: no loss is called None"),

@@ -1,8 +1,8 @@
 """The module that is sharded and trained: a transformers model whose forward returns per-token columns.
 
-The head's weight is used inside this forward and stays in the root group of FSDP, so tied embeddings and sharding
-agree. No attention mask is needed: packed rows have an attention function of their own, and in padded rows, which are
-padded on the right, a causal model's real tokens never look at what follows them.
+The head's weight is used inside this forward and stays in the root group of FSDP, so that embeddings tied to it can be
+sharded. No attention mask is needed: packed rows have their own attention function, and in rows padded on the right the
+causal mask hides the padding.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from rft.batch.columns import over
 
 @dataclass(frozen=True)
 class LogitQueries:
-    """The states whose logits a forward computes.
+    """The hidden states whose logits a forward computes.
 
     Attributes:
         states: (Q, D) hidden states.
-        targets: (Q,) the tokens that follow them, or (Q, 1 + K), with candidates behind them.
-        places: (Q,) positions of those states among the tokens of the forward.
-        shard: where ranks compute a sequence together, which rank needs which output; None where all are this rank's.
+        targets: (Q,) the next tokens, or (Q, 1 + K): the next token and K candidates.
+        places: (Q,) positions of these states among the tokens of the forward.
+        shard: with context parallelism, which rank needs which output; None without.
     """
 
     states: Tensor
@@ -36,7 +36,7 @@ class LogitQueries:
     shard: SequenceShard | None
 
     def columns(self, outputs: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """Columns (B, T) of this rank's rows with the outputs (Q,) at the chosen tokens (B, T - 1), zero elsewhere.
+        """Scatters outputs (Q,) to the chosen tokens (B, T - 1) of this rank's rows: columns (B, T), zero elsewhere.
 
         Outputs (Q, K) become columns (B, T, K).
         """
@@ -46,12 +46,12 @@ class LogitQueries:
 
 
 def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
-    """The hidden states (N, D) of a forward, and which of them is that of each token of the rows (B, T).
+    """The hidden states (N, D) of a forward, and the index (B, T) of the state of each token.
 
     Args:
         tokens: columns (B, T) that the model takes.
-        layout: how the rows are packed; None leaves them padded. Where ranks have joined their rows, the states are
-            those of `layout.shard`.
+        layout: how the rows are packed; None leaves them padded. With context parallelism, the states are those of
+            `layout.shard`.
     """
     columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
     if layout is None:
@@ -78,7 +78,7 @@ def gather_queries(
 
     Args:
         tokens: columns (B, T) that the model takes.
-        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        where: (B, T - 1) bool mask of the chosen tokens, without the first token of each row.
         layout: how the rows are packed; None leaves them padded.
         candidates: (B, T, K) other tokens whose log-probabilities are computed at each position.
     """
@@ -91,7 +91,7 @@ def gather_queries(
 
 
 def aligned(values: Tensor, where: Tensor) -> Tensor:
-    """Spreads values (N,) or (N, K) over the chosen positions (B, T - 1) of a zero column (B, T) or (B, T, K)."""
+    """Scatters values (N,) or (N, K) to the chosen positions (B, T - 1) of a zero column (B, T) or (B, T, K)."""
     chosen = nn.functional.pad(where, (1, 0))
     column = torch.zeros(*chosen.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
     return column.masked_scatter(over(chosen, column), values)
@@ -118,8 +118,8 @@ class LanguageNetwork(nn.Module):
         """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
 
         Args:
-            candidates: (B, T, K) tokens that `candidate_logprobs` (B, T, K) are of.
-            top: how many tokens `top_ids` and `top_logprobs` (B, T, K) have, and of how many they are the likeliest.
+            candidates: (B, T, K) ids of the tokens of `candidate_logprobs` (B, T, K).
+            top: K of `top_ids` and `top_logprobs` (B, T, K), and the size of the vocabulary's beginning to search.
         """
         where = select[:, 1:]
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
@@ -179,7 +179,7 @@ class ValueNetwork(nn.Module):
 class ScoreNetwork(nn.Module):
     """A sequence classifier of transformers with one label. Column: `score`, one number a row, from its last token.
 
-    The last token is found as transformers does it: the last one that is not the padding token.
+    As in transformers, this is the last token that is not the padding token.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -194,9 +194,9 @@ class ScoreNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
     ) -> dict[str, Tensor]:
-        """Computes `score`, (B, T) float32: the row's, at its last token of `select` (B, T) bool, and zero elsewhere.
+        """Computes `score`, (B, T) float32: the score of a row at its last token in `select` (B, T) bool, else 0.
 
-        A row without a selected token has none; the temperature has no effect.
+        A row without a selected token has no score; the temperature has no effect.
         """
         assert layout is None or layout.shard is None, "each rank reads the last tokens of its own rows"
         states, place = run_backbone(self.model.base_model, tokens, layout)
@@ -212,7 +212,7 @@ class ScoreNetwork(nn.Module):
 class StepNetwork(nn.Module):
     """A token classifier of transformers with two labels, bad and good. Column: `score`, the logit of good.
 
-    That of a token is read from its own state, which has seen it: unlike a prediction it looks back.
+    The score of a token is computed from its own hidden state, not from that of the token before.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -236,43 +236,45 @@ class StepNetwork(nn.Module):
 
 
 def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """The logits (N, labels) of a classifier, at least in float32, of hidden states (N, D)."""
+    """The logits (N, labels) of a classifier for hidden states (N, D), at least in float32."""
     dtype, head = torch.promote_types(states.dtype, torch.float32), model.score
     bias = None if head.bias is None else head.bias.to(dtype)
     return nn.functional.linear(states.to(dtype), head.weight.to(dtype), bias)
 
 
 def check_scorer(model: PreTrainedModel, key: str) -> None:
-    """Refuses a classifier whose score is not a linear function of a token's state.
+    """Checks that the score of a classifier is a linear function of a token's hidden state.
 
     Raises:
-        ValueError: names the key and the architecture.
+        ValueError: it is not; names the key and the architecture.
     """
-    children = {name: child for name, child in model.named_children() if name != "dropout"}  # which is off
+    children = {name: child for name, child in model.named_children() if name != "dropout"}  # dropout is off
     if set(children) != {model.base_model_prefix, "score"} or not isinstance(children["score"], nn.Linear):
         raise ValueError(
-            f"{key}: {type(model).__name__} does not read its score from a token by one linear layer; choose a causal "
-            "language model such as a qwen3 or a llama"
+            f"{key}: {type(model).__name__} does not compute its score from a token by one linear layer; choose a "
+            "causal language model such as a qwen3 or a llama"
         )
 
 
 def check_head(model: PreTrainedModel, key: str) -> None:
-    """Refuses a model that changes its logits after the head (soft-capping, scaling): our columns would differ.
+    """Checks that a model does not change its logits after the head (soft-capping, scaling), as this module assumes.
 
     Raises:
-        ValueError: names the key and the architecture.
+        ValueError: it does; names the key and the architecture.
     """
     model.eval()
     ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
     head = model.get_output_embeddings()
-    hook = head.register_forward_hook(lambda module, arguments, logits: 1e3 * logits)  # a new model's are under any cap
+    hook = head.register_forward_hook(
+        lambda module, arguments, logits: 1e3 * logits
+    )  # a new model's logits lie below any cap
     with torch.no_grad():
         plain_logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        ours = 1e3 * nn.functional.linear(hidden, head.weight, head.bias).float()
+        expected = 1e3 * nn.functional.linear(hidden, head.weight, head.bias).float()
     hook.remove()
-    if not torch.allclose(ours, plain_logits, rtol=1e-3, atol=1e-3 * float(ours.abs().max())):
+    if not torch.allclose(expected, plain_logits, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise ValueError(
             f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
-            "log-probabilities here do not; choose a model without it"
+            "log-probabilities here do not include; choose a model without it"
         )

@@ -1,4 +1,4 @@
-"""Makes the transformers model of an actor: from a path or hub name, or from a config in memory."""
+"""Loads the transformers model of an actor from a path or hub name, or creates one from a config in memory."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -18,17 +18,17 @@ from transformers import (
     PreTrainedModel,
 )
 
-READING = ContextVar("READING", default=True)
+LOAD_WEIGHTS = ContextVar("LOAD_WEIGHTS", default=True)
 
 
 class Classifier(NamedTuple):
-    """What a model that gives scores is for transformers.
+    """The transformers classes of a model that computes scores.
 
     Attributes:
-        kind: its auto class.
-        types: the configs that have one.
-        labels: how many.
-        title: what it is called, in messages.
+        kind: the auto class.
+        types: the config classes that have such a model.
+        labels: number of labels.
+        title: what messages call the model.
     """
 
     kind: Any
@@ -47,27 +47,27 @@ CLASSIFIERS = {  # by the head of the actor
 
 @contextmanager
 def init_without_loading() -> Iterator[None]:
-    """In the block no weights are read: a model has the shapes of its path and weights drawn from the seed."""
-    token = READING.set(False)
+    """In the block `load_model` reads no weights: it draws them from the seed."""
+    token = LOAD_WEIGHTS.set(False)
     try:
         yield
     finally:
-        READING.reset(token)
+        LOAD_WEIGHTS.reset(token)
 
 
 def read_config(
     path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str
 ) -> PretrainedConfig:
-    """The architecture, without any weights.
+    """The transformers config of a model, without weights.
 
     Args:
         path: a folder or hub name.
-        model_config: a transformers config as a mapping with `model_type`; its vocabulary is the tokenizer's.
-        vocab_size: tokens of the tokenizer.
-        key: the actor's place in the yaml, for messages.
+        model_config: a transformers config as a mapping with `model_type`, without the vocabulary size.
+        vocab_size: number of tokens of the tokenizer, the vocabulary size of a new model.
+        key: the yaml key of the actor, for messages.
 
     Raises:
-        ValueError: names the key where the path cannot be read, or neither or both are given.
+        ValueError: the path cannot be read, or neither or both are given; names the key.
     """
     if (path is None) == (model_config is None):
         raise ValueError(f"{key}: set one of {key}.path (a folder or hub name) and {key}.model_config (a new model)")
@@ -82,49 +82,50 @@ def read_config(
     try:
         return AutoConfig.for_model(kind, vocab_size=vocab_size, **options)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{key}.model_config: transformers refuses it ({_first_line(error)})") from error
+        raise ValueError(f"{key}.model_config: transformers cannot use it ({_first_line(error)})") from error
 
 
 def load_scorer(
     path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str
 ) -> PreTrainedModel:
-    """A model of `CLASSIFIERS`, as `load_model`; its head is drawn from the seed where the path has none.
+    """A model of `CLASSIFIERS`, loaded as in `load_model`; if the path has no head, it is drawn from the seed.
 
     Args:
-        pad: the padding token, by which a classifier of sequences tells where a row ends.
-        head: which of them.
-        key: the actor's place in the yaml, for messages.
+        pad: id of the padding token; a sequence classifier finds the end of a row by it.
+        head: the key in `CLASSIFIERS`.
+        key: the yaml key of the actor, for messages.
 
     Raises:
-        ValueError: names the key where transformers has no such classifier of this type.
+        ValueError: transformers has no such classifier for this model type; names the key.
     """
     classifier = CLASSIFIERS[head]
     config = copy.deepcopy(config)
     config.num_labels, config.get_text_config().pad_token_id = classifier.labels, pad
     if type(config) not in classifier.types:
         raise ValueError(
-            f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose another"
+            f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
+            "another model"
         )
     return load_model(path, config, seed, classifier.kind)
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
-    """Looks whether a model is one of `CLASSIFIERS` already, so that its head need not be drawn.
+    """Checks that a saved model has the head of a classifier.
 
     Args:
-        config: of the model.
-        head: which of them.
-        where: what names the model, for messages.
+        config: the config of the model.
+        head: the key in `CLASSIFIERS`.
+        where: the yaml key and path of the model, for messages.
 
     Raises:
-        ValueError: it is another kind of model.
+        ValueError: the model is of another kind.
     """
     classifier, kinds = CLASSIFIERS[head], config.architectures or []
     ending = classifier.kind.__name__.removeprefix("AutoModel")
     if config.num_labels != classifier.labels or not any(kind.endswith(ending) for kind in kinds):
         raise ValueError(
             f"{where}: {', '.join(kinds) or 'a model'} with {config.num_labels} labels is no {classifier.title} with "
-            f"{classifier.labels}; a run with actor.head={head} trains one and leaves it in its checkpoints"
+            f"{classifier.labels}; a run with actor.head={head} trains one and saves it in its checkpoints"
         )
 
 
@@ -133,26 +134,26 @@ def load_model(
 ) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)  # of a path too: it may lack a head
-        if path is not None and READING.get():
+        torch.manual_seed(seed)  # also for a path, whose model may lack a head
+        if path is not None and LOAD_WEIGHTS.get():
             return kind.from_pretrained(path, config=config, dtype=torch.float32, **attention(config))
         return kind.from_config(config, dtype=torch.float32, **attention(config))
 
 
 def attention(config: PretrainedConfig) -> dict[str, str]:
-    """Options of loading a model: where it caps logits of attention, all but one way to compute it leave that out."""
+    """The attention implementation: `eager` for models with soft-capped attention logits, which the others ignore."""
     capped = config.get_text_config().to_dict().get("attn_logit_softcapping") is not None
     return {"attn_implementation": "eager"} if capped else {}
 
 
 def meta_model(config: PretrainedConfig) -> PreTrainedModel:
-    """The causal language model of a shape, without memory for its weights: for what names and sizes can say."""
+    """The causal language model on the meta device: names and shapes of its weights, without memory for them."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The layers that are sharded one by one: the classes that transformers itself never splits."""
+    """The layers that are sharded one by one: the classes of `_no_split_modules` of transformers."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

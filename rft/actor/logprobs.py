@@ -1,10 +1,10 @@
-"""Log-probabilities of given tokens from hidden states, without ever holding (tokens, vocabulary) whole.
+"""Log-probabilities of given tokens from hidden states, without allocating all logits (tokens, vocabulary).
 
 The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
-tokens at once: what earlier blocks summed is scaled to the largest logit so far (Milakov and Gimelshein, Online
-normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass computes the logits of each block
-again. Either pass reads a weight of the head once and writes its gradient once; with blocks of tokens, each would add
-to the whole gradient, which would have to be in float32.
+tokens at once. The running sums are rescaled to the largest logit so far (Milakov and Gimelshein, Online normalizer
+calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the logits of each block. Each pass
+reads every weight of the head once, and the backward pass writes its gradient once. With blocks of tokens, each block
+would add to the gradient of all weights, which would have to be in float32.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-BLOCK_ELEMENTS = 2**23  # logits of a block, and weights of the head: 32 MiB in float32; malloc does not reuse more
-NARROWEST = 2112  # columns of a block, however many tokens: with less, threads and kernels wait for each other
+BLOCK_ELEMENTS = (
+    2**23
+)  # numbers of a block of logits or of head weights: 32 MiB in float32; malloc reuses no larger memory
+NARROWEST = 2112  # columns of a block, at least; with fewer, threads and kernels wait for each other
 
 
 def token_logprobs(
@@ -33,14 +35,15 @@ def token_logprobs(
     Args:
         hidden: (N, D) the states that predict the targets.
         weight: (V, D) the head; bias: (V,) or None.
-        targets: (N,) token ids, or (N, K), several of each distribution.
-        temperature: what the logits are divided by.
+        targets: (N,) token ids, or (N, K) for several tokens of each distribution.
+        temperature: divides the logits.
         with_entropy: computes the entropy too; zeros otherwise.
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
 
     Returns:
-        Tensors of float32 (float64 for float64 input): log-probabilities, of the shape of `targets`, and entropy (N,),
-        in nats and differentiable in hidden, weight and bias, and the sum of squares (N,), which is not.
+        Log-probabilities (the shape of `targets`), entropy (N,) and sum of squares (N,) in float32 (float64 for
+        float64 input). The first two are in nats and differentiable in hidden, weight and bias; the third has no
+        gradient.
     """
     columns = targets if targets.dim() == 2 else targets[:, None]
     logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, temperature, with_entropy, with_squares)
@@ -56,11 +59,11 @@ def top_logprobs(
 
     Args:
         hidden, weight, bias, temperature: as for `token_logprobs`.
-        count: tokens of each, K.
-        among: they are of the first so many tokens, at least K. The others count in the softmax alone.
+        count: K, the number of tokens to return for each distribution.
+        among: only the first `among` tokens of the vocabulary, at least K, are returned. The softmax is over all.
 
     Returns:
-        Ids (N, K) int32 and their log-probabilities (N, K), the likeliest first.
+        Ids (N, K) int32 and their log-probabilities (N, K), in descending order.
     """
     blocks = LogitBlocks(hidden, weight, bias, temperature)
     normalizer = blocks.hidden.new_full((len(hidden),), -torch.inf)
@@ -76,15 +79,15 @@ def top_logprobs(
 
 
 class LogitBlocks:
-    """The logits (N, V) of a head over a temperature, a block of the vocabulary at a time.
+    """The logits (N, V) of a head, divided by a temperature, one block of the vocabulary at a time.
 
-    Iterating yields the part of the vocabulary, the head's weights for it (v, D) and the logits (N, v), both in float32
-    (float64 for float64 input). The logits may be written into, as the next block does: all share their storage, since
-    fresh memory of this size comes from the system page by page, which is slow.
+    Iterating yields a slice of the vocabulary, the head's weights of it (v, D) and the logits (N, v), both in float32
+    (float64 for float64 input). All blocks share one storage, since allocating it for every block is slow. The caller
+    may overwrite the logits.
 
     Args:
         hidden: (N, D); weight: (V, D); bias: (V,) or None.
-        temperature: what the logits are divided by.
+        temperature: divides the logits.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> None:
@@ -92,17 +95,17 @@ class LogitBlocks:
         self.hidden = hidden.to(self.dtype) / temperature  # (N, D)
         self.weight = weight
         self.bias = None if bias is None else bias.to(self.dtype) / temperature  # (V,)
-        # An odd multiple of 64: rows of logits begin on cache lines, but not all in the same sets as with powers of 2.
-        # A product into other rows takes up to 1.6 times as long.
+        # An odd multiple of 64: rows of logits begin on cache lines, and not all in the same cache set, as with powers
+        # of 2. A matrix product with another row length takes up to 1.6 times as long.
         lines = max(NARROWEST, BLOCK_ELEMENTS // max(hidden.shape)) // 64
         self.width = min((lines - 1 | 1) * 64, -(-len(weight) // 64) * 64)
-        self.room = self.hidden.new_empty(len(hidden), self.width)
+        self.storage = self.hidden.new_empty(len(hidden), self.width)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(self.weight), self.width):
             part = slice(start, start + self.width)
             head = self.weight[part].to(self.dtype)  # (v, D)
-            logits = self.room[:, : len(head)]  # (N, v)
+            logits = self.storage[:, : len(head)]  # (N, v)
             torch.mm(self.hidden, head.T, out=logits)
             if self.bias is not None:
                 logits += self.bias[part]
@@ -110,7 +113,7 @@ class LogitBlocks:
 
 
 def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """The column (N, K) of each target in a block, 0 for those of other blocks; (N, K) which are of this one."""
+    """The columns (N, K) of the targets in a block, 0 for targets of other blocks; and a mask (N, K) of its targets."""
     columns = targets - start
     here = (columns >= 0) & (columns < width)
     return columns.where(here, 0), here
@@ -133,7 +136,7 @@ class _TokenLogprobs(torch.autograd.Function):
         top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
         chosen = top.new_zeros(targets.shape)
         total, weighted, squares = (torch.zeros_like(top) for _ in range(3))
-        powers = torch.empty_like(blocks.room) if with_entropy else blocks.room
+        powers = torch.empty_like(blocks.storage) if with_entropy else blocks.storage
         for part, head, logits in blocks:
             columns, here = _columns(targets, part.start, len(head))
             chosen = logits.gather(-1, columns).where(here, chosen)
@@ -141,7 +144,7 @@ class _TokenLogprobs(torch.autograd.Function):
             scale = (before - top).exp()
             shifted = logits.sub_(top[:, None])
             power = torch.exp(shifted, out=powers[:, : len(head)])  # (N, v)
-            if with_entropy:  # of the logits less the largest, which moved
+            if with_entropy:  # sum of p * (logit - largest logit), rescaled to the new largest logit
                 weighted = (weighted + total * (before - top)) * scale + shifted.mul_(power).sum(-1)
             total = total * scale + power.sum(-1)
             if with_squares:
@@ -169,10 +172,10 @@ class _TokenLogprobs(torch.autograd.Function):
         if logprobs_grad is None:
             logprobs_grad = normalizer.new_zeros(targets.shape)
         offset = -logprobs_grad.sum(1)
-        powers = blocks.room
+        powers = blocks.storage
         if entropy_grad is not None:
             offset = offset - entropy_grad * entropy
-            powers = torch.empty_like(blocks.room)
+            powers = torch.empty_like(blocks.storage)
         for part, head, logits in blocks:
             logp = logits.sub_(normalizer[:, None])
             grad = torch.exp(logp, out=powers[:, : len(head)])  # (N, v)

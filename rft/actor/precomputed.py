@@ -1,4 +1,4 @@
-"""A reference whose log-probabilities are computed before training and read from a file afterwards."""
+"""A reference whose log-probabilities are computed before training and then read from a file."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from rft.batch.columns import lengths
 
 
 class PrecomputedReference(ColumnModel):
-    """Another model until its log-probabilities are saved; the saved log-probabilities from then on.
+    """Computes with the reference model until its log-probabilities are saved, then returns the saved ones.
 
     Args:
         context: supplied by the run; rank zero writes the file and all ranks read it.
-        load: loads the model. It is called where there is no file; the model is freed when there is one.
-        copied: the model is the policy, as it is when the stage begins.
-        file: of the log-probabilities, on a disk that all ranks can read. An existing file is used.
+        load: loads the model. It is called only if there is no file; the model is freed when the file is written.
+        copied: the model is the policy at the beginning of the stage.
+        file: the file of the log-probabilities, on a disk that all ranks can read. An existing file is used.
     """
 
     column = "ref_logprobs"
@@ -31,21 +31,21 @@ class PrecomputedReference(ColumnModel):
         self.copied = copied
         self.file = file
         self._model: ColumnModel | None = None
-        self._rows: dict[bytes, tuple[int, int]] | None = None  # where the numbers of a row begin and end
+        self._rows: dict[bytes, tuple[int, int]] | None = None  # first and last index of each row's numbers
         if file.exists():
             self._read()
 
     @property
     def complete(self) -> bool:
-        """Whether the file is there, so that the model is not needed any more."""
+        """Whether the file exists, so that the model is not needed."""
         return self._rows is not None
 
     def copy_weights_from(self, other: TrainableModel) -> None:
-        """Does nothing: the reference is the policy as it is when `write` is called."""
+        """Does nothing: the log-probabilities are those of the policy when `write` is called."""
         assert self.copied
 
     def write(self, rows: Mapping[bytes, Tensor]) -> None:
-        """Saves the log-probabilities of the trained tokens of rows, by `row_keys`. A collective."""
+        """Saves the log-probabilities of the trained tokens of each row, by its key of `row_keys`. A collective."""
 
         def save() -> None:
             keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
@@ -64,7 +64,7 @@ class PrecomputedReference(ColumnModel):
         ends = saved["ends"].tolist()
         keys = (bytes(key) for key in saved["keys"].numpy())
         self._rows = dict(zip(keys, zip([0, *ends], ends, strict=False), strict=True))
-        self._logprobs = saved["logprobs"]  # stay on the disk until they are read
+        self._logprobs = saved["logprobs"]  # memory-mapped: read from the disk on access
 
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
@@ -72,7 +72,7 @@ class PrecomputedReference(ColumnModel):
         """See `ColumnModel.compute`.
 
         Raises:
-            ValueError: a row is not in the file.
+            ValueError: the file lacks a row.
         """
         if self._rows is None:
             self._model = self._model or self.load()

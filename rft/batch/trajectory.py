@@ -1,6 +1,6 @@
 """The record of one text, given or sampled, and the one function that makes a batch row of it.
 
-The record stands below the rooms that make text, because sources of given texts and sources that sample both use it.
+The record stands below the packages that make text, because sources of given texts and sources that sample both use it.
 """
 
 from collections.abc import Sequence

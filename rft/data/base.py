@@ -1,4 +1,4 @@
-"""The protocol of a source of batches: what its class states, what it is given, and what the trainer asks of it.
+"""The abstract class of a source of batches, and the dataclasses that describe and configure one.
 
 A class that implements `Source` can be named in a yaml as `algorithm.source`. Its constructor takes `context`, and the
 options of the yaml as keyword arguments: `def __init__(self, context: SourceContext, *, response: str) -> None`.
@@ -19,17 +19,17 @@ from rft.metrics import Metrics
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What every source of a stage is given.
+    """What the run passes to every source of a stage.
 
-    A source that samples is given more: `rft.rollout.source.base.RolloutContext`.
+    Sources that sample receive more: `rft.rollout.source.base.RolloutContext`.
 
     Attributes:
         world: the processes; a batch is this rank's share of a step.
-        seed: of the run.
-        encoder: makes token ids of rows.
-        rows: of the data set.
+        seed: the seed of the run.
+        encoder: turns rows into token ids.
+        rows: the rows of the data set.
         prompts: rows of the data set in a step, over all ranks.
-        columns: what the algorithm reads, sorted.
+        columns: the columns that the algorithm reads, sorted.
     """
 
     world: World
@@ -42,7 +42,7 @@ class SourceContext:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What is known of a run before data or a model is loaded.
+    """What is known about a run before data or a model is loaded.
 
     Attributes:
         key: the yaml key of the source, for messages.
@@ -51,7 +51,7 @@ class CheckContext:
         max_new_tokens: cap on the tokens of a response.
         reads: the columns that the algorithm reads; None if the algorithm is in error.
         terms: the names of the reward's terms; None if the reward is in error.
-        streaming: `data.streaming`: rows are read as they are drawn, and shuffled among so many; or None.
+        streaming: `data.streaming`, the number of streamed rows that are shuffled together; or None.
         mixture: whether `data.train` is a mixture, whose weights decide how often a row is drawn.
     """
 
@@ -67,7 +67,7 @@ class CheckContext:
 
 @dataclass(frozen=True)
 class GivenTexts:
-    """A source that samples nothing, not built yet.
+    """The class and options of a source of given texts, not built yet.
 
     Attributes:
         source: its class; the constructor takes a plain `SourceContext`.
@@ -90,16 +90,16 @@ class GivenTexts:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a source with certain options does.
+    """What a source with certain options reads, writes and samples.
 
     Attributes:
         writes: columns that every batch has; at least `rft.batch.columns.SOURCE_COLUMNS`.
         fields: fields of a row of the data set that the source reads, not null.
         sampled: whether the engine samples the batches of all steps, of some, or of none.
-        writes_if_read: columns that a batch has where the algorithm reads them.
-        scores: whether the source asks the reward, whose fields a row must then have, too.
-        given: the given texts among what a source that samples draws, or None; without meaning where `sampled` is
-            "never", because all texts are given then.
+        writes_if_read: columns that a batch has if the algorithm reads them.
+        scores: whether the source calls the reward; a row must then have the fields of the reward.
+        given: the given texts of a source that also samples, or None. Unused if `sampled` is "never", because all texts
+            are given then.
     """
 
     writes: tuple[str, ...]
@@ -111,26 +111,26 @@ class SourceFacts:
 
 
 class Source(ABC):
-    """Where batches come from.
+    """Produces the batches of a stage.
 
     Attributes:
-        temperature: divides the logits wherever a log-probability of the batches is computed.
+        temperature: divides the logits when log-probabilities of the batches are computed.
     """
 
     temperature: float = 1.0
 
     @abstractmethod
     def __init__(self, context: Any, **options: Any) -> None:
-        """Takes what the stage shares, and the options of the yaml.
+        """Takes the context of the stage and the options of the yaml.
 
         Args:
-            context: a `SourceContext`, or a `RolloutContext` where a class samples.
+            context: a `SourceContext`, or a `RolloutContext` if the class samples.
         """
 
     @classmethod
     @abstractmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """What a source with these options does.
+        """The facts of a source with these options.
 
         Args:
             options: keyword arguments of the constructor.
@@ -146,7 +146,7 @@ class Source(ABC):
 
     @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        """Checks what options look like in tokens, before a model is loaded.
+        """Checks options that depend on the tokenizer, before a model is loaded.
 
         Raises:
             ValueError: names the yaml key and the cure.
@@ -154,10 +154,9 @@ class Source(ABC):
 
     @classmethod
     def always_sampled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with which the engine samples every step, or the same ones where there are none such.
+        """The options with which the engine samples every step, or unchanged options if there are none.
 
-        mode=plan counts with them, because a sampled step takes at least as much memory, and mode=doctor draws with
-        them.
+        mode=plan uses them, because a sampled step takes at least as much memory; mode=doctor compares sampled texts.
         """
         return dict(options)
 
@@ -170,23 +169,23 @@ class Source(ABC):
         """This rank's rows of the next step.
 
         Args:
-            metrics: of the step; takes what the source measures.
+            metrics: the metrics of the step, to which the source adds its own.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this rank: the place in the data, and everything that waits for a later step."""
+        """This rank's state for a checkpoint: the position in the data, and rows kept for later steps."""
 
     @abstractmethod
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """Continues from a checkpoint.
 
         Args:
-            states: of all ranks that wrote it; their number may be another one now.
+            states: the states of all ranks that wrote it; the number of ranks may have changed.
         """
 
 
 def given_texts(source: type[Source], options: Mapping[str, Any]) -> GivenTexts | None:
-    """The given texts among what a source draws; None where the engine samples all of it."""
+    """The given texts of a source; None if the engine samples all texts."""
     facts = source.facts(options)
     return GivenTexts(source, options) if facts.sampled == "never" else facts.given

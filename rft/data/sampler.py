@@ -1,4 +1,4 @@
-"""The order in which rows are drawn. It depends on the seed and on the rows alone, not on the number of ranks."""
+"""Samplers: the order in which rows are drawn. It depends only on the seed and the rows, not on the number of ranks."""
 
 from fractions import Fraction
 from itertools import accumulate
@@ -20,12 +20,12 @@ class RowSampler:
     """Draws rows of one data set without end: in shuffled epochs, by weight, or in the order of a stream.
 
     Attributes:
-        position: draws so far, with those that were skipped. It may be set where the rows are no stream.
+        position: draws so far, including skipped ones. It may be set if the rows are not a stream.
 
     Args:
-        rows: of the data set. A stream belongs to this sampler alone.
-        seed: changes every order.
-        first_epoch: the number of the first epoch; it changes every order of rows that are no stream.
+        rows: the rows of the data set. No other sampler may use a stream.
+        seed: determines every order.
+        first_epoch: number of the first epoch; it changes the order of rows that are not a stream.
     """
 
     def __init__(self, rows: Rows, seed: int, first_epoch: int = 0) -> None:
@@ -42,12 +42,12 @@ class RowSampler:
         """The next (position, row) pairs. Positions count all draws of the run and never repeat.
 
         Args:
-            number: how many.
+            number: how many to draw.
             weights: (N,), at least one above 0. Rows of weight 0 are skipped, and so are their positions. None for
                 rows of a stream.
 
         Raises:
-            ValueError: a row of a stream is wrong, or a stream dropped all rows of an epoch.
+            ValueError: a row of a stream is malformed, or a stream dropped all rows of an epoch.
         """
         if isinstance(self._rows, RowStream):
             assert weights is None, "rows of a stream have no weights"
@@ -64,22 +64,22 @@ class RowSampler:
         return taken
 
     def row_at(self, position: int) -> int:
-        """The row that shuffled epochs have at a position."""
-        epoch, place = divmod(position, len(self._rows))
+        """The row at a position of the shuffled epochs."""
+        epoch, index = divmod(position, len(self._rows))
         if epoch != self._epoch:
             shuffle = generator(self._seed, self._first_epoch + epoch)
             self._order = torch.randperm(len(self._rows), generator=shuffle).tolist()
             self._epoch = epoch
-        return self._order[place]
+        return self._order[index]
 
     def take_by_weight(self, number: int, weights: Tensor) -> list[tuple[int, int]]:
         """The next (position, row) pairs, drawn by weight, without epochs.
 
-        Each row is drawn with a probability in proportion to its weight among the rows that are left. When none is
-        left, all of them are put back.
+        Rows are drawn without replacement, with probabilities proportional to the weights of the remaining rows. When
+        none remain, all rows are available again.
 
         Args:
-            number: how many.
+            number: how many to draw.
             weights: (N,) float64, at least one above 0. Rows of weight 0 are not drawn.
         """
         candidates = int((weights > 0).sum())
@@ -87,16 +87,16 @@ class RowSampler:
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
             draws = torch.rand(len(self._rows), generator=generator(self._seed, self.position), dtype=torch.float64)
-            # exponential clocks with the weights as rates: the order in which they ring is that of draws by weight
-            rings = torch.where(weights > 0, -torch.log1p(-draws) / weights, torch.inf)
+            # sorting exponential variables with the weights as rates gives weighted draws without replacement
+            times = torch.where(weights > 0, -torch.log1p(-draws) / weights, torch.inf)
             count = min(candidates, number - len(taken))
-            chosen = rings.argsort(stable=True)[:count].tolist()
+            chosen = times.argsort(stable=True)[:count].tolist()
             taken += zip(range(self.position, self.position + count), chosen, strict=True)
             self.position += count
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and that of a stream in its files."""
+        """The position, and the state of a stream."""
         own = self._rows.state_dict() if isinstance(self._rows, RowStream) else {}
         return {"position": self.position} | own
 
@@ -108,23 +108,23 @@ class RowSampler:
 
 
 class MixtureSampler(RowSampler):
-    """Draws rows of several data sets, each with its share, whatever their sizes.
+    """Draws rows of the parts of a mixture in proportion to their weights, whatever their sizes.
 
-    In each round every part has its share of the draws, in shuffled order. A round is as short as lets the smallest
-    share have a row. After every round each part has had its share of all draws so far to within one row; exactly,
-    where the shares of a round are whole. Each part has shuffled epochs of its own. Rows that a stream drops do not
-    count as draws.
+    Draws are grouped into rounds of ceil(1 / smallest share) draws. In each round every part has its share of the
+    draws, in shuffled order. After every round each part has had its share of all draws so far to within one row;
+    exactly, if the shares of a round are integers. Each part has its own shuffled epochs. Rows that a stream drops do
+    not count as draws.
 
     Args:
-        rows: of a mixture.
-        seed: changes every order.
+        rows: the rows of a mixture.
+        seed: determines every order.
     """
 
     def __init__(self, rows: Mixed | MixedStream, seed: int) -> None:
         super().__init__(rows, seed)
         exact = [Fraction(weight) for weight in rows.weights.values()]
         shares = [weight / sum(exact) for weight in exact]
-        self._until = list(accumulate(shares))  # of the parts up to each
+        self._until = list(accumulate(shares))  # cumulative shares of the parts
         self._length = ceil(1 / min(shares))  # draws of a round
         self._round = -1
         self._turns: list[tuple[int, int]] = []
@@ -148,7 +148,7 @@ class MixtureSampler(RowSampler):
             sampler.take(parts.count(part))
         names, streams = list(self._mixture.parts), self._mixture.parts.values()
         rows = [iter(stream.drawn.values()) for stream in streams]
-        self._mixture.drawn = {place: named(next(rows[part]), names[part]) for place, part in enumerate(parts, start)}
+        self._mixture.drawn = {index: named(next(rows[part]), names[part]) for index, part in enumerate(parts, start)}
         return [(position, position) for position in self._mixture.drawn]
 
     def row_at(self, position: int) -> int:
@@ -157,30 +157,30 @@ class MixtureSampler(RowSampler):
         return self._starts[part] + self._parts[part].row_at(number)
 
     def _turn(self, position: int) -> tuple[int, int]:
-        """The part that is drawn from at a position, and how many draws it had before."""
-        number, place = divmod(position, self._length)
+        """The part that is drawn at a position, and the number of its earlier draws."""
+        number, index = divmod(position, self._length)
         if number != self._round:
             self._turns = self._shuffled_round(number)
             self._round = number
-        return self._turns[place]
+        return self._turns[index]
 
     def _shuffled_round(self, number: int) -> list[tuple[int, int]]:
-        """(part, draws before) of each draw of a round."""
-        had, after = self._draws(number * self._length), self._draws((number + 1) * self._length)
-        parts = [part for part, (start, end) in enumerate(zip(had, after, strict=True)) for _ in range(start, end)]
+        """(part, number of its earlier draws) for each draw of a round."""
+        before, after = self._draws(number * self._length), self._draws((number + 1) * self._length)
+        parts = [part for part, (start, end) in enumerate(zip(before, after, strict=True)) for _ in range(start, end)]
         turns = []
-        for place in torch.randperm(self._length, generator=generator(self._seed, number)).tolist():
-            turns.append((parts[place], had[parts[place]]))
-            had[parts[place]] += 1
+        for index in torch.randperm(self._length, generator=generator(self._seed, number)).tolist():
+            turns.append((parts[index], before[parts[index]]))
+            before[parts[index]] += 1
         return turns
 
     def _draws(self, total: int) -> list[int]:
-        """The draws of each part among `total` ones: the ends of the shares are rounded, so that they add up."""
+        """How many of the first `total` draws each part has: cumulative shares are rounded, so that they add up."""
         ends = [floor(total * until + Fraction(1, 2)) for until in self._until]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and the states of parts that are streams."""
+        """The position, and the states of the parts of a streamed mixture."""
         if not isinstance(self._mixture, MixedStream):
             return super().state_dict()
         return super().state_dict() | {"parts": [part.state_dict() for part in self._parts]}
@@ -194,5 +194,5 @@ class MixtureSampler(RowSampler):
 
 
 def make_sampler(rows: Rows, seed: int) -> RowSampler:
-    """The sampler of rows: of a mixture, or of one data set."""
+    """The sampler for the rows of a mixture or of one data set."""
     return MixtureSampler(rows, seed) if isinstance(rows, (Mixed, MixedStream)) else RowSampler(rows, seed)

@@ -1,4 +1,4 @@
-"""The abstract classes of held-out evaluation: what an evaluator is, and what it finds on one set."""
+"""The abstract classes of held-out evaluation: the evaluator, and its results on one set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class EvaluationContext:
 
 @dataclass
 class SetResult(ABC):
-    """What an evaluator has found on one set.
+    """The results of an evaluator on one set.
 
     Attributes:
         rows: of the set.

@@ -38,7 +38,7 @@ class ScoreEvaluator(Evaluator):
     def _on_all_ranks(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """What `work` returns for all rows in order, on every rank.
 
-        Each rank works on its share. One without any works on the first row, for the forward is a collective.
+        Each rank works on its share. A rank without rows works on the first row, since the forward is a collective.
         """
         indices = self._context.share(rows) or [0]
         return self._context.collect(dict(zip(indices, work(indices), strict=True)), len(rows))

@@ -1,4 +1,4 @@
-"""The modes of a run: what `mode=` names. A mode is a function `(config, console) -> float` in a module of its own."""
+"""The modes of a run, named by `mode=`. Each is a function `(config, console) -> float` in its own module."""
 
 import importlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from rich.console import Console
 
 Mode = Callable[[dict[str, Any], Console], float]  # (resolved config, console of rank zero) -> what main returns
 
-MODES = {  # the module of each, imported when the command names the mode, and its function
+MODES = {  # module and function; the module is imported when the command names the mode
     "train": ("rft.modes.train", "train"),
     "verify": ("rft.modes.verify", "verify"),
     "plan": ("rft.modes.plan.command", "plan_run"),
@@ -22,7 +22,7 @@ MODES = {  # the module of each, imported when the command names the mode, and i
 
 
 def find_mode(name: object) -> Mode:
-    """The function of a mode. An unknown name is that of `train`, which reports it with all mistakes of the config."""
+    """The function of a mode. An unknown name gives `train`, which reports it with all mistakes of the config."""
     module, function = MODES[name] if isinstance(name, str) and name in MODES else MODES["train"]
     mode: Mode = vars(importlib.import_module(module))[function]
     return mode

@@ -20,7 +20,7 @@ def chat(config: dict[str, Any], console: Console) -> float:
         console: reads lines and prints answers.
 
     Raises:
-        ValueError: lists what is wrong with the config or the checkpoint; or there are several processes.
+        ValueError: lists all mistakes of the config and the checkpoint; or there are several processes.
     """
     job = Answering(config)
     job.find(job.run.chat.checkpoint, "chat.checkpoint")
@@ -39,8 +39,8 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
     """Answers line after line; a line that fails is reported and dropped. Returns the number of answers."""
     run, turns = job.run, job.run.data.template != "none"
     sampling = run.rollout.untruncated(0.0) if run.chat.greedy else run.rollout
-    context = job.shape.get_text_config().max_position_embeddings
-    opening: list[dict[str, str]] = []  # the encoder puts data.system in front
+    context = job.model_config.get_text_config().max_position_embeddings
+    opening: list[dict[str, str]] = []  # the encoder prepends data.system
     history, answers = list(opening), 0
     while True:
         try:
@@ -59,9 +59,9 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
         if not line.strip() or (turns and command.startswith("/")):
             console.print(HELP if turns else "/quit ends", style="dim", highlight=False)
             continue
-        asked = [*history, {"role": "user", "content": line}]
+        turns_so_far = [*history, {"role": "user", "content": line}]
         try:
-            prompt = job.encoder.prompt({"prompt": asked if turns else line})
+            prompt = job.encoder.prompt({"prompt": turns_so_far if turns else line})
         except ValueError as error:
             console.print(Text(f"the prompt cannot be encoded: {error}", style="red"))
             continue
@@ -73,7 +73,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
             continue
         [[answer]] = sampler.generate([Request(prompt, [row_seed(run.seed, answers, 0)])], sampling)
         answers += 1
-        history = [*asked, {"role": "assistant", "content": answer.text}]
+        history = [*turns_so_far, {"role": "assistant", "content": answer.text}]
         console.print(Text(answer.text))
         if answer.finish_reason == "length":
             console.print(f"(cut at rollout.max_new_tokens={sampling.max_new_tokens})", style="dim", highlight=False)

@@ -31,7 +31,7 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
         The value of the metric that the config names.
 
     Raises:
-        ValueError: lists everything that is wrong with the config, the data and the checkpoint.
+        ValueError: lists all mistakes of the config, the data and the checkpoint.
     """
     job = Answering(config)
     run, check = job.run, job.check
@@ -39,11 +39,11 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     sets = job.load_held_out()
     counting = job.counting_world(job.world)
     check.run(
-        lambda encoder, shape: fit_held_out(
-            sets, Lengths(counting, encoder, run.cache), run, check, shape, console.print
+        lambda encoder, model_config: fit_held_out(
+            sets, Lengths(counting, encoder, run.cache), run, check, model_config, console.print
         ),
         "encoder",
-        "shape",
+        "model_config",
     )
     check.end()
     with job.measuring(sets) as evaluator, display(job.world, console) as shown:
@@ -69,7 +69,7 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
 
 
 def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:
-    """The rows of answers.jsonl for one set; generated answers come with what the reward found in them."""
+    """The rows of answers.jsonl for one set."""
     return generated_rows(result, reward) if isinstance(result, GenerationResult) else result.texts()
 
 
@@ -83,7 +83,9 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
         if result.samples:
             sampled = result.samples[number]
             samples = zip(sampled.texts, sampled.extracted, sampled.terms[reward.accuracy], strict=True)
-            answer["samples"] = [{"response": text, "extracted": what, "score": score} for text, what, score in samples]
+            answer["samples"] = [
+                {"response": text, "extracted": extracted, "score": score} for text, extracted, score in samples
+            ]
         rows.append(answer)
     return rows
 

@@ -1,7 +1,7 @@
 """`mode=generate`: completions of a file of prompts, in its order. An interrupted command resumes.
 
-The output is written chunk by chunk. `<output>.origin.json` beside it records all settings that the texts depend on; a
-resumed command with another input or setting is refused. Chunk size and number of processes may change.
+The output is written chunk by chunk. `<output>.origin.json` beside it records all settings that the texts depend on;
+resuming with another input or setting is an error. Chunk size and number of processes may change.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ def generate(config: dict[str, Any], console: Console) -> float:
         The number of rows in the output.
 
     Raises:
-        ValueError: lists what is wrong with the config, the input or the checkpoint; or the output was made from
-            another input or setting. Names the key.
+        ValueError: lists all mistakes of the config, the input and the checkpoint, or names the key whose value the
+            existing output was not made with.
     """
     job = Answering(config)
     run, options, check = job.run, job.run.generate, job.check
@@ -50,11 +50,11 @@ def generate(config: dict[str, Any], console: Console) -> float:
         "encoder",
     )
     check.run(
-        lambda prompts, shape: check_lengths(
-            "generate.input", [len(prompt) for prompt in prompts], shape, run.rollout.max_new_tokens
+        lambda prompts, model_config: check_lengths(
+            "generate.input", [len(prompt) for prompt in prompts], model_config, run.rollout.max_new_tokens
         ),
         "prompts",
-        "shape",
+        "model_config",
     )
     check.end()
     rows, prompts = check.parts["rows"], check.parts["prompts"]
@@ -73,7 +73,7 @@ def generate(config: dict[str, Any], console: Console) -> float:
 def complete(
     job: Answering, sampler: Sampler, rows: Rows, prompts: list[list[int]], done: int, show: Callable[[int], None]
 ) -> None:
-    """Completes the rows after the first `done`, chunk by chunk; each rank does its share, and rank zero writes."""
+    """Completes the rows after the first `done`, chunk by chunk; all ranks sample, and rank zero writes."""
     run, options, world = job.run, job.run.generate, job.world
     sampling = run.rollout.untruncated(0.0) if options.greedy else run.rollout
     for start in range(done, len(rows), options.chunk):
@@ -91,7 +91,7 @@ def complete(
 
 
 def output_row(row: Row, completions: list[Completion]) -> Row:
-    """A row of the output: that of the input with its completions."""
+    """A row of the output: the row of the input with its completions."""
     found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
     return row | {"completions": found}
 
@@ -114,7 +114,7 @@ def read(path: str | None, field: str) -> Rows:
         raise ValueError("generate.input is null: give the path of a jsonl file with prompts")
     rows = []
     for where, row in json_lines(path, "generate.input"):
-        require(row, field, where, "name the field that holds the prompt with generate.prompt=<its name there>")
+        require(row, field, where, "set generate.prompt to the name of the field that holds the prompt")
         rows.append(row)
     if not rows:
         raise ValueError(f"generate.input={path}: the file holds no rows")
@@ -141,36 +141,36 @@ def origin(job: Answering) -> dict[str, Any]:
     }
 
 
-def resume(output: Path, made_of: dict[str, Any], chunk: int, total: int) -> int:
-    """Cuts the output to whole chunks, or creates it; returns the number of rows that it holds then.
+def resume(output: Path, settings: dict[str, Any], chunk: int, total: int) -> int:
+    """Creates the output, or truncates it to complete chunks; returns the number of rows that it then holds.
 
     Raises:
-        ValueError: the output was begun with another input or setting, or by another program; names the key.
+        ValueError: the output was written with another input or setting, or by another program; names the key.
     """
-    stated = output.with_name(f"{output.name}.origin.json")
+    origin_file = output.with_name(f"{output.name}.origin.json")
     if not output.exists():
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(stated, json.dumps(made_of, indent=1, ensure_ascii=False))
+        write_atomically(origin_file, json.dumps(settings, indent=1, ensure_ascii=False))
         output.touch()
         return 0
-    if not stated.is_file():
+    if not origin_file.is_file():
         raise ValueError(
-            f"generate.output={output}: the file exists, and mode=generate did not write it ({stated.name} is "
-            "missing); choose another name, or remove it"
+            f"generate.output={output}: the file exists, and mode=generate did not write it ({origin_file.name} is "
+            "missing); choose another name, or delete the file"
         )
-    begun = json.loads(stated.read_text())
-    for key, value in made_of.items():
-        if begun.get(key) != value:
+    recorded = json.loads(origin_file.read_text())
+    for key, value in settings.items():
+        if recorded.get(key) != value:
             raise ValueError(
-                f"{key}: {output} was begun with {begun.get(key)!r} and would continue with {value!r}; set "
-                "generate.output to another file, or remove this one to begin anew"
+                f"{key}: {output} was begun with {recorded.get(key)!r} and would continue with {value!r}; set "
+                "generate.output to another file, or delete this one to start again"
             )
     ends = [0]  # of the lines, in bytes
     with output.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
                 ends.append(ends[-1] + len(line))
-    whole = len(ends) - 1
-    kept = whole if whole >= total else whole - whole % chunk
+    complete_lines = len(ends) - 1
+    kept = complete_lines if complete_lines >= total else complete_lines - complete_lines % chunk
     os.truncate(output, ends[kept])
     return kept

@@ -19,7 +19,7 @@ from rft.setup.datasets import Datasets
 from rft.setup.parts import facts_of
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
-MARKS = ("\u27e6", "\u27e7")  # around what trains, where there are no colours
+MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colours
 
 
 class Example(NamedTuple):
@@ -30,24 +30,24 @@ class Example(NamedTuple):
 
 
 def inspect(config: dict[str, Any], console: Console) -> float:
-    """Prints, for every stage of a run, its first rows and how long all of them are.
+    """Prints the first rows of every stage of a run, and the lengths of all rows.
 
     Args:
         config: the resolved config as plain containers.
 
     Raises:
-        Problems: everything that is wrong with the config or the data; what can be shown of it has been printed.
+        Problems: all mistakes of the config and the data, after the readable rows have been printed.
     """
     job = Job(config)
     loaded, check = job.load(1), job.check
-    for said in loaded.said:
-        console.print(Text(said), soft_wrap=True)
+    for message in loaded.messages:
+        console.print(Text(message), soft_wrap=True)
     stages = [("train", job.source, job.run.batch.prompts)]
     if job.run.warmup is not None and job.warmup_source is not None:
         stages.insert(0, ("warmup", job.warmup_source, job.run.warmup.rows))
     for name, source, prompts in stages:
         check.attempt(_show, job, loaded, name, source, prompts, console)
-    check.messages = list(dict.fromkeys(check.messages))  # a row that was refused while loading was met again
+    check.messages = list(dict.fromkeys(check.messages))  # a bad row raises the same message in `load` and here
     check.end()
     return 0.0
 
@@ -60,18 +60,18 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")
         return
     examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
-    does = "what trains is highlighted" if reads else "what answers are sampled from"
+    does = "trained tokens are highlighted" if reads else "prompts to sample answers from"
     if reads and facts.sampled != "never":
-        does = "the given texts, what trains is highlighted; other answers are sampled"
+        does = "the given texts, trained tokens are highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
     for number, example in enumerate(examples[: run.inspect.rows], 1):
         trained = f", {sum(example.trains):,} train" if reads else ""
         console.print(Text(f"row {number}: {len(example.ids):,} tokens{trained}", style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
-    shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
-    context = shape.get_text_config().max_position_embeddings
+    model_config = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+    context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
-    ends = {example.ids[place] for example in examples for place in _last(example.trains)}
+    ends = {example.ids[position] for example in examples for position in _last(example.trains)}
     for end in sorted(ends - {tokenizer.eos_token_id}) if job.grader is None else ():
         console.print(
             Text(
@@ -96,11 +96,11 @@ def _prompts(loaded: Datasets) -> Iterable[Example]:
 
 
 def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequence[str]) -> Text:
-    """The text of a row: special tokens by their names, what trains highlighted, or between marks if there are any."""
+    """The text of a row. Trained tokens are highlighted and, if `marks` is not empty, put between its two marks."""
     text = Text()
     special = {*tokenizer.all_special_ids, *(n for n, token in tokenizer.added_tokens_decoder.items() if token.special)}
     kinds = list(zip((token in special for token in example.ids), example.trains, strict=True))
-    borders = [place for place in range(1, len(kinds)) if kinds[place] != kinds[place - 1]]
+    borders = [index for index in range(1, len(kinds)) if kinds[index] != kinds[index - 1]]
     for start, end in zip([0, *borders], [*borders, len(kinds)], strict=True):
         (is_special, trains), ids = kinds[start], example.ids[start:end]
         style = TRAINED if trains else READ
@@ -133,8 +133,8 @@ def _numbers(examples: Sequence[Example], context: int, room: int) -> Table:
 
 
 def _last(trains: list[bool]) -> list[int]:
-    """The place of the last token that trains, if there is one."""
-    return [place for place, flag in enumerate(trains) if flag][-1:]
+    """The index of the last trained token, if there is one."""
+    return [position for position, flag in enumerate(trains) if flag][-1:]
 
 
 def _runs(trains: list[bool]) -> int:

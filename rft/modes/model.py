@@ -37,19 +37,19 @@ class Answering(Components):
 
     Attributes:
         world: the processes; set by `find`.
-        title: where the model comes from; set by `find`.
+        title: the path or hub name of the model, for display; set by `find`.
 
     Raises:
         Problems: everything that is wrong with the config, each with its yaml key and the cure.
     """
 
     def find(self, which: Which, key: str) -> None:
-        """Starts the processes, and finds model and tokenizer; adds what is wrong with them to `check`.
+        """Joins the process group and finds model and tokenizer; mistakes in them are added to `check`.
 
         Args:
-            which: the latest or best checkpoint of the run in output_dir, or that of a step; None: the model that
-                `actor` names. Without a run, `latest` is that model too.
-            key: of `which` in the yaml, for messages.
+            which: the latest or best checkpoint of the run in output_dir, or that of a step. None is the model that
+                `actor` names; so is `latest` if output_dir holds no run.
+            key: the yaml key of `which`, for messages.
 
         Raises:
             ValueError: there is no such checkpoint, or the engine cannot run on this machine.
@@ -58,20 +58,25 @@ class Answering(Components):
         self.check_dependencies()
         scores = run.mode == "evaluate" and self.grader is not None
         if not self.engine.factory.facts.samples and not scores:
-            raise ValueError(f"mode={run.mode}: rollout=none answers nothing; choose another, such as rollout=hf")
+            raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
         self.world = start(self.strategy.factory.device(self.strategy.options))
         self.engine.factory.check_here(self.engine.options)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
         self._path = path
-        self.title = path or f"a new {run.actor['model_config']['model_type']}, which has not learned anything"
-        check.make("words", lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
-        check.make("encoder", run.data.encoder, "words")
-        check.make("shape", lambda words: read_config(path, model_config, len(words), "actor"), "words")
-        check.run(check_tokenizer, "words", "shape")
+        self.title = path or f"a new {run.actor['model_config']['model_type']}, untrained"
+        check.make("tokenizer", lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
+        check.make("encoder", run.data.encoder, "tokenizer")
+        check.make(
+            "model_config", lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor"), "tokenizer"
+        )
+        check.run(check_tokenizer, "tokenizer", "model_config")
         if scores and found is not None:
             check.run(
-                lambda shape: check_classifier(shape, self.actor.options["head"], f"{key}={which}: {found}"), "shape"
+                lambda model_config: check_classifier(
+                    model_config, self.actor.options["head"], f"{key}={which}: {found}"
+                ),
+                "model_config",
             )
         self._model = {"path": path, "model_config": model_config}
 
@@ -82,16 +87,16 @@ class Answering(Components):
         return encoder
 
     @property
-    def shape(self) -> PretrainedConfig:
+    def model_config(self) -> PretrainedConfig:
         """The config of the model; `find` has read it."""
-        shape: PretrainedConfig = self.check.parts["shape"]
-        return shape
+        model_config: PretrainedConfig = self.check.parts["model_config"]
+        return model_config
 
     @property
-    def words(self) -> PreTrainedTokenizerBase:
+    def loaded_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; `find` has made it."""
-        words: PreTrainedTokenizerBase = self.check.parts["words"]
-        return words
+        tokenizer: PreTrainedTokenizerBase = self.check.parts["tokenizer"]
+        return tokenizer
 
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
@@ -102,9 +107,9 @@ class Answering(Components):
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
-            still = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            context = ModelContext(POLICY, self.world, strategy, self.words, self.run.seed)
-            policy = self.actor.factory(context, **self.actor.options | still)
+            without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
+            context = ModelContext(POLICY, self.world, strategy, self.loaded_tokenizer, self.run.seed)
+            policy = self.actor.factory(context, **self.actor.options | without_training)
             yield self.evaluator(self.world, policy, None, self.encoder, sets)
 
     @contextmanager
@@ -113,8 +118,8 @@ class Answering(Components):
         run = self.run
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
-            model = load_model(self._path, self.shape, run.seed)
-            engine = self.make_engine(self.world, empty_like(model, self.world.device), self.words, folder)
+            model = load_model(self._path, self.model_config, run.seed)
+            engine = self.make_engine(self.world, empty_like(model, self.world.device), self.loaded_tokenizer, folder)
             sampler = EngineSampler(engine)
             try:
                 sampler.publish(0, model.state_dict().items())
@@ -172,7 +177,9 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
     elif which in steps:
         step = which
     else:
-        raise ValueError(f"{key}={which}: {folder} has no checkpoint of this step; the steps it has are {known}")
+        raise ValueError(
+            f"{key}={which}: {folder} has no checkpoint of this step; its checkpoints are of the steps {known}"
+        )
     model = steps[step] / "actor"
     if (model / "adapter_config.json").is_file():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`mode=serve`: starts servers for runs elsewhere, for the model of this config. A run gives them its weights."""
+"""`mode=serve`: starts inference servers for the model of this config. Runs on other machines send them weights."""
 
 import asyncio
 import shutil
@@ -21,13 +21,13 @@ PAUSE_S = 1.0  # seconds between checks of the servers
 
 
 def serve(config: dict[str, Any], console: Console) -> float:
-    """Starts servers, prints how a run uses them, and watches them until it is interrupted or one of them ends.
+    """Starts servers, prints how a run uses them, and monitors them until it is interrupted or one of them ends.
 
     Args:
         config: the resolved config as plain containers.
 
     Raises:
-        ValueError: lists what is wrong with the config; or a server has ended, with the end of its log.
+        ValueError: lists all mistakes of the config; or a server has ended, with the end of its log.
     """
     parts = Components(config)
     run, options = parts.run, parts.run.serve
@@ -42,9 +42,9 @@ def serve(config: dict[str, Any], console: Console) -> float:
         )
     server_api = engine.server_api(run.rollout.engine_args)
     tokenizer = parts.tokenizer.build()
-    shape = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+    model_config = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     folder = Path(run.output_dir).resolve() / "engine"
-    write_model_folder(meta_model(shape), tokenizer, folder)
+    write_model_folder(meta_model(model_config), tokenizer, folder)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:
@@ -66,7 +66,7 @@ def serve(config: dict[str, Any], console: Console) -> float:
                 )  # fmt: skip
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
-        console.print("the servers end")
+        console.print("stopping the servers")
     finally:
         for process in processes:
             process.end()

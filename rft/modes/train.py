@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rft.setup.assembly import Job
 
-LONGEST_SUFFIX = 128  # characters: file systems take names of 255 bytes, and the name of the run stands before it
+LONGEST_SUFFIX = 128  # characters: file names have at most 255 bytes, and the run's name comes first
 
 
 def train(config: dict[str, Any], console: Console) -> float:
@@ -18,16 +18,16 @@ def train(config: dict[str, Any], console: Console) -> float:
 
     Args:
         config: the resolved config as plain containers.
-        console: not used; the run has one of its own.
+        console: not used; the run creates its own.
 
     Raises:
-        ValueError: lists what is wrong with the config or the data.
+        ValueError: lists all mistakes of the config and the data.
     """
     return Job(config).fit(sweep_suffix())
 
 
 def sweep_suffix() -> str:
-    """What distinguishes the folder of this job of a sweep: its overrides; empty outside a sweep."""
+    """The suffix of this job's folder in a sweep: the overrides of the job; empty outside a sweep."""
     if not HydraConfig.initialized():
         return ""
     hydra = HydraConfig.get()

@@ -1,4 +1,4 @@
-"""Prints what the functions of an algorithm prove to be: their gradients, and what their results do not depend on."""
+"""`mode=verify`: measures the gradients and the invariances of the functions of an algorithm."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,10 +25,10 @@ def verify(config: dict[str, Any], console: Console) -> float:
         1.0.
 
     Raises:
-        ValueError: lists what is wrong with the config; or a function does not compute what it states.
+        ValueError: lists all mistakes of the config; or a function does not compute what it declares.
     """
     if not certify(Components(config).algorithm, console):
-        raise ValueError("mode=verify: a part of the algorithm is not what it states; see what is marked ✗")
+        raise ValueError("mode=verify: a part of the algorithm is not what it declares; see the lines marked ✗")
     return 1.0
 
 
@@ -36,10 +36,10 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
     """Examines every function of an algorithm by itself, on policy, and prints a table and a verdict on each.
 
     Returns:
-        Whether all of them state what they are, and are what they state.
+        Whether every function declares a gradient and has it.
 
     Raises:
-        ValueError: a function states a target that is not known, or reads a column that it does not state.
+        ValueError: a function declares an unknown target, or reads a column that it does not declare.
     """
     title = f"certificate of {algorithm.options.name}: each part by itself, on policy"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
@@ -56,7 +56,7 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
         names |= dict.fromkeys(found.checks)
         verdicts.append((found.holds, f"{part} {plugin.name}: {_verdict(found)}"))
     console.print(table)
-    console.print(f"checked: {', '.join(names)}. A cosine is that on one tiny policy; on another it is another.")
+    console.print(f"checked: {', '.join(names)}. Cosines are measured on one tiny policy; they differ on others.")
     for holds, verdict in verdicts:
         mark = ("✓ ", "green") if holds else ("✗ ", "bold red")
         console.print(Text.assemble(mark, verdict))
@@ -113,12 +113,12 @@ def _verdict(found: Certificate) -> str:
         cosine = "" if found.same_cosine else f", with these options {wanted}"
         return f"as declared{cosine}{'; ' if found.declared.note else ''}{found.declared.note}"
     if found.declared is None:
-        return f"states no gradient; if what was measured is meant, register it with gradient={wanted}"
-    return f"is not what it states; measured: gradient={wanted}"
+        return f"declares no gradient; if the measured one is intended, register it with gradient={wanted}"
+    return f"is not what it declares; measured: gradient={wanted}"
 
 
 def _spelled(found: Certificate) -> str:
-    """The declaration that would hold."""
+    """The declaration that matches the measurement."""
     assert found.measured is not None
     arguments = [f'"{found.measured.relation}"']
     if found.measured.target != "reward" and found.measured.relation != "none":

@@ -17,15 +17,17 @@ from rft.remote.requests import Assignment, RequestGroup, Server, ServerRequest
 from rft.remote.retry import ServerPolicy
 
 TICK_S = 0.1  # between looks for groups that are late
-LATE = 2.0  # a group is late after so many times the mean duration of finished groups,
-LATE_S = 1.0  # and after no less than so many seconds
+# A group is late after LATE times the mean duration of finished groups, but not before LATE_S seconds.
+LATE = 2.0
+LATE_S = 1.0
 
 
 class LoadBalancer:
     """Distributes one round of groups.
 
     Args:
-        who, what, wanted: who requests what from servers that do what, for messages and logs.
+        who, what, wanted: for messages and logs: the process that requests, what it requests, and what a server must do
+            to be ready, such as `rank 0`, `sample` and `serves version 3`.
         servers: their windows and backoffs are kept from round to round.
         probe: asks a server whether it can take requests; returns None, or the reason why it cannot.
         policy: most requests at once, tolerated failures of a group, deadlines.
@@ -158,7 +160,7 @@ class LoadBalancer:
                     self._hedge(server, late)
 
     def _hedge(self, server: Server, late: float) -> None:
-        """Assigns an idle server the oldest group that one other server has worked on since before `late`."""
+        """Assigns an idle server the oldest group of one other server, if that server got the group before `late`."""
         since = {
             group: assignment.since
             for group in self._started
@@ -225,7 +227,7 @@ class LoadBalancer:
                 other.task.cancel()
 
     def _record_failure(self, server: Server, group: RequestGroup, problem: BaseException) -> None:
-        """Counts a failure of a group, which `_end` puts back into the queue; raises at one failure too many."""
+        """Counts a failure of a group, which `_end` puts back into the queue; more than `retries` end the round."""
         now = asyncio.get_running_loop().time()
         busy = isinstance(problem, RequestFailed) and problem.busy
         if busy or isinstance(problem, TimeoutError):

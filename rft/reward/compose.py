@@ -1,6 +1,5 @@
 """The score of a response: a weighted sum of reward terms."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,10 +124,7 @@ def _term(name: str, node: Mapping[str, Any]) -> tuple[float, Term]:
         term = Rule(name, REWARDS.build(options, key))
     if "weight" not in node:
         raise ValueError(f"{key}.weight is missing: set the factor of the term; add `weight: 1.0`")
-    weight = convert(node["weight"], float, f"{key}.weight")
-    if not math.isfinite(weight):
-        raise ValueError(f"{key}.weight={weight} is not finite")
-    return weight, term
+    return convert(node["weight"], float, f"{key}.weight"), term
 
 
 def _finite(name: str, values: Sequence[float], responses: Sequence[str]) -> Tensor:

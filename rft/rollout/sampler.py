@@ -20,16 +20,7 @@ class Sampler(ABC):
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request of this rank.
-
-        Args:
-            requests: prompts; the number of samples may differ between them.
-            sampling: the same for all of them.
-            progress: called with the number of completions finished so far, whenever it has grown.
-
-        Returns:
-            The completions of each request, in the order of its seeds.
-        """
+        """Samples every request of this rank with the published weights; see `Engine.generate`."""
 
     @abstractmethod
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:

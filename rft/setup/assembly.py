@@ -1,4 +1,4 @@
-"""From the resolved config to objects: cheap checks first, models last."""
+"""Builds the objects of a run from the resolved config: cheap checks first, models last."""
 
 from functools import partial
 from pathlib import Path
@@ -40,19 +40,19 @@ class Job(Components):
         """Loads data and models, trains, and returns the value of the metric that the config names.
 
         Args:
-            suffix: what tells this job of a sweep from the others, in the folder's name; empty outside a sweep.
+            suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
         """
         run = self.run
         world, loaded = self.begin()
         wanted = Path(run.output_dir + suffix)
-        folder, said = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+        folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
         with RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog() as log:
-            for text in [said, *loaded.said] if said else loaded.said:
+            for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)
             if run.rollout.truncates():
                 log.message(
                     "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
-                    "that trains: rollout/logprob_gap shows how far the two are apart"
+                    "that trains: rollout/logprob_gap measures the difference of the two"
                 )
             trainer, stages = self.assemble(world, loaded, folder, log)
             try:
@@ -63,13 +63,13 @@ class Job(Components):
             finally:
                 trainer.sampler.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
-                log.message(f"profile.steps={missed} did not come: the warm-up was shorter than warmup.steps allows")
+                log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
             if world.rank == 0:
                 finish_folder(folder, numbers)
         return numbers[run.metric]
 
     def begin(self) -> tuple[World, Datasets]:
-        """Starts the processes and reads what a run reads before there is a model."""
+        """Joins the process group, and loads the tokenizer and the rows."""
         world = start(self.strategy.factory.device(self.strategy.options))
         self.check.attempt(self.engine.factory.check_here, self.engine.options)
         loaded = self.load(world.size, world)
@@ -81,11 +81,11 @@ class Job(Components):
         return world, loaded
 
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
-        """Loads tokenizer and rows, and adds to `check` what is wrong with them, or between them and the model.
+        """Loads tokenizer and rows. Mistakes in them, and mismatches with the model, are added to `check`.
 
         Args:
             ranks: processes of the run.
-            world: those that read.
+            world: the processes that read the rows.
 
         Raises:
             Problems: the tokenizer or the rows to train on cannot be read.
@@ -93,8 +93,8 @@ class Job(Components):
         run, checks, fields = self.run, self.check, sorted(self.needs)
         self.check_dependencies()
         checks.run(lambda: check_ranks(run.batch, ranks))
-        checks.make("words", self.tokenizer.build)
-        checks.make("encoder", run.data.encoder, "words")
+        checks.make("tokenizer", self.tokenizer.build)
+        checks.make("encoder", run.data.encoder, "tokenizer")
         checks.make("rows", lambda: self.train.build(key="data.train"))
         checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
         checks.make(
@@ -102,67 +102,67 @@ class Job(Components):
         )
         checks.add("held_out", self.load_held_out())
         checks.run(run.data.check_apart)
-        checks.make("shape", partial(self.read_shape, self.actor), "words")
-        checks.run(check_tokenizer, "words", "shape")
+        checks.make("model_config", partial(self.read_model_config, self.actor), "tokenizer")
+        checks.run(check_tokenizer, "tokenizer", "model_config")
         if ROUTER_BALANCE in self.algorithm.policy.outputs:
-            checks.run(check_routers, "shape")
+            checks.run(check_routers, "model_config")
         for role in ROLES:
-            checks.run(partial(self.check_helper, role), "words")
+            checks.run(partial(self.check_helper, role), "tokenizer")
         for model in (self.actor, *self.helpers.values()):
-            checks.run(partial(self.check_frozen, model), "words")
+            checks.run(partial(self.check_frozen, model), "tokenizer")
         checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
         counting = self.counting_world(world)
-        if not checks.has("words", "encoder", "train"):
+        if not checks.has("tokenizer", "encoder", "train"):
             checks.end()
-        words, encoder, train, held_out, stream = (
-            checks.parts[name] for name in ("words", "encoder", "train", "held_out", "stream")
+        tokenizer, encoder, train, held_out, stream = (
+            checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
         )
-        loaded = Datasets(words, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
-        checks.run(partial(self.fit_rows, loaded), "shape")
+        loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
+        checks.run(partial(self.fit_rows, loaded), "model_config")
         return loaded
 
-    def read_shape(self, model: Target, words: PreTrainedTokenizerBase) -> PretrainedConfig:
+    def read_model_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """The config of a model, without its weights.
 
         Args:
-            words: the tokenizer, whose size a new model's vocabulary has.
+            tokenizer: its size is the vocabulary size of a new model.
         """
-        return read_config(model.options["path"], model.options["model_config"], len(words), model.key)
+        return read_config(model.options["path"], model.options["model_config"], len(tokenizer), model.key)
 
-    def check_helper(self, role: Role, words: PreTrainedTokenizerBase) -> None:
+    def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:
         """Checks the model of a role if the run loads it.
 
         Raises:
             ValueError: names the key and the cure.
         """
-        precomputed = role is REFERENCE and self.precompute  # where a run is resumed, its model may be gone
+        precomputed = role is REFERENCE and self.precompute  # a resumed run reads the file, and needs no model
         if role.writes(self.algorithm.reads()) and not (precomputed or self.starts_as_policy(role)):
             model = self.helpers[role.key]
             temperature = 1.0 if self.facts.sampled == "never" else self.run.rollout.temperature
-            model.factory.check(model.options, role.key, words, temperature)
+            model.factory.check(model.options, role.key, tokenizer, temperature)
 
-    def check_frozen(self, model: Target, words: PreTrainedTokenizerBase) -> None:
+    def check_frozen(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
         """Checks that the patterns of `frozen` name parameters of the model.
 
         Raises:
             ValueError: names the key and the cure.
         """
         if model.factory.has_weights and (frozen := model.options["frozen"]):
-            check_frozen(self.read_shape(model, words), model.options["head"], frozen, model.key)
+            check_frozen(self.read_model_config(model, tokenizer), model.options["head"], frozen, model.key)
 
-    def fit_rows(self, loaded: Datasets, shape: PretrainedConfig) -> None:
-        """Drops rows with long prompts, and adds to `check` where what is left is too long for the model."""
+    def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
+        """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model."""
         given = given_texts(self.source.factory, self.source.options)
         examples = None if given is None else partial(self.examples, loaded, given)
-        loaded.fit(self.run, self.check, shape, "prompt" in self.needs, self.facts.sampled != "never", examples)
+        loaded.fit(self.run, self.check, model_config, "prompt" in self.needs, self.facts.sampled != "never", examples)
 
     def examples(self, loaded: Datasets, given: GivenTexts) -> list[int]:
-        """Tokens of each row that a source of given texts draws, until as many are drawn as the data set has."""
+        """Tokens of each row of given texts, for as many draws of the source as the data set has rows."""
         run, columns = self.run, tuple(sorted(self.algorithm.reads()))
         return loaded.lengths.examples(given, loaded.train, run.batch.prompts, seed=run.seed, columns=columns)
 
     def longest(self, loaded: Datasets) -> int | None:
-        """Tokens of the longest row that a step can have; None for a stream, which is not read to find out."""
+        """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""
         if loaded.stream is not None:
             return None
         given = given_texts(self.source.factory, self.source.options)
@@ -179,11 +179,11 @@ class Job(Components):
         log: RunLog,
         score: Score | None = None,
     ) -> tuple[Trainer, list[Stage]]:
-        """Builds the models and what moves them.
+        """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
-            score: in place of the reward.
+            score: replaces the reward.
         """
         run, reads = self.run, self.algorithm.reads()
         context = self.model_context(world, loaded)

@@ -1,4 +1,4 @@
-"""The parts of a run, none of them loaded, and what training and the other modes build from them alike."""
+"""The checked parts of a run before anything is loaded, and the methods that several modes use to build them."""
 
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,23 @@ from rft.train.schedules import Schedule
 
 
 class Components:
-    """The parts of a run, none of them loaded.
+    """The checked parts of a run. No model and no data are loaded yet.
 
     Args:
         config: the resolved config as plain containers.
 
     Attributes:
         run: the root of the config.
-        tokenizer, actor, strategy, engine, source, train: classes with their options; `helpers`: the models beside the
-            policy, by role; `held_out`: the held-out sets by name.
-        algorithm, reward, schedules, sinks: built.
-        facts: of the source.
+        tokenizer, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
+            (the models beside the policy, by role) and `held_out` (the held-out sets by name).
+        algorithm, reward, schedules, sinks: built objects.
+        facts: what the source states about itself.
         needs: the fields that every training row must have.
         warmup_algorithm, warmup_source: None without a warm-up.
-        check: collects what is wrong with data and models; `check.end` raises it.
+        check: collects the mistakes of data and models; `check.end` raises them.
 
     Raises:
-        Problems: everything that is wrong with the config, each with its yaml key and the cure.
+        Problems: all mistakes of the config, each with its yaml key and the cure.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -78,27 +78,27 @@ class Components:
         self.warmup_source: Target | None = parts["warmup_source"]
 
     def check_mode(self, checks: Checks) -> None:
-        """Adds what only a mode checks. A job of a mode may override it.
+        """Adds the checks of one mode. The job of a mode may override it.
 
         Args:
-            checks: of the config, with the parts that are right.
+            checks: those of the config, with the parts that have no mistakes.
         """
 
     def starts_as_policy(self, role: Role) -> bool:
-        """True if the model of a role names the same model as the policy, and follows it."""
+        """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)
 
     def check_dependencies(self) -> None:
-        """Raises a ValueError if a run that this one reads is not there: other mistakes may follow from that."""
+        """Raises a ValueError if a run of `depends_on` is missing; later checks would only report its consequences."""
         for name, before in self.run.depends_on.items():
             before.check(f"depends_on.{name}")
 
     def counting_world(self, world: World) -> World:
-        """The processes that count tokens: all together, or each alone if one has found a mistake. A collective."""
+        """The processes that count tokens together: all, or each alone if one has found a mistake. A collective."""
         return SINGLE_PROCESS if any(world.gather(bool(self.check.messages))) else world
 
     def load_held_out(self) -> dict[str, Rows]:
-        """The held-out sets by their names; what is wrong with them is added to `check`."""
+        """The held-out sets by name; mistakes in them are added to `check`."""
         fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)

@@ -71,9 +71,7 @@ def check_metric(metric: str, known: list[str]) -> Iterator[str]:
         known: the metrics of the run.
     """
     if metric not in known:
-        yield (
-            f"metric={metric}: the run has no such number{did_you_mean(metric, known)} (there are: {', '.join(known)})"
-        )
+        yield (f"metric={metric}: the run has no such metric{did_you_mean(metric, known)} (known: {', '.join(known)})")
 
 
 def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
@@ -81,8 +79,8 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
     for target in held_out.values():
         if target.factory is Mixture:
             yield (
-                f"{target.key}: an evaluation has all rows of a set, whatever their weights; give each part of the "
-                "mixture a name of its own under data.eval"
+                f"{target.key}: an evaluation uses all rows of a set, so the weights of a mixture have no effect; give "
+                "each part of the mixture its own name under data.eval"
             )
 
 
@@ -113,20 +111,20 @@ def check_head(actor: Target, engine: Target, algorithms: Mapping[str, Algorithm
             )
     samples, scores = engine.factory.facts.samples, head in CLASSIFIERS
     if samples and scores:
-        yield f"actor.head={head}: such a model writes no text; choose rollout=none"
+        yield f"actor.head={head}: a model with this head cannot generate text; choose rollout=none"
     if not samples and not scores:
-        yield "rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf"
+        yield "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf"
     if scores and actor.options["lora"] is not None:
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 
-def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_tokens: int) -> None:
-    """No prompt leaves less room in the model's context than a response may take.
+def check_lengths(key: str, counts: list[int], model_config: PretrainedConfig, new_tokens: int) -> None:
+    """Checks that each prompt and a response of the maximal length fit into the model's context.
 
     Args:
         counts: tokens of each prompt of the set of that key.
     """
-    context = shape.get_text_config().max_position_embeddings
+    context = model_config.get_text_config().max_position_embeddings
     longest = max(range(len(counts)), key=lambda number: counts[number])
     if counts[longest] + new_tokens > context:
         raise ValueError(
@@ -137,30 +135,30 @@ def check_lengths(key: str, counts: list[int], shape: PretrainedConfig, new_toke
 
 
 def check_examples(counts: list[int], context: int) -> None:
-    """No given text is longer than the model's context.
+    """Checks that no given text is longer than the model's context.
 
     Args:
         counts: tokens of each row.
-        context: of the model.
+        context: the model's maximal number of tokens.
     """
     if max(counts) > context:
         raise ValueError(
-            f"data.train: the longest row has {max(counts)} tokens, over the model's context of {context}; take out "
-            "what is too long (mode=inspect counts it) or choose a model with a longer context"
+            f"data.train: the longest row has {max(counts)} tokens, over the model's context of {context}; remove the "
+            "longer rows (mode=inspect counts them) or choose a model with a longer context"
         )
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig) -> None:
-    """A checkpoint would give back the tokenizer that it was written with.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> None:
+    """Checks that a checkpoint restores the tokenizer that it was saved with.
 
-    Beside the config of some architectures `AutoTokenizer` takes another class than the one that was saved.
+    For some architectures `AutoTokenizer` loads another class than the one that was saved.
     """
     with tempfile.TemporaryDirectory() as folder:
-        shape.save_pretrained(folder)
+        model_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         loaded = AutoTokenizer.from_pretrained(folder)
     if loaded.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"actor.model_config.model_type={shape.model_type}: beside such a model transformers would load a "
-            f"{type(loaded).__name__} in place of this tokenizer; choose another type, such as qwen3 or llama"
+            f"actor.model_config.model_type={model_config.model_type}: for this type transformers would load a "
+            f"{type(loaded).__name__} instead of this tokenizer; choose another type, such as qwen3 or llama"
         )

@@ -1,4 +1,4 @@
-"""What a run reads before there is a model, and whether it fits into that."""
+"""Tokenizer and rows of a run, which are loaded before the model, and the checks of their lengths against it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,13 +16,15 @@ from rft.setup.schema import Run
 
 @dataclass
 class Datasets:
-    """Rows to train on, held-out sets by their names, and what makes token ids of them.
+    """The tokenizer and the rows of a run.
 
     Attributes:
-        train: all rows, or the first ones of a stream.
-        lengths: counts their tokens.
-        stream: all rows of a stream, or None.
-        said: while reading, for people.
+        encoder: turns rows into token ids.
+        train: the rows to train on; of a stream, the first ones.
+        held_out: the held-out sets by name.
+        lengths: counts the tokens of rows.
+        stream: the stream of the rows to train on, or None.
+        messages: notes for the user, collected while the rows are read.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -31,41 +33,41 @@ class Datasets:
     held_out: dict[str, Rows]
     lengths: Lengths
     stream: StreamedRows | None = None
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
-    def rows(self, run: Run, say: Callable[[str], None]) -> Rows:
-        """What a source of batches draws from; a stream is its own.
+    def rows(self, run: Run, log: Callable[[str], None]) -> Rows:
+        """The rows that a source of batches draws from: `train`, or the opened stream.
 
         Args:
-            say: for people, while it is drawn from.
+            log: shows a message to the user while a stream is read.
         """
         if self.stream is None:
             return self.train
         assert run.data.streaming is not None
-        return self.stream.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, say)
+        return self.stream.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, log)
 
     def fit(
         self,
         run: Run,
         check: Checks,
-        shape: PretrainedConfig,
+        model_config: PretrainedConfig,
         prompted: bool,
         samples: bool,
         examples: Callable[[], list[int]] | None,
     ) -> None:
-        """Drops rows with long prompts, and adds to `check` where what is left is too long for the model.
+        """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model.
 
         Args:
-            shape: of the model.
-            prompted: whether the rows that train have prompts.
-            samples: whether prompts are answered.
-            examples: counts the tokens of the given texts that train; None where there are none.
+            model_config: the transformers config of the policy.
+            prompted: whether the training rows have prompts.
+            samples: whether the engine samples answers to them.
+            examples: counts the tokens of each given text that trains; None if the source has no given texts.
 
         Raises:
-            ValueError: data.max_prompt_tokens is for rows that have no prompts.
+            ValueError: data.max_prompt_tokens is set, but the rows have no prompts.
         """
         most, new_tokens = run.data.max_prompt_tokens, run.rollout.max_new_tokens
-        context = shape.get_text_config().max_position_embeddings
+        context = model_config.get_text_config().max_position_embeddings
         if most is not None and not prompted:
             raise ValueError(
                 f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
@@ -73,21 +75,21 @@ class Datasets:
             )
         if self.stream is not None:
             assert run.data.streaming is not None
-            self.said.append(f"data.train is streamed: its first {len(self.train)} rows were looked at")
+            self.messages.append(f"data.train is streamed: only its first {len(self.train)} rows were checked")
             self.encoder.context = context
             if samples:
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
-            check.attempt(self._fit_train, most, shape, new_tokens if samples else None)
-        fit_held_out(self.held_out, self.lengths, run, check, shape, self.said.append)
+            check.attempt(self._fit_train, most, model_config, new_tokens if samples else None)
+        fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
         if examples is not None:
             check.run(lambda: check_examples(examples(), context))
 
-    def _fit_train(self, most: int | None, shape: PretrainedConfig, new_tokens: int | None) -> None:
+    def _fit_train(self, most: int | None, model_config: PretrainedConfig, new_tokens: int | None) -> None:
         counts = self.lengths.prompts(self.train)
-        self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.said.append)
+        self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.messages.append)
         if new_tokens is not None:
-            check_lengths("data.train", counts, shape, new_tokens)
+            check_lengths("data.train", counts, model_config, new_tokens)
 
 
 def fit_held_out(
@@ -95,21 +97,21 @@ def fit_held_out(
     lengths: Lengths,
     run: Run,
     check: Checks,
-    shape: PretrainedConfig,
-    say: Callable[[str], None],
+    model_config: PretrainedConfig,
+    log: Callable[[str], None],
 ) -> None:
-    """Drops rows with long prompts from held-out sets, and adds to `check` where an answer to one has no room.
+    """Drops rows with long prompts from held-out sets; adds a message to `check` if an answer does not fit the context.
 
     Args:
-        lengths: counts their tokens.
-        shape: of the model.
-        say: for people.
+        lengths: counts the tokens of rows.
+        model_config: the transformers config of the policy.
+        log: shows a message to the user.
     """
 
     def fit(name: str) -> None:
         key, counts = f"data.eval.{name}", lengths.prompts(sets[name])
-        sets[name], counts = filter_overlong_prompts(sets[name], counts, run.data.max_prompt_tokens, key, say)
-        check_lengths(key, counts, shape, run.rollout.max_new_tokens)
+        sets[name], counts = filter_overlong_prompts(sets[name], counts, run.data.max_prompt_tokens, key, log)
+        check_lengths(key, counts, model_config, run.rollout.max_new_tokens)
 
     for name in list(sets):
         check.attempt(fit, name)

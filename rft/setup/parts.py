@@ -1,4 +1,4 @@
-"""The parts that a config names, made one after another, and the checks that need neither data nor a model.
+"""Makes the parts that a config names, and runs the checks that need neither data nor a model.
 
 `check_config` reads top to bottom: `make` stores a part by name, `run` calls a check, and both name the parts that they
 need. See `rft.errors.Checks`.
@@ -44,17 +44,17 @@ from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES, Schedule
 
 GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
-CONTEXT = ("context",)  # what the run supplies to models, engines and sources
+CONTEXT = ("context",)  # the constructor argument that the run supplies to models, engines and sources
 
 
 def check_config(config: dict[str, Any]) -> Checks:
-    """Makes the parts of a run and checks them, and each against the others.
+    """Makes the parts of a run, and checks each alone and against the others.
 
     Args:
         config: the resolved config as plain containers.
 
     Returns:
-        The messages of all mistakes, and the parts that are right. A root key is the part `run.<key>`.
+        The messages of all mistakes, and the parts without mistakes. A root key is the part `run.<key>`.
     """
     checks = Checks()
     for name in config.get("plugins") or ():
@@ -89,10 +89,10 @@ def check_config(config: dict[str, Any]) -> Checks:
 
 def _make_models(checks: Checks, nodes: dict[str, Any]) -> None:
     """Makes `tokenizer`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the options of those
-    with weights). A mistake of the policy is one of all models that take over its options: it is reported once.
+    with weights). Other models inherit options of the policy; a mistake in an inherited option is reported once.
 
     Args:
-        nodes: of the roles that the config has; None for one that is no mapping.
+        nodes: the yaml node of each role in the config; None for a node that is not a mapping.
     """
     checks.make("tokenizer", lambda actor: Target(actor.pop("tokenizer", None), "actor.tokenizer"), "run.actor")
     precompute = (nodes.get(REFERENCE.key) or {}).pop("precompute", False)
@@ -221,7 +221,7 @@ def _warmup_context(checks: Checks, source: Target, warmup: Warmup) -> CheckCont
 
 
 def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set[str] | None) -> CheckContext:
-    """What a source can be checked against, without the parts that are in error."""
+    """The context of `Source.check`; a part that is in error is None."""
     rollout, data = (checks.parts[f"run.{name}"] if checks.has(f"run.{name}") else None for name in ("rollout", "data"))
     return CheckContext(
         key=key,
@@ -240,11 +240,11 @@ def _algorithms(train: Algorithm, warmup: Algorithm | None) -> dict[str, Algorit
 
 
 def _check_roles(algorithm: Algorithm, helpers: Mapping[str, Target]) -> list[str]:
-    """A message for every model whose columns are read, but which the config does not have."""
+    """A message for every model that the config lacks although its columns are read."""
     reads = algorithm.reads()
     missing = {role.key: role.writes(reads) for role in ROLES if role.key not in helpers and role.writes(reads)}
     return [
-        f"{key} is missing: something reads {', '.join(columns)}; add `{key}: {{_target_: <class>, options}}`, the "
+        f"{key} is missing: the algorithm reads {', '.join(columns)}; add `{key}: {{_target_: <class>, options}}`, the "
         "model that writes it"
         for key, columns in missing.items()
     ]
@@ -256,7 +256,7 @@ def _fields_needed(facts: SourceFacts, reward: WeightedSum, warmup: SourceFacts 
 
 
 def starts_as_policy(role: Role, actor: Target, helpers: Mapping[str, Target]) -> bool:
-    """True if the model of a role names the same model as the policy, and follows it."""
+    """True if the model of a role starts with the weights of the policy: both name the same path or model_config."""
     if not role.follows or role.key not in helpers:
         return False
     own, policy = helpers[role.key].options, actor.options
@@ -271,7 +271,7 @@ def models_with_weights(actor: Target, helpers: Mapping[str, Target]) -> dict[st
 def model_facts(
     models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None
 ) -> dict[str, ModelFacts]:
-    """What the strategy checks about the models whose weights are in this process, by their keys."""
+    """What the strategy needs to know of the models whose weights are in this process, by their keys."""
     facts = {}
     for key, options in models.items():
         optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
@@ -289,8 +289,8 @@ def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ..
 
     Args:
         kind: the abstract class.
-        noun: for what it is, in the message.
-        supplied: parameters that the run gives; they are not options.
+        noun: what messages call an instance of it.
+        supplied: constructor parameters that the run supplies; they are not yaml options.
 
     Raises:
         ValueError: names the key.
@@ -305,40 +305,40 @@ def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ..
 
 
 def source_of(node: Any, key: str) -> Target:
-    """The source of the batches of a stage. Raises as `class_of`."""
+    """The class of a source of batches, with its options. Raises as `class_of`."""
     return class_of(node, key, Source, "source of batches")
 
 
 def facts_of(source: Target) -> SourceFacts:
-    """What a source with the options of its yaml does."""
+    """The facts that a source states about itself, with the options of its yaml."""
     facts: SourceFacts = source.factory.facts(source.options)
     return facts
 
 
 def actor_of(node: Any, key: str) -> Target:
-    """What an actor is made of.
+    """The class of a model, with its options.
 
     Raises:
-        ValueError: names the key; among others where a model that trains or follows the policy has no weights here.
+        ValueError: names the key; also for a remote model in a role that trains or starts as the policy.
     """
     target = class_of(node, key, ColumnModel, "model")
     remote = [role.key for role in ROLES if role.loss is None and not role.follows]
     if key not in remote and not target.factory.has_weights:
         name = target.factory.__name__
-        raise ValueError(f"{key}._target_: {name} has no model here; only a {' or '.join(remote)} can do so")
+        raise ValueError(f"{key}._target_: {name} is a remote model, which only {' or '.join(remote)} may be")
     return target
 
 
 def strategy_of(node: Any) -> Target:
-    """The strategy of the run. Raises as `class_of`."""
+    """The class of the strategy, with its options. Raises as `class_of`."""
     return class_of(node, "strategy", Strategy, "strategy", ("world",))
 
 
 def import_plugin(name: str) -> None:
-    """Imports a module of the user's, so that what it registers can be named in the yaml.
+    """Imports a module of the user, which registers its functions.
 
     Raises:
-        ValueError: no such module on the path.
+        ValueError: the module is not on the path.
     """
     try:
         importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Keys and options that have another name now: each is refused with an error that names the new one."""
+"""Renamed keys, groups and options: the old name is an error that names the new one."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def renamed_group(group: str) -> str | None:
     Args:
         group: as the command line writes it, with its package ("actor@teacher") where it has one.
     """
-    return f"{group}: there is no such group any more; use {GROUPS[group]}" if group in GROUPS else None
+    return f"{group}: this group was removed; use {GROUPS[group]}" if group in GROUPS else None
 
 
 def renamed_option(group: str, option: str) -> str | None:

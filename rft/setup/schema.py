@@ -1,4 +1,4 @@
-"""The root of the config tree: one dataclass a group; what the fields mean stands beside them in the yaml."""
+"""The schema of the config tree: one dataclass for each group. The comments of the yaml files explain the fields."""
 
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from rft.train.trainer import Trajectories
 
 @dataclass
 class Batch:
-    """How much one step holds: prompts over all ranks; optimizer steps = minibatches x epochs."""
+    """The size of a step: prompts over all ranks; optimizer steps = minibatches x epochs."""
 
     prompts: PositiveInt
     minibatches: PositiveInt
@@ -35,7 +35,7 @@ class Dependency:
     command: str
 
     def check(self, key: str) -> None:
-        """Raises a ValueError where the run has not ended well, or is not there; names the key and the command."""
+        """Raises a ValueError if the run is missing or unfinished; names the key and the command."""
         if not (Path(self.folder) / RESULT).is_file():
             raise ValueError(
                 f"{key}.folder={self.folder} holds no finished run; make it with `{self.command}`, or name another"
@@ -55,10 +55,10 @@ class Eval:
 
 @dataclass(frozen=True)
 class Rollout(Sampling):
-    """How training samples, and the engine that does it."""
+    """How training samples, and the engine that samples."""
 
     engine: Any
-    engine_args: dict[str, Any] = field(default_factory=dict)  # an engine that takes none has none in its yaml
+    engine_args: dict[str, Any] = field(default_factory=dict)  # only the yamls of engines with arguments have this key
 
 
 @dataclass
@@ -77,11 +77,11 @@ class Data:
     eval: dict[str, Any]
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
-        """What makes token ids of rows."""
+        """The encoder, which turns rows into token ids."""
         return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, self.template_arguments)
 
     def check_apart(self) -> None:
-        """Raises a ValueError where a held-out set is what trains."""
+        """Raises a ValueError if a held-out set is the training set."""
         for name, node in self.eval.items():
             if node == self.train:
                 raise ValueError(
@@ -98,7 +98,7 @@ class Profile:
 
 @dataclass
 class Plan:
-    """What mode=plan supposes of the run; see `rft.modes.plan.report`."""
+    """What mode=plan assumes about the run; see `rft.modes.plan.report`."""
 
     ranks: PositiveInt | None
     prompt_tokens: PositiveInt | None
@@ -128,14 +128,14 @@ class Serve:
 
 @dataclass
 class Evaluate:
-    """Whose weights mode=evaluate takes; see `rft.modes.model`."""
+    """Which weights mode=evaluate loads; see `rft.modes.model`."""
 
     checkpoint: Literal["latest", "best"] | NonNegativeInt | None
 
 
 @dataclass
 class Generate(Evaluate):
-    """What mode=generate completes; see `rft.modes.generate`."""
+    """The prompts and the output of mode=generate; see `rft.modes.generate`."""
 
     input: str | None
     prompt: str
@@ -235,6 +235,6 @@ class Run:
 
 
 def root_with_roles() -> type[Run]:
-    """The root with a node for the model of every registered role, which only a run that reads its columns needs."""
+    """The root with one node for every registered role; a run needs those whose columns it reads."""
     nodes = [(role.key, dict[str, Any] | None, None) for role in ROLES]
     return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,))

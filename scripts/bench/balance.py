@@ -1,4 +1,4 @@
-"""Section `balance`: how even the work of ranks is, by who deals the rows, and what two real ranks gain by it."""
+"""Section `balance`: work per rank for several ways to assign rows to ranks, and the speed-up of two real ranks."""
 
 import argparse
 import heapq
@@ -24,7 +24,7 @@ COST = Cost(linear=6 * 1.31e9, quadratic=6 * 28 * 1536, head=8 * 151_936 * 1536)
 
 
 def as_sampled(costs: Sequence[float], parts: int) -> Bins:
-    """Groups go around the ranks, as prompts are drawn: nothing is balanced."""
+    """Assigns groups to ranks in turn (round-robin), without balancing."""
     bins: Bins = [[] for _ in range(parts)]
     for row in range(len(costs)):
         bins[row // GROUP % parts].append(row)
@@ -32,7 +32,7 @@ def as_sampled(costs: Sequence[float], parts: int) -> Bins:
 
 
 def greedy(costs: Sequence[float], parts: int) -> Bins:
-    """The longest row first, each to the rank that has least."""
+    """Assigns the longest row first, each to the rank with the least work (greedy)."""
     bins: Bins = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
     for row in sorted(range(len(costs)), key=lambda row: -costs[row]):
@@ -43,7 +43,7 @@ def greedy(costs: Sequence[float], parts: int) -> Bins:
 
 
 def equal_counts(costs: Sequence[float], parts: int) -> Bins:
-    """As many rows on every rank, by largest differencing: what verl's `balance_batch` does, with the costs of rft."""
+    """Equal numbers of rows on every rank, by Karmarkar-Karp: verl's `balance_batch` with rft's costs."""
     order = sorted(range(len(costs)), key=lambda row: -costs[row])
     heap = []
     for start in range(0, len(order), parts):
@@ -58,7 +58,7 @@ def equal_counts(costs: Sequence[float], parts: int) -> Bins:
     return [rows for _, rows in heap[0][2]]
 
 
-DEALERS: dict[str, Callable[[Sequence[float], int], Bins]] = {
+ASSIGNMENTS: dict[str, Callable[[Sequence[float], int], Bins]] = {
     "as sampled": as_sampled,
     "equal counts (verl)": equal_counts,
     "greedy": greedy,
@@ -117,37 +117,37 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def costs_of(lengths: list[list[int]]) -> list[float]:
-    """What each row costs."""
+    """The predicted work of each row."""
     return [n * (COST.linear + COST.head + COST.quadratic * n) for group in lengths for n in group]
 
 
 def imbalances(lengths: list[list[int]], ranks: int) -> dict[str, float]:
-    """The largest work of a rank over the mean, by who deals the rows."""
+    """The largest work of a rank over the mean, for each way to assign rows to ranks."""
     costs = costs_of(lengths)
     found = {}
-    for name, dealer in DEALERS.items():
-        bins = dealer(costs, ranks)
+    for name, assign in ASSIGNMENTS.items():
+        bins = assign(costs, ranks)
         assert sorted(row for rows in bins for row in rows) == list(range(len(costs))) and len(bins) == ranks
         found[name] = max(sum(costs[row] for row in rows) for rows in bins) * ranks / sum(costs)
     return found
 
 
 def planning(lengths: list[list[int]], ranks: int) -> dict[str, float]:
-    """Seconds that it takes to decide who gets which row, median of 3."""
+    """Seconds to assign rows to ranks, median of 3."""
     costs = costs_of(lengths)
     found = {}
-    for name, dealer in DEALERS.items():
+    for name, assign in ASSIGNMENTS.items():
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
-            dealer(costs, ranks)
+            assign(costs, ranks)
             seconds.append(time.perf_counter() - started)
         found[name] = statistics.median(seconds)
     return found
 
 
 def update(folder: Path, workload: Workload, steps: int, moves: bool) -> dict[str, Any]:
-    """The main job on two ranks with one thread each: seconds of its updates, and how even their work was."""
+    """The main job on two ranks with one thread each: seconds of its updates, and the balance of their work."""
     run = folder / f"balance_{str(moves).lower()}"
     overrides = [f"rollout.engine.workload={folder}", f"output_dir={run}", f"batch.balance={str(moves).lower()}"]
     overrides += [f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
@@ -165,7 +165,7 @@ def update(folder: Path, workload: Workload, steps: int, moves: bool) -> dict[st
 
 
 def simulated(numbers: dict[str, Any]) -> Table:
-    """The imbalances and the seconds of planning, by who deals the rows."""
+    """The imbalances and the seconds of planning, for each way to assign rows to ranks."""
     planning = numbers["planning"]
     shown = Table(title="the largest predicted work of a rank over the mean (1 is perfect), simulated")
     shown.add_column("")
@@ -173,7 +173,7 @@ def simulated(numbers: dict[str, Any]) -> Table:
         shown.add_column(f"{ranks} ranks", justify="right")
         shown.add_column("/ rft", justify="right")
     shown.add_column("planning (s)", justify="right")
-    for name in DEALERS:
+    for name in ASSIGNMENTS:
         cells = []
         for found in numbers["imbalance"].values():
             cells += [f"{found[name]:.4f}", f"{found[name] / found['rft']:.3f}"]

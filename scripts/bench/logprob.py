@@ -1,4 +1,4 @@
-"""Section `logprob`: log-probabilities from hidden states, forward and backward: ours, the plain way, and TRL's."""
+"""Section `logprob`: log-probabilities from hidden states, forward and backward: rft, plain PyTorch, and TRL."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
-    """Raises a ValueError where whole logits, as the plain way holds them, do not fit into memory."""
+    """Raises a ValueError if all logits, which plain PyTorch needs, do not fit into memory."""
     needed = 4 * tokens * vocabulary * LIVE[entropy]
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
@@ -77,7 +77,7 @@ def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
 
 
 def summary(side: dict[str, Any]) -> dict[str, float]:
-    """The best times, and the peak in bytes: above inputs and gradients, which every way needs, and with them."""
+    """The best times, and the peak memory in bytes, without and with inputs and gradients, which every way needs."""
     return {
         "seconds": min(side["seconds"]),
         "cpu": min(side["cpu"]),
@@ -92,7 +92,7 @@ def off(gradient: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """The numbers as a person reads them."""
+    """The table of the numbers."""
     workload = numbers["workload"]
     shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}, {workload['dtype']}"
     shown = Table(title=f"log-probabilities{' and entropy' * workload['entropy']}, forward and backward, {shape}")

@@ -1,6 +1,6 @@
 """One way to log-probabilities, forward and backward: python -m bench.logprob_side <way> <folder> <options as JSON>.
 
-It is alone in its process, so that the most memory it held can be read: Linux counts it in /proc.
+It runs in its own process, so that its peak memory can be read from /proc.
 """
 
 import json
@@ -16,25 +16,25 @@ from torch import Tensor
 Outputs = tuple[Tensor, Tensor | None]  # log-probabilities and entropies, (N,) each
 Way = Callable[[Tensor, Tensor, Tensor, bool], Outputs]
 WARMUP = 64  # tokens
-TRL_ROWS = 8  # TRL goes through whole logits row by row
+TRL_ROWS = 8  # TRL computes all logits, and log-probabilities row by row
 
 
 def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """What the actor calls."""
+    """The function that the actor calls."""
     from rft.actor.logprobs import token_logprobs
 
     return token_logprobs(hidden, weight, None, targets, 1.0, entropy)[:2]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """The textbook's: logits in the model's dtype, log-softmax in float32, autograd."""
+    """Plain PyTorch: logits in the model's dtype, log-softmax in float32, autograd."""
     logp = (hidden @ weight.T).log_softmax(-1, dtype=torch.float32)  # (N, V)
     chosen = logp.gather(-1, targets[:, None])[:, 0]
     return chosen, -(logp.exp() * logp).sum(-1) if entropy else None
 
 
 def trl_fused(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """Of TRL's GRPOTrainer: chunks of tokens and vocabulary (`add_fused_lm_head`)."""
+    """TRL's GRPOTrainer: chunks of tokens and vocabulary (`add_fused_lm_head`)."""
     from trl.kernels import ChunkedLogProbFunction
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as COLUMNS
 
@@ -44,7 +44,7 @@ def trl_fused(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) ->
 
 
 def trl_whole(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """Of TRL's other trainers: whole logits, then `selective_log_softmax` and `entropy_from_logits`."""
+    """TRL's other trainers: all logits, then `selective_log_softmax` and `entropy_from_logits`."""
     from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
     rows = TRL_ROWS if len(hidden) % TRL_ROWS == 0 else 1
@@ -95,13 +95,13 @@ def main(way: str, folder: Path, options: dict[str, Any]) -> None:
 
 
 def resident(field: str) -> int:
-    """Bytes: `VmRSS` is what this process holds, `VmHWM` the most that it has held."""
+    """Memory of this process in bytes: `VmRSS` is the current resident memory, `VmHWM` its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def forget_peak() -> int:
-    """Begins `VmHWM` anew, with what is held now, in bytes."""
+    """Resets `VmHWM` to the current resident memory, and returns it in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 

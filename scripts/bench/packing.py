@@ -1,4 +1,4 @@
-"""Section `packing`: an update on rows of skewed lengths, packed, sorted and padded, and as a plain trainer does it."""
+"""Section `packing`: an update on rows of skewed lengths, packed, sorted and padded, and padded in plain PyTorch."""
 
 import argparse
 import tempfile

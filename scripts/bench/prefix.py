@@ -1,4 +1,4 @@
-"""Section `prefix`: an update on groups that share their prompt, which is computed once a group or once a row."""
+"""Section `prefix`: an update on groups with a common prompt, which is computed once per group or once per row."""
 
 import argparse
 import tempfile

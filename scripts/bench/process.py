@@ -1,4 +1,4 @@
-"""Processes of their own for what is measured."""
+"""Subprocesses for measurements."""
 
 import importlib.util
 import os
@@ -13,20 +13,20 @@ HERE = Path(__file__).resolve().parent
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, with this folder's modules and rft to import."""
+    """The environment of this process, with this folder and rft on PYTHONPATH."""
     paths = [str(HERE.parent), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
 
 
 def call(arguments: list[str], variables: dict[str, str] | None = None, **streams: Any) -> None:
-    """Runs this Python on the terminal, or on the given streams. Raises a RuntimeError where it fails."""
+    """Runs this Python on the terminal, or on the given streams. Raises a RuntimeError if it fails."""
     done = subprocess.run([sys.executable, *arguments], env=environment(**(variables or {})), **streams)
     if done.returncode:
         raise RuntimeError(f"python {' '.join(arguments[:2])} ended with status {done.returncode}; see above")
 
 
 def has_trl(console: Console, left_out: bool) -> bool:
-    """True where TRL is installed and wanted; says it where it is not."""
+    """True if TRL is installed and wanted; prints a message if it is not installed."""
     if left_out:
         console.print("TRL is left out")
     elif importlib.util.find_spec("trl") is None:

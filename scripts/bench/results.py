@@ -1,4 +1,4 @@
-"""What becomes of the numbers of a section, and where they were measured."""
+"""Prints and saves the numbers of a section, and describes the machine."""
 
 import importlib.metadata
 import json

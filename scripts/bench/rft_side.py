@@ -1,4 +1,4 @@
-"""The plugin of `step.yaml`: the engine that a user has, with the lengths of the workload, and the reward."""
+"""The plugin of `step.yaml`: the engine of a user with the response lengths of the workload, and the reward."""
 
 import json
 import time
@@ -37,7 +37,7 @@ class ForcedLengths(HFEngine):
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request; evaluations, which are greedy and not what is measured, get one token."""
+        """Samples every request; evaluations, which are greedy and not measured, get one token."""
         self._began = time.process_time()
         forced = [
             replace(request, limits=[1] if sampling.temperature == 0 else self._lengths.of(request.prompt))

@@ -1,4 +1,4 @@
-"""Section `rollout`: sampled tokens per second of hf and vLLM, and what it takes to hand them new weights."""
+"""Section `rollout`: sampled tokens per second of hf and vLLM, and the cost of publishing new weights to them."""
 
 import argparse
 import importlib.metadata
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def has_vllm(console: Console, left_out: bool) -> bool:
-    """True where vLLM's build for the CPU is installed and wanted; says it where it is not."""
+    """True if vLLM's CPU build is installed and wanted; prints a message if it is not installed."""
     if left_out:
         console.print("vLLM is left out")
     elif not list(importlib.metadata.distributions(name=VLLM)):
@@ -112,7 +112,7 @@ def measure(
 
 
 def cache_bytes(workload: Workload, rows: int) -> int:
-    """What keys and values of the longest rows take in float32, and a block that vLLM keeps for itself."""
+    """Memory of keys and values of the longest rows in float32, with one block that vLLM reserves."""
     shape = SIZES[workload.size]
     token = 2 * 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     return (rows * math.ceil((workload.prompt + workload.longest) / BLOCK) + 1) * BLOCK * token
@@ -128,7 +128,7 @@ def summary(side: dict[str, Any]) -> dict[str, Any]:
 
 
 def speeds(size: str, found: dict[str, Any]) -> Table:
-    """What the engines sampled, as a person reads it."""
+    """The table of the sampling speed."""
     sides = found["sides"]
     shown = Table(title=f"sampled tokens per second, size {size}, float32, median")
     shown.add_column("lengths")
@@ -150,7 +150,7 @@ def speeds(size: str, found: dict[str, Any]) -> Table:
 
 
 def weights(found: dict[str, Any]) -> Table:
-    """What new weights take, as a person reads it."""
+    """The table of weight updates."""
     shown = Table(title="new weights, and the memory of the process beside what a trainer holds, in MiB")
     titles = ("parameters", "engine", "sync (s)", "of hf", "peak of a sync", "held", "start and first sync (s)")
     for title in titles:

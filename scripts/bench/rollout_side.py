@@ -63,7 +63,7 @@ def job_of(rollout: str, folder: Path, overrides: list[str]) -> Job:
 
 
 def sync(engine: Any, policy: Any) -> float:
-    """Hands all weights over, none of which is as it was before; returns the seconds it took."""
+    """Publishes all weights, each of them changed; returns the seconds it took."""
     with torch.no_grad():
         for parameter in policy.network.model.parameters():
             parameter.mul_(0.999)
@@ -75,7 +75,7 @@ def sync(engine: Any, policy: Any) -> float:
 
 
 def syncs(engine: Any, policy: Any, repeats: int) -> dict[str, Any]:
-    """Seconds of each sync, and the most bytes that one needed beyond what was held."""
+    """Seconds of each sync, and the largest memory in bytes that a sync needed in addition."""
     seconds, grown = [], []
     for _ in range(repeats):
         engine.sleep()

@@ -1,4 +1,4 @@
-"""Section `staleness`: the final reward of every policy loss where the policy that sampled is some updates old.
+"""Section `staleness`: the final reward of every policy loss if the sampling policy is some updates old.
 
 The policy is a table of logits, so a run of a loss takes a second and its reward is known exactly.
 """
@@ -29,7 +29,7 @@ from rft.metrics import Metrics
 from rft.registry import convert
 
 PROMPTS, GROUP, SYMBOLS, LONGEST = 8, 8, 6, 6
-LEARNING_RATE = 0.1  # here the policy moves so fast that 16 updates make it another one
+LEARNING_RATE = 0.1  # large, so that the policy changes much in 16 updates
 CONFIG = Path(rft.__file__).parent / "config"
 
 
@@ -80,7 +80,7 @@ def at(table: Tensor, prompts: Tensor, tokens: Tensor) -> Tensor:
 
 
 def outputs(table: Tensor, prompts: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """What an actor's forward computes, (B, T) each."""
+    """The columns that an actor's forward computes, (B, T) each."""
     logprobs = at(table, prompts, tokens).log_softmax(-1)  # (B, T, V)
     probabilities = logprobs.exp()
     return {
@@ -232,6 +232,6 @@ def table(numbers: dict[str, Any]) -> Table:
 
 
 def cell(rewards: list[float]) -> str:
-    """`mean ± standard error`, or the number where there is one."""
+    """`mean ± standard error`, or the number if there is only one seed."""
     mean = f"{statistics.mean(rewards):.2f}"
     return mean if len(rewards) == 1 else f"{mean} ± {statistics.stdev(rewards) / len(rewards) ** 0.5:.2f}"

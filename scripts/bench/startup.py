@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def start_rft(folder: Path, number: int) -> dict[str, float]:
-    """Seconds after which the main job says its config, and after which each line of `metrics.jsonl` is there.
+    """Seconds until the main job prints its config, and until each line of `metrics.jsonl` is written.
 
     The first line is the evaluation before anything is trained, so models, data and engine are there then.
     """
@@ -75,13 +75,13 @@ def start_rft(folder: Path, number: int) -> dict[str, float]:
     overrides = [f"rollout.engine.workload={folder}", "batch.prompts=1", "steps=1", f"rollout.max_new_tokens={LENGTH}"]
     command = [sys.executable, "-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides, f"output_dir={output}"]
     metrics = output / "metrics.jsonl"
-    with (folder / "said.txt").open("w") as said:
+    with (folder / "output.txt").open("w") as log:
         started = time.perf_counter()
-        process = subprocess.Popen(command, env=environment(), stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
         for lines, what in enumerate((BEFORE, FIRST)):
             while not (metrics.exists() and metrics.read_text().count("\n") > lines):
                 if process.poll() not in (None, 0):
-                    raise RuntimeError(f"the main job failed:\n{(folder / 'said.txt').read_text()}")
+                    raise RuntimeError(f"the main job failed:\n{(folder / 'output.txt').read_text()}")
                 time.sleep(0.005)
             seconds[what] = time.perf_counter() - started
         process.wait()
@@ -98,7 +98,7 @@ def start_trl(folder: Path, number: int) -> dict[str, float]:
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """The medians as a person reads them."""
+    """The table of the medians."""
     sides = numbers["median_s"]
     shown = Table(title=f"seconds from the start of the process, a model of size {SIZE!r}, median")
     shown.add_column("")

@@ -1,4 +1,4 @@
-"""Section `step`: seconds per stage of a GRPO step, and the same work through TRL in a process of its own."""
+"""Section `step`: seconds per stage of a GRPO step, and the same work through Runs TRL in its own process."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
-    """The main job in a process of its own; what it logged of every step."""
+    """Runs the main job in its own process; returns what it logged in every step."""
     overrides = [f"rollout.engine.workload={folder}", f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
     overrides += [f"rollout.max_new_tokens={workload.longest}"]
     call(["-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides])
@@ -72,7 +72,7 @@ def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
 
 
 def trl_side(folder: Path, workload: Workload, steps: int, forward_rows: int) -> dict[str, Any]:
-    """TRL in a process of its own."""
+    """Runs TRL in its own process."""
     call(["-m", "bench.trl_side", str(folder), str(steps), str(forward_rows)])
     side = json.loads((folder / "trl.json").read_text())
     return checked("TRL", side, workload, steps) | {"forward_rows": forward_rows}
@@ -107,7 +107,7 @@ def summary(workload: Workload, parameters: int, results: dict[str, Any]) -> dic
 
 
 def table(numbers: dict[str, Any]) -> Table:
-    """The numbers as a person reads them."""
+    """The table of the numbers."""
     sides = numbers["sides"]
     shown = Table(title="one GRPO step, float32, median")
     shown.add_column("")

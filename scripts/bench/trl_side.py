@@ -23,7 +23,7 @@ from bench.workload import GROUP, PROMPT_TOKENS, Lengths, score
 
 
 class ForcedEnds(LogitsProcessor):
-    """Lets each row of a batch end at its length and nowhere else."""
+    """Ends each row of a batch exactly at its given length."""
 
     def __init__(self, lengths: Lengths, end: int) -> None:
         self._lengths = lengths

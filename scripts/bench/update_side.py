@@ -156,7 +156,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 
 def wait(world: World) -> None:
-    """Until a GPU has done all that it was told."""
+    """Waits until the GPU has finished (`torch.cuda.synchronize`)."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 

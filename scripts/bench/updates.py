@@ -1,4 +1,4 @@
-"""Updates of the same rows by different means, each in a process of its own: its peak of memory is its own."""
+"""Updates of the same rows in several ways, each in its own process, so that its peak memory can be measured."""
 
 import json
 import statistics
@@ -16,12 +16,12 @@ def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats
     """Runs every side on the workload of the folder.
 
     Args:
-        sides: what `bench.update_side` is told, by a name; the gradients are compared with those of the last one.
+        sides: the arguments of `bench.update_side` by a name; gradients are compared with those of the last side.
         repeats: measured updates after one to warm up.
 
     Returns:
-        Of each side what it wrote, `median_s`, `padding` (share of the computed tokens that are none), and
-        `gradient_difference`: the largest, over the largest entry.
+        The output of each side, with `median_s`, `padding` (share of padding in the computed tokens), and
+        `gradient_difference` (the largest difference over the largest entry).
 
     Raises:
         RuntimeError: a side failed.
@@ -45,7 +45,7 @@ def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats
 
 
 def table(title: str, sides: dict[str, dict[str, Any]]) -> Table:
-    """The sides as a person reads them; ratios are those of the first."""
+    """The table of the sides; ratios are relative to the first side."""
     shown = Table(title=title)
     first, *others = sides
     last = [*sides][-1]
@@ -68,7 +68,7 @@ def table(title: str, sides: dict[str, dict[str, Any]]) -> Table:
     line("memory (GiB)", "memory_gib", ".3f", True)
     line("gradient off", "gradient_difference", ".1e", False)
     shown.caption = (
-        "memory: the peak of the process beyond what it held before; gradient: the largest difference from that of "
+        "memory: the peak above the memory before the update; gradient: the largest difference from that of "
         f"{last}, over its largest entry"
     )
     return shown

@@ -1,4 +1,4 @@
-"""What both sides of the benchmark are given: a model, a tokenizer, prompts, and how long each response is to be."""
+"""The workload of both sides of the benchmark: a model, a tokenizer, prompts, and the length of each response."""
 
 import json
 import math
@@ -112,10 +112,10 @@ class Workload:
 
 
 def skewed(rows: int, longest: int) -> list[list[int]]:
-    """Log-normal lengths, the same every time: evenly spaced quantiles, scaled to the longest, dealt to groups.
+    """Log-normal lengths, the same every time: evenly spaced quantiles, scaled to the longest, split into groups.
 
     Raises:
-        ValueError: the rows make no whole groups.
+        ValueError: the number of rows is not a multiple of the group size.
     """
     whole_groups(rows)
     quantiles = [statistics.NormalDist().inv_cdf((row + 0.5) / rows) for row in range(rows)]
@@ -129,20 +129,20 @@ def equal(rows: int, length: int) -> list[list[int]]:
     """One length for all.
 
     Raises:
-        ValueError: the rows make no whole groups.
+        ValueError: the number of rows is not a multiple of the group size.
     """
     whole_groups(rows)
     return [[length] * GROUP for _ in range(rows // GROUP)]
 
 
 def whole_groups(rows: int) -> None:
-    """Raises a ValueError where rows cannot be cut into groups."""
+    """Raises a ValueError if rows cannot be divided into groups."""
     if rows < GROUP or rows % GROUP:
         raise ValueError(f"--rows {rows}: give a multiple of {GROUP}, the size of a group")
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer of one token a word: `w2`, `w3`, ..."""
+    """A tokenizer with one token per word: `w2`, `w3`, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -153,7 +153,7 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 class Lengths:
-    """How long the samples of a prompt are to be, looked up by the prompt's tokens.
+    """The lengths of the samples of a prompt, looked up by the prompt's tokens.
 
     Args:
         folder: what `Workload.write` wrote.

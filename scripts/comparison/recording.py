@@ -1,4 +1,4 @@
-"""Runs the commands on one checkout and reads what they wrote."""
+"""Runs the commands on one checkout and reads their output."""
 
 import hashlib
 import importlib.metadata
@@ -24,8 +24,9 @@ from torch import Tensor
 
 from comparison.runs import INPUT, Run, Spelled, Spelling
 
-CLOCK = ("time/", "throughput/", "memory/")  # what a second run cannot repeat
-LONGEST = 300.0  # seconds of one command
+CLOCK = ("time/", "throughput/", "memory/")  # metrics that differ from run to run
+LONGEST = 300.0  # seconds until a command times out
+LOG = "output.txt"  # stdout and stderr of a command
 
 
 class Recorder:
@@ -33,9 +34,9 @@ class Recorder:
 
     Args:
         checkout: the root of the clone.
-        folder: where the runs put their output.
-        tensors: where the values of the tensors are kept, one file a run.
-        spelling: which side of a renamed key the checkout knows.
+        folder: the folder for the output of the runs.
+        tensors: the folder for the values of the tensors, one file per run.
+        spelling: whether the checkout uses the old or the new name of a renamed key.
     """
 
     def __init__(self, checkout: Path, folder: Path, tensors: Path, spelling: Spelling) -> None:
@@ -48,14 +49,20 @@ class Recorder:
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        self.process_options: dict[str, Any] = {
+            "env": self.environment,
+            "cwd": checkout,
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.STDOUT,
+        }
 
-    def record_all(self, runs: list[Run], jobs: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """Records runs: those of one process beside each other, then those of several ranks one after another.
+    def record_all(self, runs: list[Run], jobs: int, log: Callable[[str], None]) -> dict[str, Any]:
+        """Records runs: those of one process concurrently, then those of several ranks one after another.
 
         Args:
-            runs: in an order in which each stands behind the run that it needs.
-            jobs: how many processes run at a time.
-            say: is told of every run that has ended.
+            runs: the runs, each after the run that it needs.
+            jobs: number of concurrent processes.
+            log: prints a line for every finished run.
         """
         self.check_package()
         done: dict[str, Any] = {}
@@ -63,9 +70,9 @@ class Recorder:
         def one(run: Run) -> None:
             try:
                 done[run.name] = self.record(run)
-                say(f"{run.name}: {done[run.name]['seconds']:.1f} s")
+                log(f"{run.name}: {done[run.name]['seconds']:.1f} s")
             except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-                say(f"{run.name}: FAILED: {error}")
+                log(f"{run.name}: FAILED: {error}")
 
         alone = [run for run in runs if run.ranks == 1]
         first = [run for run in alone if run.needs is None]
@@ -85,16 +92,16 @@ class Recorder:
         }
 
     def check_package(self) -> None:
-        """Raises RuntimeError where `rft` would not come from the checkout."""
+        """Raises RuntimeError if `rft` would not be imported from the checkout."""
         command = [sys.executable, "-c", "import rft; print(rft.__file__)"]
         found = subprocess.run(
             command, env=self.environment, cwd=self.checkout, capture_output=True, text=True, check=False
         )
         if not Path(found.stdout.strip()).is_relative_to(self.checkout):
-            raise RuntimeError(f"--checkout {self.checkout}: rft comes from {found.stdout.strip()}{found.stderr}")
+            raise RuntimeError(f"--checkout {self.checkout}: rft is imported from {found.stdout.strip()}{found.stderr}")
 
     def commit(self) -> str:
-        """Returns the commit of the checkout, with a `+` where tracked files are changed."""
+        """Returns the commit of the checkout, with a `+` if tracked files are changed."""
         git = ["git", "-C", str(self.checkout)]
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True, check=False)
@@ -122,7 +129,7 @@ class Recorder:
         """Runs one command (a killed one twice) and reads its output.
 
         Raises:
-            RuntimeError: the command failed, or it ended before it was killed.
+            RuntimeError: the command failed, or it ended before it could be killed.
         """
         own, output = self.folder / run.name, self.output(run.name)
         own.mkdir(parents=True)
@@ -134,45 +141,28 @@ class Recorder:
         command = self.command(run)
         if run.killed:
             self.kill(run, command)
-        with (own / "said.txt").open("ab") as said:
-            ended = subprocess.run(
-                command,
-                env=self.environment,
-                cwd=self.checkout,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                timeout=LONGEST,
-                check=False,
-            )
+        with (own / LOG).open("ab") as log:
+            ended = subprocess.run(command, stdout=log, timeout=LONGEST, check=False, **self.process_options)
         seconds = time.monotonic() - started
         if ended.returncode != 0:
-            raise RuntimeError(f"{run.name} failed:\n{' '.join(command)}\n{(own / 'said.txt').read_text()[-3000:]}")
+            raise RuntimeError(f"{run.name} failed:\n{' '.join(command)}\n{(own / LOG).read_text()[-3000:]}")
         return {"ranks": run.ranks, "seconds": round(seconds, 1), "command": command[1:], **self.read(run)}
 
     def kill(self, run: Run, command: list[str]) -> None:
-        """Starts the command and kills it with SIGKILL once it trains beyond a checkpoint of its second stage."""
+        """Starts the command and kills it with SIGKILL after a checkpoint and two steps of its stage `train`."""
         output = self.output(run.name)
-        with (output.parent / "said.txt").open("wb") as said:
-            process = subprocess.Popen(
-                command,
-                env=self.environment,
-                cwd=self.checkout,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with (output.parent / LOG).open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, start_new_session=True, **self.process_options)
         deadline = time.monotonic() + LONGEST
         while process.poll() is None and time.monotonic() < deadline and not trains(output):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
         process.wait()
         if process.returncode != -signal.SIGKILL or (output / "result.json").exists():
-            raise RuntimeError(f"{run.name}: the run ended before it was killed: {output.parent / 'said.txt'}")
+            raise RuntimeError(f"{run.name}: the run ended before it was killed: {output.parent / LOG}")
 
     def read(self, run: Run) -> dict[str, Any]:
-        """Returns the numbers, the digests of the tensors and the files of a run that has ended."""
+        """Returns the numbers, the digests of the tensors and the files of a finished run."""
         output = self.output(run.name)
         found: dict[str, Any] = {"steps": {}, "tensors": {}, "files": {}}
         if not run.within:
@@ -199,7 +189,7 @@ def trains(output: Path) -> bool:
 
 
 def read_steps(path: Path) -> dict[str, dict[str, float]]:
-    """Returns the numbers of each step without those of the clock."""
+    """Returns the metrics of each step, without those of `CLOCK`."""
     steps: dict[str, dict[str, float]] = {}
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -213,7 +203,7 @@ def read_steps(path: Path) -> dict[str, dict[str, float]]:
 
 
 def read_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint: its weights by file, and those of its state by their place."""
+    """Returns the tensors of a checkpoint: weights by file and name, tensors of the state by their path in it."""
     found = {}
     for path in sorted(checkpoint.glob("*/*.safetensors")):
         for name, tensor in load_file(path).items():
@@ -226,7 +216,7 @@ def read_tensors(checkpoint: Path) -> dict[str, Tensor]:
 
 
 class Stored:
-    """Stands for an object of the checkout, whose class need not be known here."""
+    """Replaces an object whose class is defined in the checkout."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -242,16 +232,16 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def tensors_within(node: Any, place: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of nested containers with their place."""
+def tensors_within(node: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of nested containers with their paths."""
     if isinstance(node, Tensor):
-        yield place, node
+        yield path, node
     elif isinstance(node, list | tuple):
         for number, child in enumerate(node):
-            yield from tensors_within(child, f"{place}.{number}")
+            yield from tensors_within(child, f"{path}.{number}")
     elif isinstance(node, dict | TensorDict | Stored):
         for name, child in (vars(node) if isinstance(node, Stored) else node).items():
-            yield from tensors_within(child, f"{place}.{name}")
+            yield from tensors_within(child, f"{path}.{name}")
 
 
 def digest(tensor: Tensor) -> str:
@@ -261,11 +251,11 @@ def digest(tensor: Tensor) -> str:
 
 
 def read_file(path: Path, folder: str) -> dict[str, Any]:
-    """Returns the digest and the numbers of a json or jsonl file, in an order that is not that of its keys.
+    """Returns the digest and the numbers of a json or jsonl file; both are independent of the order of keys.
 
     Args:
-        path: of the file.
-        folder: the temporary folder, whose name counts in no digest.
+        path: the path of the file.
+        folder: the temporary folder, whose name is removed before hashing.
     """
     text = path.read_text().replace(folder, "<folder>")
     rows = [json.loads(text)] if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
@@ -279,7 +269,7 @@ def read_file(path: Path, folder: str) -> dict[str, Any]:
 
 
 def numbers_within(node: Any) -> Iterator[float]:
-    """Yields the numbers of nested containers, keys in the order of the alphabet."""
+    """Yields the numbers of nested containers, with sorted keys."""
     if isinstance(node, bool):
         return
     if isinstance(node, int | float):

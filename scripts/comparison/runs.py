@@ -16,7 +16,7 @@ class Spelled(NamedTuple):
     new: str
 
     def choose(self, spelling: Spelling) -> str:
-        """Returns the override as the chosen side writes it."""
+        """Returns the override with the old or the new key."""
         return self.old if spelling == "old" else self.new
 
 
@@ -28,11 +28,11 @@ class Run:
     """One recorded run.
 
     Attributes:
-        name: how the command line and the table call it.
-        overrides: what follows `-m rft.main`. `<run:NAME>` stands for the output folder of another run.
-        ranks: how many processes it has.
+        name: the name on the command line and in the table.
+        overrides: the arguments after `-m rft.main`. `<run:NAME>` is replaced by the output folder of another run.
+        ranks: number of processes.
         needs: the run whose folder it reads, which runs before it.
-        within: its own folder begins as a copy of that folder. It uses the model there and trains nothing.
+        within: starts in a copy of the folder of `needs`, uses the model there, and does not train.
         killed: it is killed after its first checkpoint, and the same command resumes it.
         files: the output files that are recorded, as patterns within the output folder.
         input: the text of its input file.
@@ -48,7 +48,7 @@ class Run:
     input: str | None = None
 
 
-# A model that knows nothing earns the term `format` now and then by chance, so advantages are not zero.
+# An untrained model matches the term `format` sometimes by chance, so that advantages are not zero.
 SMALL = (
     "cache=null",
     "strategy.device=cpu",
@@ -71,7 +71,7 @@ GROUPS = (*SAMPLED, "algorithm.group_size=4")
 MOVING = ("batch.minibatches=2", "batch.epochs=2")  # ratios move away from 1 within a step
 GIVEN = (*SMALL, "data.train.length=[2,6]", "actor.optimizer.lr=3e-3")
 LORA = ("actor/lora=lora", "actor.lora.rank=4", "algorithm/terms=[kl]")
-# A large eps of AdamW: with a small one the sign of a gradient that is nothing but rounding moves a weight.
+# A large eps of AdamW: with a small one, gradients that consist only of rounding errors would change weights.
 RANKS = (*SMALL, *REWARD, *WARM, "rollout.max_new_tokens=8", "algorithm.group_size=4", "actor.optimizer.eps=1e-4")
 TEACHER = "teacher.path=<run:sft_packed>/checkpoints/latest/actor"
 
@@ -85,7 +85,7 @@ RUNS = (
     Run("pf_ppo", ("algorithm=pf_ppo", *GROUPS, *MOVING)),
     Run("dapo", ("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", *GROUPS, *MOVING)),
     Run("prime", ("algorithm=prime", *GROUPS, "batch.minibatches=2")),
-    # As few prompts as make every prompt come again, so that the tracker has something to forget.
+    # Few prompts, so that every prompt is drawn again and old counts are discounted.
     Run("spo", ("algorithm=spo", *SAMPLED, *MOVING, "data.train.count=24", "batch.prompts=16")),
     Run("spin", ("algorithm=spin", "algorithm.iteration=2", *SAMPLED, "batch.minibatches=2")),
     Run("iterative_dpo", ("algorithm=iterative_dpo", "algorithm.iteration=2", *GROUPS, "batch.minibatches=2")),
@@ -110,7 +110,7 @@ RUNS = (
             "algorithm/terms=[kl,entropy]",
             "algorithm/gradient_mask=high_entropy",
             "algorithm/correction=geo_rs_token_tis",
-            "rollout.top_p=0.8",  # trainer and engine disagree, so that there is something to correct
+            "rollout.top_p=0.8",  # trainer and engine disagree, so that the correction has an effect
             "algorithm.correction.rules.geo_rs.low=0.808",
             "algorithm.correction.rules.geo_rs.high=1.2",
             "algorithm.correction.rules.token_tis.high=0.817",
@@ -177,7 +177,7 @@ RUNS = (
 
 
 def chosen(only: Iterable[str] = (), runs: Iterable[Run] = RUNS) -> list[Run]:
-    """Returns the runs of these names (all where there are none) and those that they need, in an order that works.
+    """Returns the runs of these names (all if empty) and the runs that they need, each after the run that it needs.
 
     Raises:
         ValueError: a name is unknown.

@@ -2,9 +2,9 @@
 
 python step.py CHECKOUT OUT.json OVERRIDE...
 
-A step begins where a method `next` of a class whose name ends with `Source` is called. The profile hook of Python sees
-the call, so nothing of the program is changed, and its modules may have any names. A comprehension and a lambda are
-functions of their own for Python: their names end with `>`.
+A step begins when a method `next` of a class whose name ends with `Source` is called. Python's profile hook observes
+the call, so the program is not changed, and its modules may have any names. Comprehensions and lambdas are separate
+functions in Python; their names end with `>`.
 """
 
 import json
@@ -15,24 +15,24 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-MEASURED = 2  # the step that is written: the first one makes what later steps find
+MEASURED = 2  # the step that is written; the first step also initializes caches and state
 
 
 class Marker:
     """The profile hook.
 
     Args:
-        package: the folder whose functions count.
+        package: only functions of files in this folder are recorded.
     """
 
     def __init__(self, package: Path) -> None:
         self.package = f"{package}/"
         self.step = 0
-        self.source: FrameType | None = None  # the call of `next` that goes on; it may call another one
+        self.source: FrameType | None = None  # frame of the active `next`; nested calls of `next` do not start a step
         self.entered: dict[int, set[CodeType]] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Counts the call of a function; an end of the call that began a step is noted."""
+        """Records the call of a function, and the return of the call that began a step."""
         code = frame.f_code
         if not code.co_filename.startswith(self.package):
             return
@@ -50,7 +50,7 @@ def main() -> None:
     """Runs the program under the hook and writes the functions as `file:line name`."""
     root, out, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     marker = Marker(root / "rft")
-    sys.path[0] = str(root)  # in place of this script's folder
+    sys.path[0] = str(root)  # replaces this script's folder
     sys.argv = ["rft.main", *overrides]
     threading.setprofile(marker)
     sys.setprofile(marker)
@@ -60,8 +60,10 @@ def main() -> None:
         sys.setprofile(None)
     assert marker.step > MEASURED, f"only {marker.step} steps were seen"
     codes = marker.entered[MEASURED]
-    places = {(str(Path(code.co_filename).relative_to(root)), code.co_firstlineno, code.co_qualname) for code in codes}
-    out.write_text(json.dumps([f"{path}:{line} {name}" for path, line, name in sorted(places)]))
+    functions = {
+        (str(Path(code.co_filename).relative_to(root)), code.co_firstlineno, code.co_qualname) for code in codes
+    }
+    out.write_text(json.dumps([f"{path}:{line} {name}" for path, line, name in sorted(functions)]))
 
 
 if __name__ == "__main__":

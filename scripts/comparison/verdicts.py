@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-TOLERANCE = 1e-6  # of runs of several ranks: absolute, and relative for numbers above 1
+TOLERANCE = 1e-6  # for runs of several ranks: absolute, and relative for numbers above 1
 
 
 @dataclass
 class Verdict:
-    """What the comparison of one run says.
+    """The result of comparing one run.
 
     Attributes:
-        name: of the run.
-        ranks: its processes.
-        steps: how many steps of metrics both have.
-        numbers: how many numbers of metrics and files were compared.
-        tensors: how many tensors were compared.
-        largest: the largest difference; above 1 it is relative.
-        where: the place of the largest difference.
-        problems: why it failed; empty where it passed.
+        name: the name of the run.
+        ranks: number of processes.
+        steps: number of steps in both recordings.
+        numbers: number of compared numbers of metrics and files.
+        tensors: number of compared tensors.
+        largest: the largest difference; relative for numbers above 1.
+        where: the metric, file or tensor of the largest difference.
+        problems: why the comparison failed; empty if it passed.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
     def differ(self, difference: float, where: str) -> None:
-        """Notes a difference."""
+        """Keeps a difference if it is the largest so far."""
         if difference > self.largest or math.isnan(difference):
             self.largest, self.where = (math.inf if math.isnan(difference) else difference), where
 
 
 def compare(one: dict[str, Any], other: dict[str, Any], tensors: tuple[Path, Path]) -> list[Verdict]:
-    """Compares every run of either recording.
+    """Compares the runs of two recordings; a run that only one of them has is a problem.
 
     Args:
         one: the first recording.
-        other: the second one.
+        other: the second recording.
         tensors: the folders with the values of their tensors.
     """
     names = [*one["runs"], *(name for name in other["runs"] if name not in one["runs"])]
@@ -63,7 +63,7 @@ def compare(one: dict[str, Any], other: dict[str, Any], tensors: tuple[Path, Pat
 
 
 def compare_run(name: str, one: dict[str, Any], other: dict[str, Any], values: tuple[Path, Path]) -> Verdict:
-    """Compares one run: bit by bit on one process, to `TOLERANCE` on several."""
+    """Compares one run: exactly for one process, up to `TOLERANCE` for several."""
     verdict = Verdict(name, one["ranks"])
     if one["ranks"] != other["ranks"]:
         verdict.problems.append(f"{one['ranks']} ranks, and {other['ranks']}")
@@ -92,14 +92,14 @@ def compare_steps(verdict: Verdict, one: dict[str, Any], other: dict[str, Any]) 
 
 
 def compare_files(verdict: Verdict, one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compares the output files: their numbers, and the digests of all that they hold."""
+    """Compares the numbers and the digests of output files."""
     report_missing(verdict, "file", one, other)
     for path in (path for path in one if path in other):
-        ours, theirs = one[path]["numbers"], other[path]["numbers"]
-        if len(ours) != len(theirs):
-            verdict.problems.append(f"{path}: {len(ours)} numbers, and {len(theirs)}")
-        for place, (first, second) in enumerate(zip(ours, theirs, strict=False)):
-            compare_numbers(verdict, first, second, f"number {place} of {path}")
+        expected, found = one[path]["numbers"], other[path]["numbers"]
+        if len(expected) != len(found):
+            verdict.problems.append(f"{path}: {len(expected)} numbers, and {len(found)}")
+        for index, (first, second) in enumerate(zip(expected, found, strict=False)):
+            compare_numbers(verdict, first, second, f"number {index} of {path}")
         if one[path]["sha256"] != other[path]["sha256"]:
             verdict.problems.append(f"{path}: the contents differ")
 
@@ -117,26 +117,26 @@ def compare_numbers(verdict: Verdict, one: float, other: float, where: str) -> N
 def compare_tensors(
     verdict: Verdict, one: dict[str, str], other: dict[str, str], values: tuple[Path, Path]
 ) -> None:  # fmt: skip
-    """Compares tensors by their digests. Where two digests differ, their values say how far apart they are.
+    """Compares tensors by their digests, and by their values if the digests differ.
 
-    A tensor whose name only one recording has is paired with one of equal digest, so a checkpoint may name it anew.
+    A tensor whose name only one recording has is paired with one of equal digest, so that tensors may be renamed.
     """
     alone = [sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())]
     for name in list(alone[0]):
-        twin = next((there for there in alone[1] if other[there] == one[name]), None)
-        if twin is not None:
+        renamed = next((candidate for candidate in alone[1] if other[candidate] == one[name]), None)
+        if renamed is not None:
             verdict.tensors += 1
             alone[0].remove(name)
-            alone[1].remove(twin)
+            alone[1].remove(renamed)
     report_missing(verdict, "tensor", *alone)
     both = sorted(one.keys() & other.keys())
     verdict.tensors += len(both)
     different = [name for name in both if one[name] != other[name]]
     if not different:
         return
-    ours, theirs = (load_file(path) for path in values)
+    expected, found = (load_file(path) for path in values)
     for name in different:
-        first, second = ours[name], theirs[name]
+        first, second = expected[name], found[name]
         if first.shape != second.shape or first.dtype != second.dtype:
             verdict.problems.append(
                 f"{name}: {first.dtype} {list(first.shape)}, and {second.dtype} {list(second.shape)}"
@@ -149,7 +149,7 @@ def compare_tensors(
 
 
 def report_missing(verdict: Verdict, kind: str, one: Iterable[str], other: Iterable[str]) -> None:
-    """Notes the names that only one recording has."""
+    """Adds a problem for the names that only one recording has."""
     for side, names in (("first", set(one) - set(other)), ("second", set(other) - set(one))):
         if names:
             verdict.problems.append(f"only the {side} recording has the {kind} {', '.join(sorted(names))}")
@@ -163,8 +163,8 @@ def table(verdicts: list[Verdict]) -> str:
     ]
     for each in verdicts:
         passed = "bit-equal" if each.largest == 0 else f"within {TOLERANCE:g}"
-        said = "FAILED" if each.problems else passed
-        cells = [each.name, each.ranks, each.steps, each.numbers, each.tensors, f"{each.largest:.3g}", said]
+        result = "FAILED" if each.problems else passed
+        cells = [each.name, each.ranks, each.steps, each.numbers, each.tensors, f"{each.largest:.3g}", result]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for each in verdicts:
         if each.problems:

@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
 from tests.helpers import (
+    LAYOUTS,
     make_actor,
     make_algorithm,
     make_batch,
@@ -22,11 +23,6 @@ from tests.helpers import (
 
 BRADLEY_TERRY = {"name": "bradley_terry", "margin": False}
 CENTERING = {"centering": {"name": "score_centering", "coef": 0.1}}
-LAYOUTS = {
-    "packed": {"packing": True, "share_prefix": False},
-    "shared": {"packing": True, "share_prefix": True},
-    "padded": {"packing": False, "share_prefix": False},
-}
 
 
 def algorithm():

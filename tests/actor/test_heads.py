@@ -7,20 +7,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.heads import LanguageNetwork, ValueNetwork, check_head
 from rft.actor.init import load_model, read_config
+from tests.helpers import SIZES
 
 F64 = torch.float64
-SIZES = {
-    "vocab_size": 23,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "initializer_range": 0.4,
-}
 MODELS = {
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False},
     "qwen3 tied": {"model_type": "qwen3", "tie_word_embeddings": True},
@@ -188,12 +177,12 @@ def test_a_new_model_is_drawn_from_the_seed_alone():
         (None, None, r"^critic: set one of critic\.path .* and critic\.model_config"),
         ("x", {"model_type": "qwen3"}, r"^critic: set one of"),
         ("./no/such/folder", None, r"^critic\.path: no model can be read from '\./no/such/folder'"),
-        (None, {"model_type": "qwen33"}, r"^critic\.model_config: transformers refuses it \(.*qwen33"),
-        (None, {}, r"^critic\.model_config: transformers refuses it"),
+        (None, {"model_type": "qwen33"}, r"^critic\.model_config: transformers cannot use it \(.*qwen33"),
+        (None, {}, r"^critic\.model_config: transformers cannot use it"),
         (
             None,
             {"model_type": "qwen3", "vocab_size": 5},
-            r"^critic\.model_config: transformers refuses it \(.*vocab_size",
+            r"^critic\.model_config: transformers cannot use it \(.*vocab_size",
         ),
     ],
 )

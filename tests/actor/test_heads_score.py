@@ -6,7 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
 from rft.actor.init import load_scorer
-from tests.actor.test_heads import F64, LENGTHS, MODELS, SIZES, tokens_and_selection
+from tests.actor.test_heads import F64, LENGTHS, MODELS, tokens_and_selection
+from tests.helpers import SIZES
 
 PAD = 0
 TINY_BERT = {
@@ -110,7 +111,7 @@ def test_the_head_is_drawn_from_the_seed_and_the_rest_is_that_of_the_path(tmp_pa
 
 def test_a_classifier_that_is_not_one_layer_on_the_last_token_is_refused():
     model = load_scorer(None, AutoConfig.for_model("bert", **TINY_BERT), 0, 0, "score", "actor")
-    with pytest.raises(ValueError, match=r"^actor\.path: BertForSequenceClassification does not read its score"):
+    with pytest.raises(ValueError, match=r"^actor\.path: BertForSequenceClassification does not compute its score"):
         check_scorer(model, "actor.path")
     for name in MODELS:
         check_scorer(scorer(name), "actor.path")

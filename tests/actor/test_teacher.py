@@ -7,6 +7,7 @@ from rft.actor.base import ModelContext
 from rft.actor.teacher import Teacher
 from rft.data.encode.tokenizer import characters
 from tests.helpers import (
+    ALPHABET,
     MODEL,
     make_algorithm,
     make_batch,
@@ -20,7 +21,6 @@ from tests.helpers import (
 
 PADDED, PACKED = {"packing": False}, {"packing": True}
 VOCABULARY = 19
-ALPHABET = "0123456789abcdef"
 
 
 def make_teacher(world, top_k, rows=PACKED, cap=30):

@@ -49,7 +49,7 @@ def test_a_text_has_no_place_in_a_chat(tiny, chats):
     config = tiny("algorithm=pretrain")
     config["data"]["template"] = chats["data"]["template"]
     config["actor"]["tokenizer"]["alphabet"] += "aus:;"
-    with pytest.raises(ValueError, match=r"a text without a prompt has no place in a chat; set data\.template=none"):
+    with pytest.raises(ValueError, match=r"a text without a prompt cannot be a chat; set data\.template=none"):
         Job(config).fit("")
 
 

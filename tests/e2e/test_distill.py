@@ -102,10 +102,10 @@ def test_what_gkd_asks_of_data_and_method(tiny):
 def test_other_modes_look_at_both_kinds_of_its_steps(tiny):
     shown = Console(file=io.StringIO(), width=100, soft_wrap=True)
     inspect(tiny("mode=inspect", "algorithm=gkd", "inspect.rows=1"), shown)
-    assert "train: the given texts, what trains is highlighted; other answers are sampled" in shown.file.getvalue()
+    assert "train: the given texts, trained tokens are highlighted; other answers are sampled" in shown.file.getvalue()
     assert "row 1: 18 tokens, 5 train" in shown.file.getvalue()
     assert 0 <= run(tiny("mode=doctor", "algorithm=gkd"), Console()) < 1e-5
-    with pytest.raises(ValueError, match="mode=doctor: algorithm=gkd has no steps of samples alone"):
+    with pytest.raises(ValueError, match="mode=doctor: algorithm=gkd has no step with sampled texts only"):
         run(tiny("mode=doctor", "algorithm=gkd", "algorithm.source.sampled_share=0"), Console())
     stop()
     rare = ("algorithm.source.sampled_share=0.01", "algorithm.group_size=4", "plan.prompt_tokens=6")

@@ -71,14 +71,14 @@ def test_they_are_logged_and_saved(with_roles, tmp_path, monkeypatch, one_thread
 def test_what_is_missing_is_named(with_roles):
     config = with_roles()
     del config["counter"]
-    with pytest.raises(ValueError, match=r"^counter is missing: something reads novelty; add `counter: \{_target_"):
+    with pytest.raises(ValueError, match=r"^counter is missing: the algorithm reads novelty; add `counter: \{_target_"):
         Job(config)
     config = with_roles()
     del config["algorithm"]["imitator_loss"]
     with pytest.raises(ValueError, match=r"algorithm\.imitator_loss is null, so nothing would train the imitator"):
         Job(config)
     with pytest.raises(
-        ValueError, match=r"^imitator\._target_: TokenCounter has no model here; only a teacher or count"
+        ValueError, match=r"^imitator\._target_: TokenCounter is a remote model, which only teacher or count"
     ):
         Job(with_roles() | {"imitator": COUNTER})
     with pytest.raises(ValueError, match=r"^counter\.scales: TokenCounter takes scale; did you mean scale\?"):

@@ -72,7 +72,7 @@ def test_inspect_shows_its_texts_in_its_order(with_source):
     said = console.export_text()
     job = Job(config)
     first = job.load(1).train[0]
-    assert f"⟦{first['response']}7<eos>⟧" in said and "what trains is highlighted" in said
+    assert f"⟦{first['response']}7<eos>⟧" in said and "trained tokens are highlighted" in said
 
 
 @pytest.mark.parametrize("source", [LISTED, TWO_TURNS])
@@ -89,7 +89,7 @@ def test_plan_and_verify_know_it(source, with_source, capsys):
 
 
 def test_the_doctor_refuses_given_texts_and_examines_samples(with_source, capsys):
-    with pytest.raises(ValueError, match="has no steps of samples alone"):
+    with pytest.raises(ValueError, match="has no step with sampled texts only"):
         doctor(with_source(LISTED, "mode=doctor"), Console())
     assert doctor(with_source(TWO_TURNS, "mode=doctor"), Console()) < 1e-4
     assert "✗" not in capsys.readouterr().out

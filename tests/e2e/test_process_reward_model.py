@@ -26,12 +26,12 @@ def test_a_plan_goes_through_it(resolved):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("rollout=hf",), "actor.head=step: such a model writes no text; choose rollout=none"),
+        (("rollout=hf",), "actor.head=step: a model with this head cannot generate text; choose rollout=none"),
         (("actor.head=score",), "algorithm.loss: 'step_cross_entropy' trains the head 'step', but actor.head=score"),
         (("algorithm/source=pairs",), "algorithm.loss reads the column 'step_labels', which nothing before it writes"),
         (("actor/lora=lora",), "actor.lora: adapters do not train the head of actor.head=step"),
         (("strategy.context_parallel=2",), "strategy.context_parallel=2: with actor.head=step every rank reads"),
-        (("metric=eval/heldout/margin",), "metric=eval/heldout/margin: the run has no such number"),
+        (("metric=eval/heldout/margin",), "metric=eval/heldout/margin: the run has no such metric"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(overrides, said, resolved):

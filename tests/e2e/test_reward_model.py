@@ -37,9 +37,9 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
     [
         (
             ("algorithm=reward_model", "rollout=hf"),
-            "actor.head=score: such a model writes no text; choose rollout=none",
+            "actor.head=score: a model with this head cannot generate text; choose rollout=none",
         ),
-        (("rollout=none",), "rollout=none: nothing would answer the prompts of data.eval; choose rollout=hf"),
+        (("rollout=none",), "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf"),
         (
             ("algorithm=reward_model", "actor.head=lm"),
             "algorithm.loss: 'bradley_terry' trains the head 'score', but actor.head=lm",
@@ -62,7 +62,7 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
         ),
         (
             ("algorithm=reward_model", "metric=eval/heldout/model"),
-            "metric=eval/heldout/model: the run has no such number",
+            "metric=eval/heldout/model: the run has no such metric",
         ),
         (
             ("algorithm=reward_model", "algorithm/source=dataset"),

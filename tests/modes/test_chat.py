@@ -100,7 +100,7 @@ def test_an_answer_that_was_cut_is_told(talked):
     [
         (["data.template=chat"], "data.template=chat: the tokenizer has no chat template"),
         (["chat.checkpoint=9"], "chat.checkpoint=9: "),
-        (["data.template=none", "data.system=sort"], "data.system has no place in data.template=none"),
+        (["data.template=none", "data.system=sort"], "data.system has no effect with data.template=none"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(overrides, message, talked, unloaded):

@@ -47,7 +47,7 @@ def test_other_checkpoints_and_the_model_itself(evaluated, finished):
     assert numbers == logged(finished[1], 2) != logged(finished[1], 3)
     _, report, _, _ = evaluated("evaluate.checkpoint=null")
     assert report["numbers"] == logged(finished[1], 0)
-    assert report["model"] == "a new qwen3, which has not learned anything"
+    assert report["model"] == "a new qwen3, untrained"
 
 
 def test_the_best_checkpoint(evaluated, finished, tmp_path):
@@ -98,10 +98,10 @@ def test_a_baseline_leaves_the_folder_to_the_run(finished, resolved, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["evaluate.checkpoint=7"], "evaluate.checkpoint=7: .* has no checkpoint of this step; the .* are 1, 2, 3"),
+        (["evaluate.checkpoint=7"], "evaluate.checkpoint=7: .* has no checkpoint of this step; its .* 1, 2, 3"),
         (["output_dir=none", "evaluate.checkpoint=best"], "evaluate.checkpoint=best: output_dir=none holds no run"),
         (["data.eval.questions.path=no.jsonl"], "data.eval.questions.path=no.jsonl: there is no such file"),
-        (["+data.eval.questions.columns.answer=gold"], "no field 'gold' .*; data.eval.questions.columns.answer names"),
+        (["+data.eval.questions.columns.answer=gold"], "no field 'gold' .*; set data.eval.questions.columns.answer"),
         (["eval.maj_k=[9]"], r"eval.maj_k=\[9\] asks for more answers than eval.samples=6"),
         (["eval.maj_k=[0]"], r"eval\.maj_k\[0\]=0: it must be at least 1"),
         (["rollout.max_new_tokens=5000"], "rollout.max_new_tokens=5000 that is over the model's context"),

@@ -133,8 +133,8 @@ def test_a_file_of_someone_elses_is_not_touched(generated, tmp_path, unloaded):
     [
         (["generate.input=null"], "generate.input is null: give the path of a jsonl file"),
         (["generate.input=no.jsonl"], "generate.input=no.jsonl: there is no such file"),
-        (["generate.prompt=qestion"], "no field .qestion. .*did you mean question.*; name the .* generate.prompt="),
-        (["generate.checkpoint=9"], "generate.checkpoint=9: .* the steps it has are 1, 2, 3"),
+        (["generate.prompt=qestion"], "no field .qestion. .*did you mean question.*; set generate.prompt"),
+        (["generate.checkpoint=9"], "generate.checkpoint=9: .* its checkpoints are of the steps 1, 2, 3"),
         (["evaluate.checkpoint=9"], "generate.checkpoint=9: "),
         (["generate.samples=0"], "generate.samples=0: it must be at least 1"),
         (["generate.chunk=0"], "generate.chunk=0: it must be at least 1"),

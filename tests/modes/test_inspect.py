@@ -52,7 +52,7 @@ def conversations(tiny, tmp_path, messages, **data):
 
 def test_a_supervised_stage_shows_what_trains_and_a_rollout_what_is_answered(shown):
     said = shown("inspect.rows=2", "warmup.source.response=response")
-    warmup, train = said.split("train: what answers are sampled from")
+    warmup, train = said.split("train: prompts to sample answers from")
     assert warmup.count("row ") == 2 + 1 and train.count("row ") == 2 + 1  # and once of all rows
     assert "row 1: 18 tokens, 5 train" in warmup and "<eos>⟧" in warmup
     assert "row 1: 13 tokens\n" in train and "⟦" not in train

@@ -44,7 +44,11 @@ def test_no_run_is_the_model_that_actor_names(tmp_path):
     [
         ({}, "latest", "evaluate.checkpoint=latest: the run in output_dir=.* has no checkpoint yet; .*=null for the"),
         ({2: None}, "best", "evaluate.checkpoint=best: none of the checkpoints of .* was evaluated; .* or one of 2"),
-        ({2: 1.0, 10: 1.0}, 3, "evaluate.checkpoint=3: .* has no checkpoint of this step; the steps it has are 2, 10"),
+        (
+            {2: 1.0, 10: 1.0},
+            3,
+            "evaluate.checkpoint=3: .* has no checkpoint of this step; its checkpoints are .* 2, 10",
+        ),
     ],
 )
 def test_a_checkpoint_that_there_is_not(metrics, which, message, run):
@@ -67,5 +71,5 @@ def test_a_step_of_one_that_is_being_written_is_none(run):
 
 def test_a_model_that_writes_no_text(resolved):
     job = Answering(resolved("algorithm=reward_model", "mode=generate"))
-    with pytest.raises(ValueError, match="mode=generate: rollout=none answers nothing; choose another"):
+    with pytest.raises(ValueError, match="mode=generate: rollout=none cannot sample; choose another"):
         job.find("latest", "generate.checkpoint")

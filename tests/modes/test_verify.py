@@ -58,8 +58,8 @@ def test_a_loss_that_states_nothing_is_told_what_to_state(mine):
     holds, text = mine(reinforce)
     assert not holds
     assert (
-        '✗ loss mine: states no gradient; if what was measured is meant, register it with gradient=Gradient("exact")'
-        in text
+        "✗ loss mine: declares no gradient; if the measured one is intended, register it with "
+        'gradient=Gradient("exact")' in text
     )
     assert mine(reinforce, gradient=Gradient("exact"))[0]
 
@@ -67,7 +67,7 @@ def test_a_loss_that_states_nothing_is_told_what_to_state(mine):
 def test_a_loss_that_states_what_it_is_not(mine):
     holds, text = mine(lambda logprobs, batch: (-reinforce(logprobs, batch)[0], {}), gradient=Gradient("exact"))
     assert not holds
-    assert '✗ loss mine: is not what it states; measured: gradient=Gradient("near", cosine=-1.000)' in text
+    assert '✗ loss mine: is not what it declares; measured: gradient=Gradient("near", cosine=-1.000)' in text
 
 
 def test_a_loss_that_depends_on_the_batch(mine):

@@ -74,7 +74,7 @@ def test_fields_are_the_union_of_what_terms_read(own: Registry) -> None:
         ({"right": EXACT}, "rigth", r"reward\.accuracy=rigth is none of reward\.terms.*did you mean right"),
         ({"right": {"name": "exact_match", "strip": True}}, "right", r"reward\.terms\.right\.weight is missing"),
         ({"right": EXACT | {"weight": "1"}}, "right", r"reward\.terms\.right\.weight: expected number"),
-        ({"right": EXACT | {"weight": math.inf}}, "right", r"reward\.terms\.right\.weight=inf is not finite"),
+        ({"right": EXACT | {"weight": math.inf}}, "right", r"reward\.terms\.right\.weight=inf: it must be finite"),
         ({"right": EXACT | {"name": "exactmatch"}}, "right", r"reward\.terms\.right\.name.*did you mean exact_match"),
         ({"right": EXACT | {"stripp": True}}, "right", r"reward\.terms\.right\.stripp.*did you mean strip"),
         ({"right": {"name": "exact_match", "weight": 1.0}}, "right", r"reward\.terms\.right\.strip is missing"),

@@ -103,7 +103,7 @@ def test_metrics_beyond_those_of_all_with_their_meaning() -> None:
     assert "| `clip/low` | share of trained tokens" in found
     assert "| `loss/x` | the loss" in found
     assert "entropy" not in found
-    assert metrics_table("b", measured).startswith("Nothing beyond")
+    assert metrics_table("b", measured).startswith("None in addition to")
     with pytest.raises(ValueError, match=r"docs/metrics.md says nothing of 'new/thing'"):
         metrics_table("a", {"a": {"metrics": [*shared, "new/thing"]}, "b": {"metrics": shared}})
 

@@ -68,9 +68,9 @@ def test_a_prompt_that_is_shared_is_computed_once_a_group(update):
     assert off(once, often) < 1e-5
 
 
-@pytest.mark.parametrize("name", balance.DEALERS)
-def test_every_dealer_deals_every_row_once(name):
-    bins = balance.DEALERS[name](balance.costs_of(skewed(64, 200)), 4)
+@pytest.mark.parametrize("name", balance.ASSIGNMENTS)
+def test_every_way_assigns_every_row_once(name):
+    bins = balance.ASSIGNMENTS[name](balance.costs_of(skewed(64, 200)), 4)
     assert sorted(row for rows in bins for row in rows) == list(range(64))
     assert len(bins) == 4
 
@@ -147,7 +147,7 @@ def test_balance_on_two_ranks(tmp_path):
     off, on = numbers["update"]["false"], numbers["update"]["true"]
     assert off["before"] == off["after"] == on["before"] > on["after"]
     assert numbers["update"]["ratio"] == pytest.approx(off["median_s"] / on["median_s"])
-    assert set(numbers["imbalance"]["2"]) == set(numbers["planning"]["seconds"]) == set(balance.DEALERS)
+    assert set(numbers["imbalance"]["2"]) == set(numbers["planning"]["seconds"]) == set(balance.ASSIGNMENTS)
 
 
 @pytest.mark.slow

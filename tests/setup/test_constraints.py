@@ -49,7 +49,7 @@ def test_dynamic_sampling_of_groups_of_one(refused):
 
 def test_a_margin_that_nobody_reads(refused):
     said = refused("algorithm=dpo", "algorithm.source.margin=gap")
-    assert said == "algorithm.source.margin=gap: nothing reads 'margin'; set it to null"
+    assert said == "algorithm.source.margin=gap: no function reads 'margin'; set it to null"
 
 
 def test_a_loss_of_pairs_without_pairs(refused):
@@ -145,13 +145,13 @@ def test_more_passes_than_samples(refused):
 @pytest.mark.parametrize("wrong", ["eval/test/accuracy", "eval/heldout/acuracy", "eval/heldout/pass@1", "reward/mean"])
 def test_a_metric_that_the_run_will_not_have(wrong, refused):
     said = refused(f"metric={wrong}")
-    assert said.startswith(f"metric={wrong}: the run has no such number")
-    assert said.endswith("(there are: eval/heldout/accuracy, eval/heldout/exact_match, eval/heldout/length)")
+    assert said.startswith(f"metric={wrong}: the run has no such metric")
+    assert said.endswith("(known: eval/heldout/accuracy, eval/heldout/exact_match, eval/heldout/length)")
 
 
 def test_a_temperature_of_zero_samples_nothing(refused):
     assert refused("rollout.temperature=0") == (
-        "rollout.temperature=0: it must be at least 0.01; the greedy evaluation samples nothing and needs no temperature"
+        "rollout.temperature=0: it must be at least 0.01; the greedy evaluation needs no temperature"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_row_without_the_field_that_the_reward_needs(refused, tmp_path):
     rows = [{"question": "1=", "answer": "1"}, {"question": "2=", "anwser": "2"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = refused("warmup=none", change=put("data.train", lines(tmp_path / "rows.jsonl")))
-    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 2: no field 'answer' (there are: question, anwser")
+    assert said.startswith(f"{tmp_path / 'rows.jsonl'} line 2: no field 'answer' (known: question, anwser")
     assert "data.train.columns.answer=" in said
 
 
@@ -318,7 +318,7 @@ NUMBERS = {
     "data.max_prompt_tokens": (("0",), "20"),
     "plan.memory_gib": (("0", "-8", "nan"), "80"),
     "algorithm.group_size": (("0", "-1"), "4"),
-    "algorithm.loss.clip_high": (("-0.2", "nan"), ".inf"),
+    "algorithm.loss.clip_high": (("-0.2", "nan"), "inf"),
     "warmup.optimizer.lr": (("-1",), "0.001"),
 }
 

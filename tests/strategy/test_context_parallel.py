@@ -9,6 +9,7 @@ from tests.helpers import (
     DISTILL,
     EVEN,
     MODEL,
+    SMALL,
     UNEVEN,
     close,
     job,
@@ -19,12 +20,7 @@ from tests.helpers import (
 )
 
 TOGETHER = {"context_parallel": 2}
-WINDOWED = {
-    **{key: value for key, value in MODEL.items() if key != "head_dim"},
-    "model_type": "mistral",
-    "sliding_window": 4,
-    "hidden_size": 16,
-}
+WINDOWED = SMALL | {"model_type": "mistral", "sliding_window": 4}
 JOBS = {
     "even": job(EVEN, strategy=TOGETHER),
     "uneven": job(UNEVEN, strategy=TOGETHER, updates=2),

@@ -6,12 +6,11 @@ import pytest
 
 from rft.distributed import start
 from rft.strategy.tensor import TensorParallel
-from tests.helpers import ALL_ON_ONE, MODEL, OPTIMIZER, UNEVEN, close, job, make_actor, make_batch, make_strategy
+from tests.helpers import ALL_ON_ONE, MODEL, OPTIMIZER, SMALL, UNEVEN, close, job, make_actor, make_batch, make_strategy
 
 pytestmark = pytest.mark.slow
 SPLIT = {"tensor_parallel": 2}
 BLOCKS, ROOT, NORMS = 2, 2 * 19 * 20 + 20, 2 * (2 * 20 + 2 * 4)  # of MODEL; what is left are matrices of the blocks
-SMALL = {key: value for key, value in MODEL.items() if key != "head_dim"} | {"hidden_size": 16}
 
 
 def model(kind, like=MODEL, **options):

@@ -70,11 +70,16 @@ def test_every_rank_writes_its_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "steps", "last"),
-    [("[3,6]", r"\[6\]", 5), ("[0,1]", r"\[0\]", 5), ("[-1,9]", r"\[-1, 9\]", 5)],
+    [("[3,6]", r"\[6\]", 5), ("[8,1,9]", r"\[8, 9\]", 5)],
 )
 def test_steps_that_cannot_come_are_refused(given, steps, last, tiny):
     with pytest.raises(ValueError, match=rf"profile\.steps={steps}: the steps of this run are 1 to {last}"):
         Job(tiny(f"profile.steps={given}"))
+
+
+def test_a_step_before_the_first_is_refused(tiny):
+    with pytest.raises(ValueError, match=r"^profile\.steps\[1\]=0: it must be at least 1$"):
+        Job(tiny("profile.steps=[3,0]"))
 
 
 def test_without_a_warm_up_there_are_fewer(tiny):
@@ -86,7 +91,7 @@ def test_without_a_warm_up_there_are_fewer(tiny):
 def test_a_run_says_which_steps_did_not_come(tiny, tmp_path, capsys):
     Job(tiny("profile.steps=[2,5]", "warmup.eval_every=1", "warmup.stop_at=0.0")).fit("")
     assert files(tmp_path / "run") == named(2)
-    assert "profile.steps=[5] did not come" in " ".join(capsys.readouterr().out.split())
+    assert "profile.steps=[5] were not reached" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Frozen weights in 4 bits: NF4 with scales that are quantized too (QLoRA, 2305.14314), packed by bitsandbytes."""
+"""Frozen weights in 4 bits: NF4 with double quantization (QLoRA, arXiv 2305.14314), by bitsandbytes."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that unpacks its weight when it is used, and again in the backward pass.
+    """A linear layer that dequantizes its weight in the forward pass and again in the backward pass.
 
-    The parameter is the packed bytes, seen as numbers of the dtype that the layer computes in: FSDP would cast others.
+    The parameter holds the packed bytes, viewed as the compute dtype: FSDP would cast any other dtype.
 
     Args:
-        layer: what is packed; its bias is taken over.
-        dtype: to compute in.
-        device: where the parts that are not sharded (half a bit or less a weight) stay.
+        layer: the layer to quantize; its bias is kept.
+        dtype: the compute dtype.
+        device: where the scales stay, which are not sharded (at most half a bit per weight).
     """
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype, device: torch.device) -> None:
         from bitsandbytes.functional import quantize_4bit
 
         super().__init__()
-        numbers = layer.weight.detach().to(device).view(1, -1)  # blocks that cross rows are mixed up by 0.50 on CPUs
+        numbers = layer.weight.detach().to(device).view(1, -1)  # on CPUs bitsandbytes 0.50 mixes up blocks across rows
         packed, self.state = quantize_4bit(numbers, quant_type="nf4", compress_statistics=True)
         self.state.dtype = dtype
         self.shape, self.bytes = layer.weight.shape, packed.numel()
@@ -35,13 +35,13 @@ class PackedLinear(nn.Module):
         return _Product.apply(inputs, self.weight, self.bias, self)
 
     def unpacked(self, weight: Tensor) -> Tensor:
-        """The matrix (out, in) that the whole packed weight stands for."""
+        """Dequantizes the full packed weight: a matrix (out, in)."""
         from bitsandbytes.functional import dequantize_4bit
 
         return dequantize_4bit(weight.view(torch.uint8)[: self.bytes, None], self.state).view(self.shape)
 
     def gathered(self, weight: Tensor) -> Tensor:
-        """The matrix in float32 on every rank. A collective where the packed weight is sharded."""
+        """The dequantized matrix in float32 on every rank. A collective if the packed weight is sharded."""
         if not isinstance(weight, DTensor):
             return self.unpacked(weight).float()
         matrix = self.unpacked(weight.full_tensor()).float()
@@ -62,7 +62,7 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, names: list[str], dtype: torch.dtype, device: torch.device) -> None:
-    """Replaces linear layers of a model, in place."""
+    """Replaces the named linear layers of a model by quantized ones, in place."""
     for name in names:
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)

@@ -1,8 +1,8 @@
-"""AdamW whose two moments take a byte a number: block-wise dynamic quantization (2110.02861).
+"""AdamW with 8-bit moments: block-wise dynamic quantization (arXiv 2110.02861).
 
-A block is 256 neighbours of one row and is scaled by its largest number. Sharding never cuts a row, so codes and scales
-are sharded as the weights are, and the state of a run does not depend on the number of ranks. A step uses the new
-moments before they are rounded; between steps they are codes.
+A block is 256 adjacent numbers of one row, scaled by its largest absolute value. Sharding never splits a row, so codes
+and scales are sharded like the weights, and the state does not depend on the number of ranks. The weights are updated
+with the moments before they are quantized again.
 """
 
 import functools
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 BLOCK = 256
-NUMBERS_AT_ONCE = 2**22  # moments that are float32 at a time
+NUMBERS_AT_ONCE = 2**22  # moments that are dequantized to float32 at a time
 
 
 def takes(parameter: nn.Parameter) -> bool:
-    """True for what is worth it: vectors keep float32 moments."""
+    """True if the moments of a parameter are quantized; those of vectors are small and stay float32."""
     return parameter.dim() >= 2
 
 
 def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], group: dict[str, Any]) -> None:
-    """One update of parameters that have a gradient. State: codes and scales of either moment."""
+    """Updates parameters that have a gradient. State: codes and scales of both moments."""
     beta1, beta2 = group["betas"]
     for parameter, state in zip(parameters, states, strict=True):
         if "exp_avg" not in state:
@@ -45,31 +45,31 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
 
 
 def numbers(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
-    """What codes stand for, (..., N) float32.
+    """Dequantizes codes to numbers (..., N) float32.
 
     Args:
         codes: (..., N) uint8.
         scales: (..., blocks).
-        signed: of the two code books.
+        signed: selects the signed or the unsigned code book.
     """
     found = code_book(signed, codes.device).index_select(0, codes.int().flatten()).view(codes.shape)
     return found * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
 
 
 def round_to(codes: Tensor, scales: Tensor, values: Tensor, signed: bool) -> None:
-    """Writes the codes that are nearest to values (..., N), and the scales of their blocks."""
+    """Quantizes values (..., N): writes the nearest codes and the scales of their blocks."""
     width = values.shape[-1]
     blocks = nn.functional.pad(values, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
     scales.copy_(blocks.abs().amax(-1))
     shares = blocks / scales.clamp(min=torch.finfo(scales.dtype).tiny)[..., None]
-    bits = shares.half().view(torch.int16).int() + 2**15  # a table of 65,536 is much faster than to search among 256
+    bits = shares.half().view(torch.int16).int() + 2**15  # indexes a table of 65,536 codes: faster than a search
     nearest = nearest_codes(signed, codes.device).index_select(0, bits.flatten())
     codes.copy_(nearest.view(*codes.shape[:-1], -1)[..., :width])
 
 
 @functools.cache
 def code_book(signed: bool, device: torch.device) -> Tensor:
-    """The 256 numbers of the dynamic tree (2110.02861, 2.1), sorted: more digits the larger they are, seven decades."""
+    """The 256 numbers of the dynamic tree data type (arXiv 2110.02861, section 2.1), sorted, over seven decades."""
     values = [torch.tensor([0.0, 1.0])]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1.0, 2 ** (exponent if signed else exponent + 1) + 1)
@@ -80,12 +80,12 @@ def code_book(signed: bool, device: torch.device) -> Tensor:
 
 @functools.cache
 def nearest_codes(signed: bool, device: torch.device) -> Tensor:
-    """The code next to every float16, by its bits as a whole number from -2^15."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+    """The nearest code of every float16 (65,536,) uint8; the index is its bits as int16 plus 2^15."""
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     book = code_book(signed, torch.device("cpu"))
-    return torch.bucketize(every, (book[1:] + book[:-1]) / 2).to(device, torch.uint8)
+    return torch.bucketize(values, (book[1:] + book[:-1]) / 2).to(device, torch.uint8)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a tensor, in its own storage."""
+    """This rank's rows of a tensor; they share its storage."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

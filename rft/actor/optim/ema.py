@@ -1,4 +1,4 @@
-"""An average of the weights over the updates of a stage, beside the weights that train."""
+"""The exponential moving average (EMA) of the weights over the updates of a stage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from rft.strategy.base import Strategy
 
 
 class WeightAverage:
-    """The exponential moving average of what trains in a network: float32, sharded like the weights.
+    """The exponential moving average of the trainable weights of a network: float32, sharded like the weights.
 
-    After update n the average is the sum of (1 - decay) decay^(n - i) w_i over the updates i so far, divided by the sum
-    of those factors, 1 - decay^n: the weights before the first update are not part of it. (Kingma and Ba, 1412.6980,
-    section 3, correct the moments of Adam in the same way.)
+    After update n the average is the sum of (1 - decay) decay^(n - i) w_i over the updates i = 1..n, divided by 1 -
+    decay^n, the sum of these factors. The weights before the first update do not count. Adam corrects the bias of its
+    moments in the same way (Kingma and Ba, arXiv 1412.6980, section 3).
 
     Args:
         network: already sharded by the strategy.
-        decay: the share of the average that an update keeps, in the long run.
+        decay: the factor of the old average in an update, in the limit of many updates.
     """
 
     def __init__(self, network: nn.Module, strategy: Strategy, decay: float) -> None:
@@ -42,7 +42,7 @@ class WeightAverage:
 
     @contextmanager
     def in_network(self) -> Iterator[None]:
-        """The network holds the average in the block; no change before the first update."""
+        """Inside the block the network has the averaged weights; before the first update, its own."""
         self._swap()
         try:
             yield
@@ -50,7 +50,7 @@ class WeightAverage:
             self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole average on the CPU of rank zero. A collective."""
+        """The full average on the CPU of rank zero. A collective."""
         with self.in_network():
             weights = self._strategy.model_state(self._network, with_frozen=False) if self.updates else {}
         return {"updates": self.updates, "weights": weights}
@@ -71,6 +71,6 @@ class WeightAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for average, weight in self._pairs:
-            held = weight.clone()
+            current = weight.clone()
             weight.copy_(average)
-            average.copy_(held)
+            average.copy_(current)

@@ -1,6 +1,6 @@
-"""Muon: momentum whose matrix is made orthogonal before it moves the weights (Jordan 2024; at scale 2502.16982).
+"""Muon: the momentum of a matrix is orthogonalized before the update (Jordan 2024; at scale: arXiv 2502.16982).
 
-The update of a matrix has the size that AdamW's would have, so AdamW's learning rate and weight decay are kept.
+Updates are scaled to the RMS of AdamW's updates, so that AdamW's learning rate and weight decay can be reused.
 """
 
 import math
@@ -14,60 +14,61 @@ from torch.distributed.tensor import DTensor, Shard
 MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-ADAMW_RMS = 0.2  # of the numbers of an update of AdamW, in units of the learning rate (2502.16982, 2.2)
+ADAMW_RMS = 0.2  # RMS of an update of AdamW, in units of the learning rate (arXiv 2502.16982, section 2.2)
 
 
 def takes(parameter: nn.Parameter) -> bool:
-    """True for a matrix (A, B) and for a stack of them (experts, A, B)."""
+    """True if Muon updates a parameter: a matrix (A, B) or a stack of matrices (experts, A, B)."""
     return parameter.dim() in (2, 3) and min(parameter.shape[-2:]) > 1
 
 
 def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], group: dict[str, Any]) -> None:
-    """One update of parameters that have a gradient. State: `momentum_buffer`. A collective where they are sharded."""
-    alike: dict[torch.Size, list[tuple[nn.Parameter, Tensor, Tensor]]] = {}
+    """Updates parameters that have a gradient. State: `momentum_buffer`. A collective if they are sharded."""
+    by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor, Tensor]]] = {}
     for parameter, state in zip(parameters, states, strict=True):
         assert parameter.grad is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - MOMENTUM)
-        alike.setdefault(parameter.shape, []).append((parameter, parameter.grad, momentum))
-    for shape, moved in alike.items():
+        by_shape.setdefault(parameter.shape, []).append((parameter, parameter.grad, momentum))
+    for shape, entries in by_shape.items():
         size = group["lr"] * ADAMW_RMS * math.sqrt(max(shape[-2:]))
-        at_once = holders(moved[0][0])
-        for first in range(0, len(moved), at_once):
-            some = moved[first : first + at_once]
-            updates = orthogonal([grad.lerp(momentum, MOMENTUM) for _, grad, momentum in some])  # Nesterov's
-            for (parameter, *_), update in zip(some, updates, strict=True):
+        count = shard_count(entries[0][0])
+        for first in range(0, len(entries), count):
+            chunk = entries[first : first + count]
+            updates = orthogonal([grad.lerp(momentum, MOMENTUM) for _, grad, momentum in chunk])  # Nesterov momentum
+            for (parameter, *_), update in zip(chunk, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-size)
 
 
-def holders(parameter: Tensor) -> int:
-    """Over how many ranks a parameter is sharded."""
+def shard_count(parameter: Tensor) -> int:
+    """The number of ranks over which a parameter is sharded."""
     if not isinstance(parameter, DTensor):
         return 1
-    places = enumerate(parameter.placements)
-    return math.prod(parameter.device_mesh.size(number) for number, place in places if place.is_shard())
+    placements = enumerate(parameter.placements)
+    return math.prod(parameter.device_mesh.size(dim) for dim, placement in placements if placement.is_shard())
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """The nearest orthogonal matrices of updates of one shape, at most one for each rank that holds a part of them.
+    """Orthogonalizes updates of equal shape; sharded ones are at most as many as the ranks that shard them.
 
-    Sharded rows become whole matrices, one on each rank, and rows again. Experts are whole on their rank already.
+    Sharded matrices are redistributed so that each rank has one full matrix, and then back to sharded rows. A stack of
+    experts is sharded by expert, so that each rank already has full matrices.
     """
     stack = torch.stack(updates)  # (n, A, B) or (n, experts, A, B)
     if not isinstance(stack, DTensor):
         return list(newton_schulz(stack))
-    rows = stack.placements
+    placements = stack.placements
     if stack.dim() == 3:
-        stack = stack.redistribute(placements=[Shard(0) if place.is_shard() else place for place in rows])
-    done = DTensor.from_local(
+        stack = stack.redistribute(placements=[Shard(0) if each.is_shard() else each for each in placements])
+    result = DTensor.from_local(
         newton_schulz(stack.to_local()), stack.device_mesh, stack.placements, shape=stack.shape, stride=stack.stride()
     )
-    return list(done.redistribute(placements=rows).unbind())
+    return list(result.redistribute(placements=placements).unbind())
 
 
 def newton_schulz(matrices: Tensor) -> Tensor:
-    """U V^T of matrices U S V^T (..., A, B), roughly and in bfloat16: singular values end between 0.7 and 1.2."""
+    """Approximates U V^T of matrices U S V^T (..., A, B) in bfloat16: singular values end between 0.7 and 1.2."""
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = (matrices if wide else matrices.mT).bfloat16().flatten(0, -3)  # (n, A, B)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)

@@ -16,38 +16,38 @@ RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
 
 
 class AdamW(torch.optim.AdamW):
-    """Fused AdamW, except for the parameter groups whose `rule` is another one."""
+    """Fused AdamW; parameter groups with another `rule` are updated by that one."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of all parameters that have a gradient. Gradients that another rule has used up are dropped."""
+        """Updates all parameters that have a gradient. Gradients are freed after another rule has used them."""
         assert closure is None
         for group in self.param_groups:
             if group["rule"] != "adamw":
-                moved = [p for p in group["params"] if p.grad is not None]
-                states = [self.state[p] for p in moved]
+                updated = [p for p in group["params"] if p.grad is not None]
+                states = [self.state[p] for p in updated]
                 for state in states:
                     state["step"] = state.get("step", torch.zeros(())) + 1
-                RULES[group["rule"]](moved, states, group)
-                for parameter in moved:
+                RULES[group["rule"]](updated, states, group)
+                for parameter in updated:
                     parameter.grad = None
         return super().step()
 
 
 @dataclass
 class Optimizer:
-    """Options of an optimizer and its schedule; the numbers stand in the yaml of the actor.
+    """Options of an optimizer and its learning-rate schedule; the yaml of the actor has their values.
 
     Attributes:
-        name: `adamw`, `adamw_8bit` (matrices keep two bytes of state a number, not eight), or `muon` (for the matrices
-            of the blocks; what is left is AdamW's).
+        name: `adamw`, `adamw_8bit` (the state of matrices takes two bytes per weight instead of eight), or `muon` (for
+            the matrices of the blocks; AdamW updates the other parameters).
         lr: peak learning rate.
-        betas, eps: of AdamW.
-        weight_decay: on matrices only, not on biases and norms.
+        betas, eps: those of AdamW.
+        weight_decay: for matrices only, not for biases and norms.
         max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
-        schedule: what the rate does after the warm-up.
-        warmup_updates: optimizer updates of a linear rise from 0.
-        final_lr: where linear and cosine end, as a fraction of lr.
+        schedule: how the learning rate changes after the warm-up.
+        warmup_updates: number of updates in which the learning rate rises linearly from 0.
+        final_lr: the last learning rate of `linear` and `cosine`, as a fraction of lr.
     """
 
     name: Literal["adamw", "adamw_8bit", "muon"]
@@ -63,10 +63,11 @@ class Optimizer:
     def build(
         self, network: nn.Module, blocks: Iterable[nn.Module], updates: int
     ) -> tuple[AdamW, torch.optim.lr_scheduler.LambdaLR]:
-        """The optimizer of what trains in a network, and its schedule over a known number of updates.
+        """The optimizer of the trainable parameters of a network, and its schedule.
 
         Args:
-            blocks: the parts of the network whose matrices are Muon's.
+            blocks: the parts of the network whose matrices Muon updates.
+            updates: total number of updates.
         """
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
 

@@ -26,7 +26,9 @@ def _gradient_of_group_norm(options: dict[str, Any]) -> Gradient:
     if options["scale"] == "none":
         return OWN_SCORE
     cosine = 0.982 if options["scale"] == "group" else 0.991
-    return Gradient("near", cosine=cosine, note="a rescale for binary scores of one prompt; graded scores turn it")
+    return Gradient(
+        "near", cosine=cosine, note="rescaled for binary scores of one prompt; graded scores change its direction"
+    )
 
 
 @ADVANTAGES.register("group_norm", group_baseline=True, gradient=_gradient_of_group_norm)

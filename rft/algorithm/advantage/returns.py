@@ -18,7 +18,7 @@ from rft.ranges import Fraction, PositiveFloat
 def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
     if options["gamma"] == 1:
         return Gradient("exact")
-    return Gradient("near", note="a discount weighs a score down the longer the answer")
+    return Gradient("near", note="a discount lowers the scores of longer answers")
 
 
 @ADVANTAGES.register("reinforce", gradient=_gradient_of_reinforce)
@@ -83,7 +83,7 @@ def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -
 def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
     if options["gamma"] == 1 and options["lam"] == 1 and not options["whiten"]:
         return Gradient("exact")
-    return Gradient("near", cosine=0.882, note="as far off as the critic is; exact with gamma = lam = 1, not whitened")
+    return Gradient("near", cosine=0.882, note="as biased as the critic; exact with gamma = lam = 1, not whitened")
 
 
 @ADVANTAGES.register(
@@ -114,7 +114,7 @@ def gae(
     "gae_length_adaptive",
     reads=("values",),
     writes=("advantages", "returns"),
-    gradient=Gradient("near", cosine=0.699, note="as far off as the critic is"),
+    gradient=Gradient("near", cosine=0.699, note="as biased as the critic"),
 )
 def gae_length_adaptive(
     scores: Tensor,

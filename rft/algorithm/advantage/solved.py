@@ -15,7 +15,9 @@ from rft.algorithm.registries import ADVANTAGES, AllSum
 from rft.algorithm.scores.groups import best_over_second, group_statistics
 from rft.ranges import Range
 
-REWEIGHED = Gradient("near", cosine=0.991, note="a rescale for one prompt; with several, its weight goes by the others")
+REWEIGHED = Gradient(
+    "near", cosine=0.991, note="rescaled for one prompt; with several, its weight depends on the others"
+)
 
 
 @ADVANTAGES.register("gpg", group_baseline=True, gradient=REWEIGHED)
@@ -45,8 +47,10 @@ def cpgd(
 
 def _gradient_of_pass_at_k(options: dict[str, Any]) -> Gradient:
     if options["scale"]:
-        return Gradient("near", target="max reward", cosine=0.968, note="the std of the group turns it")
-    return Gradient("scaled", target="max reward", factor=lambda n: 1 / n, note="one row of a group carries it all")
+        return Gradient("near", target="max reward", cosine=0.968, note="the std of the group changes its direction")
+    return Gradient(
+        "scaled", target="max reward", factor=lambda n: 1 / n, note="only one row of a group has an advantage"
+    )
 
 
 @ADVANTAGES.register("pass_at_k", group_baseline=True, gradient=_gradient_of_pass_at_k)

@@ -15,7 +15,7 @@ from rft.ranges import Fraction
 def _gradient(options: dict[str, Any]) -> Gradient:
     if options["gamma"] == 1:
         return Gradient("exact", target="likeness to the teacher")
-    left_out = "leaves out what a token does to those after it"
+    left_out = "omits the effect of a token on later tokens"
     return Gradient("near", target="likeness to the teacher", cosine=0.988, note=left_out)
 
 

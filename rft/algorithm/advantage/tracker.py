@@ -12,7 +12,7 @@ from rft.algorithm.registries import ADVANTAGES, AllSum
 @ADVANTAGES.register(
     "spo",
     reads=("baseline_scores",),
-    gradient=Gradient("near", cosine=0.997, note="rows are in the mean that the whitening takes off"),
+    gradient=Gradient("near", cosine=0.997, note="rows are in the mean that whitening subtracts"),
 )
 def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """R - p, whitened over the rows of all ranks that have a trained token. SPO, arXiv 2509.13232, section 3.

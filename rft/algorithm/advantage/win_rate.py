@@ -33,7 +33,7 @@ def wins(scores: Tensor, others: Tensor, softness: float | None) -> Tensor:
 def win_rate(
     scores: Tensor, rewards: Tensor, batch: TensorDict, *, softness: PositiveFloat | None
 ) -> dict[str, Tensor]:
-    """P - 1/2, P the mean over all n rows of the group of the chance to be preferred to them. SPPO, arXiv 2405.00675.
+    """P - 1/2, P the mean probability to be preferred to a row, over all n of the group. SPPO, arXiv 2405.00675.
 
     The paper's estimate of P(y > policy) by the answers that were sampled, the row itself among them.
 

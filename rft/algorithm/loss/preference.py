@@ -26,7 +26,7 @@ def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, An
 
     def stated(options: dict[str, Any]) -> Gradient:
         target = "mean margin of pairs" if options.get("average") else "margin of pairs"
-        return Gradient("scaled", target, lambda n: slope(options), note="before the policy has left the reference")
+        return Gradient("scaled", target, lambda n: slope(options), note="while the policy equals the reference")
 
     return stated
 
@@ -211,7 +211,7 @@ def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dic
 
 def kto_gradient(options: dict[str, Any]) -> Gradient:
     """What the gradient of `kto` is with its weights."""
-    note = "before the policy has left the reference"
+    note = "while the policy equals the reference"
     if options["desirable_weight"] == options["undesirable_weight"]:
         factor = options["beta"] * options["desirable_weight"] / 4
         return Gradient("scaled", "likelihood by label", lambda n: factor, note=note)

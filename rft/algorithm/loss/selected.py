@@ -59,7 +59,7 @@ def select_clip_cov(
     "clip_cov",
     reads=("old_logprobs", "advantages"),
     prepare=select_clip_cov,
-    gradient=Gradient("near", cosine=0.991, note="exact but for the tokens that it drops, which are not random ones"),
+    gradient=Gradient("near", cosine=0.991, note="exact except for dropped tokens, which are not random"),
 )
 def clip_cov(
     logprobs: Tensor,
@@ -152,8 +152,8 @@ def m2po(
     tau: NonNegativeFloat,
     among: Literal["all", "outward"],
 ) -> Unreduced:
-    """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy, as many as it takes for the
-    mean of it over the other tokens of the mini-batch to be at most tau. M2PO, arXiv 2510.01161, algorithm 1.
+    """`ppo_clip`, and 0 for the tokens of largest squared log-ratio to the rollout policy: as few as possible, so
+    that its mean over the other tokens of the mini-batch is at most tau. M2PO, arXiv 2510.01161, algorithm 1.
 
     The paper masks only among the tokens that a step moves further out (A > 0 and r > 1, or A < 0 and r < 1), and
     does not clip: `among: outward` and infinite clips. Tokens of equal log-ratio are masked together. The weights of

@@ -77,9 +77,7 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high:
     "gmpo",
     reads=("old_logprobs", "advantages"),
     unit="sequence",
-    gradient=Gradient(
-        "exact", target="reward, mean over tokens", note="what seq_mean_token_mean makes of other losses"
-    ),
+    gradient=Gradient("exact", target="reward, mean over tokens", note="as other losses with seq_mean_token_mean"),
 )
 def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: NonNegativeFloat, clip_high: NonNegativeFloat) -> Unreduced:
     """-A exp(mean over the row's tokens of u) per row, u the log-ratio l clipped on the side that A pushes it to.

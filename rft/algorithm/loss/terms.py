@@ -32,7 +32,7 @@ def kl_gradient(options: dict[str, Any]) -> Gradient:
         return Gradient("exact", target="kl")
     if options["estimator"] == "k3":
         return Gradient("near", target="kl", cosine=0.885, note="at each token the gradient of KL(reference, policy)")
-    return Gradient("near", target="kl", cosine=0.975, note="leaves out what a token does to those after it")
+    return Gradient("near", target="kl", cosine=0.975, note="omits the effect of a token on later tokens")
 
 
 @LOSSES.register("kl", reads=("ref_logprobs",), controlled_by="kl/ref", gradient=kl_gradient)
@@ -61,7 +61,7 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
     "router_balance",
     outputs=("router_balance",),
     unit="sequence",
-    gradient=Gradient("exact", target="router balance", note="the parts of the experts as they are"),
+    gradient=Gradient("exact", target="router balance", note="for the current shares of the experts"),
 )
 def router_balance(router_balance: Tensor, batch: TensorDict) -> Unreduced:
     """The sequence-wise balance loss of DeepSeek-V3, arXiv 2412.19437, eq. 17-20, of the trained tokens of a row (B,).

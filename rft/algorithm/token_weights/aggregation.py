@@ -16,14 +16,16 @@ from rft.algorithm.registries import AGGREGATIONS, AllSum
 from rft.ranges import PositiveFloat
 
 
-@AGGREGATIONS.register("token_mean", gradient=Gradient("near", cosine=0.999, note="a row's own length counts"))
+@AGGREGATIONS.register(
+    "token_mean", gradient=Gradient("near", cosine=0.999, note="a row's own length is in the denominator")
+)
 def token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / trained tokens. DAPO, arXiv 2503.14476, section 3.3."""
     return keep / _at_least_one(all_sum(keep.sum()))
 
 
 @AGGREGATIONS.register(
-    "seq_mean_token_mean", gradient=Gradient("near", cosine=0.971, note="a token weighs less the longer its row")
+    "seq_mean_token_mean", gradient=Gradient("near", cosine=0.971, note="a token of a longer row has less weight")
 )
 def seq_mean_token_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / (rows * trained tokens of the row). GRPO, arXiv 2402.03300, equation 3."""
@@ -51,7 +53,7 @@ def seq_mean_token_sum_norm(keep: Tensor, group: Tensor, *, all_sum: AllSum, con
 
 
 @AGGREGATIONS.register(
-    "group_mean", gradient=Gradient("near", cosine=0.970, note="a prompt weighs less the longer its answers are")
+    "group_mean", gradient=Gradient("near", cosine=0.970, note="a prompt with longer answers has less weight")
 )
 def group_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
     """1 / (groups * trained tokens of the group): equal weight per prompt, token mean inside it.

@@ -14,7 +14,7 @@ from rft.ranges import Fraction
 @GRADIENT_MASKS.register(
     "high_entropy",
     outputs=("entropy",),
-    gradient=Gradient("near", cosine=0.303, note="what the tokens that it leaves out would add is missing"),
+    gradient=Gradient("near", cosine=0.303, note="the contribution of masked tokens is missing"),
 )
 def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: int, rho: Fraction) -> Tensor:
     """The tokens of largest entropy in the mini-batch, over all ranks. arXiv 2506.01939, section 5.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def digest(thing: Any) -> bytes:
-    """A hash of anything that can be pickled. Different things have different hashes; equal ones may too."""
+    """A hash of anything that can be pickled. Equal things have different hashes if their pickles differ."""
     return hashlib.blake2b(pickle.dumps(thing, protocol=5), digest_size=20).digest()
 
 
@@ -21,13 +21,13 @@ def recall(folder: Path, name: bytes) -> list[int] | None:
     except OSError:
         return None
     numbers = stored[len(name) :]
-    if stored[: len(name)] != _seal(name, numbers):
+    if stored[: len(name)] != _checksum(name, numbers):
         return None
     return list(struct.unpack(f"<{len(numbers) // 4}i", numbers))
 
 
 def remember(folder: Path, name: bytes, numbers: list[int]) -> None:
-    """Caches numbers below 2^31 under a hash. A process that reads meanwhile finds all of them or none.
+    """Caches numbers below 2^31 under a hash. The write is atomic: a concurrent reader finds all of them or none.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -35,9 +35,9 @@ def remember(folder: Path, name: bytes, numbers: list[int]) -> None:
     stored = struct.pack(f"<{len(numbers)}i", *numbers)
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as partial:
-        partial.write(_seal(name, stored) + stored)
+        partial.write(_checksum(name, stored) + stored)
     os.replace(partial.name, folder / name.hex())
 
 
-def _seal(name: bytes, numbers: bytes) -> bytes:
+def _checksum(name: bytes, numbers: bytes) -> bytes:
     return hashlib.blake2b(name + numbers, digest_size=len(name)).digest()

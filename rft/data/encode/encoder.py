@@ -23,8 +23,8 @@ class Encoder:
 
     Args:
         tokenizer: supplied.
-        template: "none": the prompt is the text unchanged, behind the tokenizer's begin token if the tokenizer adds
-            one itself; any other: see `ChatTemplate`, up to where the answer begins.
+        template: "none": the prompt is the unchanged text, after a BOS token if the tokenizer adds one. Any other name:
+            a `ChatTemplate`; the prompt ends with its generation prompt.
         system: system message for chats that have none, or null.
         tools: a json file with a list of tool schemas for rows without `tools`, or null.
         train_on: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
@@ -32,7 +32,7 @@ class Encoder:
         arguments: variables of the template, see `ChatTemplate`.
 
     Attributes:
-        context: the most tokens of an example, or None where the examples have been counted.
+        context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
         made_of: everything that the token ids of a row depend on.
 
     Raises:
@@ -49,11 +49,11 @@ class Encoder:
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no end token (eos_token): without one no answer can end; add it")
+            raise ValueError("the tokenizer has no end token (eos_token): an answer could never end; add one")
         for key, value in (("system", system), ("tools", tools), ("template_arguments", arguments or None)):
             if template == "none" and value is not None:
                 raise ValueError(
-                    f"data.{key} has no place in data.template=none; set data.template=chat or take it out"
+                    f"data.{key} has no effect with data.template=none; set data.template=chat or remove it"
                 )
         self._tokenizer = tokenizer
         self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
@@ -70,7 +70,7 @@ class Encoder:
         """The prompt tokens of each row. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
-            ValueError: a prompt is empty, or not what the template takes; names the row's place in `rows`.
+            ValueError: a prompt is empty, or not what the template takes; names the index of the row.
         """
         if not rows:
             return []
@@ -78,7 +78,7 @@ class Encoder:
         prompts = [self._prefix + ids for ids in encoded]
         for number, prompt in enumerate(prompts):
             if not prompt:
-                raise ValueError(f"the prompt of row {number} is empty: there is nothing to answer; take the row out")
+                raise ValueError(f"the prompt of row {number} is empty; remove the row")
         return prompts
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
@@ -88,10 +88,10 @@ class Encoder:
     def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
-        A text behind a prompt trains as it is, with the end token behind it. A list of chat messages is rendered
-        together with the prompt; the turns that `train_on` names train, each up to the token that ends it. A text alone
-        trains from its second token on, as nothing predicts the first. The tokens before a trained part are those that
-        sampling would read.
+        A text after a prompt trains unchanged, followed by the end token. A list of chat messages is rendered together
+        with the prompt; the turns that `train_on` names train, each up to its end token. A text without a prompt trains
+        from its second token on, since nothing predicts the first. The tokens before a trained part are the ones that
+        the model would read when sampling.
 
         Returns:
             T ids, and T flags that are True where the token trains.
@@ -103,7 +103,7 @@ class Encoder:
         ids, trains = self._example(row)
         if self.context is not None and len(ids) > self.context:
             raise ValueError(
-                f"a row has {len(ids)} tokens, over the model's context of {self.context}; take it out of the data, or "
+                f"a row has {len(ids)} tokens, over the model's context of {self.context}; remove it from the data, or "
                 f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
             )
         return ids, trains
@@ -121,33 +121,33 @@ class Encoder:
             )
         if prompt is None and self._chat is not None:
             raise ValueError(
-                f"data.template={self._chat.name}: a text without a prompt has no place in a chat; set "
+                f"data.template={self._chat.name}: a text without a prompt cannot be a chat; set "
                 f"data.template=none (it begins {response[:SHOWN]!r})"
             )
         before = "" if prompt is None else self._prompt(row, "a prompt")
         head, tail = self._pieces(before + response, (len(before), len(before) + len(response)))
         head, tail = self._prefix + head, [*tail, self._tokenizer.eos_token_id]
         if prompt is not None and not head:
-            raise ValueError("a prompt is empty: there is nothing to answer; take the row out")
+            raise ValueError("a prompt is empty; remove the row")
         if prompt is None and not head and len(tail) < 2:
-            raise ValueError("a text is empty: there is nothing to train; take the row out")
+            raise ValueError("a text is empty; remove the row")
         ids = head + tail
         if prompt is None or self._train_on == "all":
             return ids, _but_first(ids)
         return ids, [False] * len(head) + [True] * len(tail)
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
-        """An answer in steps. Each step and the separator behind it are tokenised separately, as in TRL.
+        """Encodes an answer in steps. Each step and the separator after it are tokenized separately, as in TRL.
 
         Args:
-            row: with a `prompt`.
-            steps: texts.
+            row: has a `prompt`.
+            steps: the texts of the steps.
 
         Returns:
             T ids, and the position of the last token of every step, which belongs to the separator.
 
         Raises:
-            ValueError: steps are no texts, or there are none, or a step and the separator have no token.
+            ValueError: there are no steps, a step is not a text, or a step with its separator has no tokens.
         """
         if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
             raise ValueError(f"steps: expected a list of texts, got {steps!r:.{SHOWN}}")
@@ -161,15 +161,15 @@ class Encoder:
         return ids, ends
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of texts, without template and begin token."""
+        """The tokens of texts, without template and BOS token."""
         return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
 
     def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[list[int], list[bool]]:
         if self._chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
-        asked = [] if prompt is None else self._asked(prompt, "a prompt")
+        asked = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
         answer = conversation(response, "a response")
-        messages = self._led([*asked, *answer])
+        messages = self._with_system([*asked, *answer])
         first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
         chat, tools = self._chat, self._tools_of(row)
         text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
@@ -178,15 +178,15 @@ class Encoder:
             return ids, _but_first(ids)
         chosen = turns[-1:] if self._train_on == "last" else turns
         if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
-            said = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
+            beginning = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
             why = (
-                "the template rewrites its last answer, or what sampling reads before it, such as a thought that the "
-                "prompt begins and the template then drops; give the answer as a text, which trains as it stands, or "
+                "the template rewrites its last answer or the text before it, such as a thought that the generation "
+                "prompt begins and the template then drops; give the answer as a text, which trains unchanged, or "
                 "the path of a template that keeps answers"
                 if turns
-                else "no message is an answer of the assistant's; take the row out"
+                else "no message is an answer of the assistant; remove the row"
             )
-            raise ValueError(f"data.template={chat.name}: in the conversation that begins {said[:SHOWN]!r} {why}")
+            raise ValueError(f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r} {why}")
         return self._marked(text, [turn for turn in chosen if turn is not None])
 
     def _marked(self, text: str, turns: list[Turn]) -> tuple[list[int], list[bool]]:
@@ -196,14 +196,14 @@ class Encoder:
         return [token for piece in pieces for token in piece], trains
 
     def _pieces(self, text: str, cuts: Iterable[int]) -> list[list[int]]:
-        """The tokens between cuts: as in the text up to each cut, if its tokens continue those up to the cut before."""
+        """The tokens of a text between cuts, each piece tokenized with the text before it if that keeps its tokens."""
         cuts = list(cuts)
         pieces: list[list[int]] = []
         tokens: list[int] = []
         done = 0
-        for cut, whole in zip(cuts, self.encode([text[:cut] for cut in cuts]), strict=True):
-            fits = whole[: len(tokens)] == tokens
-            pieces.append(whole[len(tokens) :] if fits else self.encode([text[done:cut]])[0])
+        for cut, up_to_cut in zip(cuts, self.encode([text[:cut] for cut in cuts]), strict=True):
+            fits = up_to_cut[: len(tokens)] == tokens
+            pieces.append(up_to_cut[len(tokens) :] if fits else self.encode([text[done:cut]])[0])
             tokens = tokens + pieces[-1]
             done = cut
         return pieces
@@ -211,19 +211,19 @@ class Encoder:
     def _prompt(self, row: Mapping[str, Any], what: str) -> str:
         prompt = row["prompt"]
         if self._chat is not None:
-            return self._chat.render(self._led(self._asked(prompt, what)), self._tools_of(row), True)
+            return self._chat.render(self._with_system(self._prompt_messages(prompt, what)), self._tools_of(row), True)
         if isinstance(prompt, list):
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         if not isinstance(prompt, str):
             raise _no_prompt(prompt, what)
         return prompt
 
-    def _asked(self, prompt: Any, what: str) -> list[dict[str, Any]]:
+    def _prompt_messages(self, prompt: Any, what: str) -> list[dict[str, Any]]:
         if not isinstance(prompt, str | list):
             raise _no_prompt(prompt, what)
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else conversation(prompt, what)
 
-    def _led(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self._system is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self._system}, *messages]
@@ -234,17 +234,17 @@ class Encoder:
 
     def _schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
         assert self._chat is not None
-        if isinstance(tools, str):  # tables cannot hold schemas that differ from row to row in any other way
+        if isinstance(tools, str):  # tables can hold schemas of different rows only as text
             try:
                 tools = json.loads(tools)
             except ValueError as error:
-                raise ValueError(f"{what} is no json: {error}") from error
+                raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
         if not self._chat.takes_tools:
             raise ValueError(
                 f"{what}: data.template={self._chat.name} ignores tools, so the model would not see them; choose a "
-                "template that writes them, such as chatml, or take them out"
+                "template that renders them, such as chatml, or remove them"
             )
         return tools
 

@@ -36,8 +36,8 @@ class Lengths:
 
     Args:
         world: the ranks that share the work.
-        encoder: of rows.
-        folder: of the cache, or null.
+        encoder: encodes the rows.
+        folder: the folder of the cache, or None.
     """
 
     def __init__(self, world: World, encoder: Encoder, folder: str | None) -> None:
@@ -80,7 +80,7 @@ class Lengths:
     def _known(
         self, rows: Rows, read: Callable[[Row], Any], made_of: Any, count: Callable[[World], list[int]]
     ) -> list[int]:
-        """The cached counts of these rows, or else what the ranks count, each its share."""
+        """The cached counts of these rows; if there are none, all ranks count a share of the rows each."""
         world, folder = self._world, self._folder
         if folder is None:
             return self._counted(count)
@@ -111,7 +111,7 @@ class Lengths:
 
     @cached_property
     def _encoding(self) -> list[Any]:
-        """Everything that the tokens of a row depend on, but for the row."""
+        """Everything that the tokens of a row depend on, except the row."""
         tokenizer, *options = self._encoder.made_of
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
@@ -121,28 +121,29 @@ class Lengths:
 
 
 def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
-    """The items of all ranks in one list, where item i is of rank i modulo their number."""
-    whole: list[Any] = [None] * sum(map(len, shares))
+    """The items of all ranks in one list: item i comes from rank i modulo the number of ranks."""
+    items: list[Any] = [None] * sum(map(len, shares))
     for rank, share in enumerate(shares):
-        whole[rank :: len(shares)] = share
-    return whole
+        items[rank :: len(shares)] = share
+    return items
 
 
 def _code(kind: type) -> list[bytes]:
     """The source files of a class and of its base classes."""
-    bases = [one for one in kind.__mro__ if one.__module__ not in ("builtins", "abc")]
-    return [Path(inspect.getfile(one)).read_bytes() for one in bases]
+    bases = [base for base in kind.__mro__ if base.__module__ not in ("builtins", "abc")]
+    return [Path(inspect.getfile(base)).read_bytes() for base in bases]
 
 
 def filter_overlong_prompts(
-    rows: Rows, counts: list[int], most: int | None, key: str, say: Callable[[str], None]
+    rows: Rows, counts: list[int], most: int | None, key: str, log: Callable[[str], None]
 ) -> tuple[Rows, list[int]]:
-    """The rows whose prompts have at most so many tokens, and their counts. Reports how many rows it drops.
+    """The rows whose prompts have at most `most` tokens, and their counts. Logs how many rows are dropped.
 
     Args:
         counts: tokens of each row's prompt, with the template.
-        most: of them; None for all rows.
-        key: of the rows in the yaml.
+        most: maximal number of tokens; None keeps all rows.
+        key: the yaml key of the rows.
+        log: shows a message to the user.
 
     Raises:
         ValueError: no row is left, or none of a part of a mixture.
@@ -150,12 +151,12 @@ def filter_overlong_prompts(
     if most is None or max(counts) <= most:
         return rows, counts
     short = [number for number, count in enumerate(counts) if count <= most]
-    said = (
+    message = (
         f"{key}: {len(rows) - len(short)} of {len(rows)} prompts have more tokens than data.max_prompt_tokens={most}; "
         f"the longest has {max(counts)}"
     )
     if not short:
-        raise ValueError(f"{said}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
-    say(f"{said}. They are dropped")
+        raise ValueError(f"{message}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
+    log(f"{message}. They are dropped")
     left = rows.kept(short, key) if isinstance(rows, Mixed) else subset(rows, short)
     return left, [counts[number] for number in short]

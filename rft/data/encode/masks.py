@@ -1,4 +1,4 @@
-"""Finds the parts of a conversation that train in one render of the whole, for any template."""
+"""Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,19 +20,19 @@ def answers(
 ) -> tuple[str, list[Turn | None]]:
     """Renders a conversation once, and finds the assistant's turns in it.
 
-    A turn is in the render as the model would have written it if the render begins with the prompt that sampling would
-    have read at that point, followed by the turn as the template renders it in last place, up to the token that ends
-    it. This test works for any template. Where it fails, the template has rewritten the turn or the text before it
-    (thinking models drop earlier thoughts; some templates move the system message to the last question), and a model
-    that learned from the render would learn from text that it never reads or never writes.
+    Let A be the prompt that sampling would read before the turn, and B the turn as the template renders it when it is
+    the last message, up to its end token. The turn is unchanged if the rendering begins with A + B. Otherwise the
+    template has rewritten the turn or the text before it: templates of thinking models drop earlier thoughts, and some
+    move the system message to the last question. Such a turn must not train, because the model never reads or writes
+    this text.
 
     Args:
-        render: the text of some messages; True adds the beginning of an answer.
-        length: characters of a turn, up to the end of the token that ends it.
-        first: the index of the first message that may train.
+        render: renders messages; True adds the generation prompt.
+        length: characters of a turn, up to the end of its end token.
+        first: index of the first message that may train.
 
     Returns:
-        The text, and one entry per turn of the assistant that follows another role's message: its place, or None where
+        The text, and one entry per turn of the assistant that follows another role's message: its place, or None if
         the template rewrote it.
     """
     text = render(messages, False)
@@ -55,10 +55,10 @@ def conversation(value: Any, what: str) -> list[dict[str, Any]]:
     """Chat messages without the nulls that tables fill in for keys of other rows.
 
     Args:
-        what: names the messages in errors.
+        what: what error messages call the messages.
 
     Raises:
-        ValueError: it is no list of messages with a role.
+        ValueError: `value` is not a list of messages with a role.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"{what} is {type(value).__name__ if value != [] else 'empty'}, not a list of chat messages")

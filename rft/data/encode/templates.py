@@ -17,7 +17,7 @@ from rft.registry import did_you_mean
 FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
 # What transformers passes to every template, beside the special tokens of the tokenizer.
-GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -30,8 +30,8 @@ class ChatTemplate:
         arguments: variables of the template beside the messages, such as `{enable_thinking: False}`.
 
     Attributes:
-        name: as given, for messages.
-        takes_tools: False where the template ignores the tools that it is given.
+        name: the argument, for messages.
+        takes_tools: False if the template ignores tools.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -53,7 +53,7 @@ class ChatTemplate:
             )
         asked = [{"role": "user", "content": "question"}]
         self.render(asked, None, True)
-        self._arguments = self._read_by_it(arguments)
+        self._arguments = self._checked_arguments(arguments)
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -70,7 +70,7 @@ class ChatTemplate:
 
         Args:
             tools: schemas of functions, or None.
-            answering: adds the beginning of an answer.
+            answering: adds the generation prompt.
 
         Raises:
             ValueError: the template cannot render it.
@@ -89,13 +89,13 @@ class ChatTemplate:
             ) from error
 
     def length(self, turn: str) -> int:
-        """Characters of an assistant's turn, up to the end of the token that ends it.
+        """Characters of an assistant's turn, up to the end of its end token.
 
-        That is the first special token behind a plain answer, or the last special token of a turn that ends in another
-        way, such as with a tool call.
+        The end token is the first special token after a plain answer. In a turn that ends in another way, such as with
+        a tool call, it is the last special token.
 
         Args:
-            turn: the last turn of a conversation, from where the prompt ends.
+            turn: the text of the last turn of a conversation, after the prompt.
 
         Raises:
             ValueError: there is no such token.
@@ -104,12 +104,12 @@ class ChatTemplate:
         found = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
         if not found:
             raise ValueError(
-                f"data.template={self.name} does not end answers with a special token of the tokenizer, so that no "
-                "model that learned from it would stop; let it end them with {{ eos_token }}"
+                f"data.template={self.name} does not end answers with a special token of the tokenizer, so a "
+                "model trained with it would not stop; end them with {{ eos_token }}"
             )
         return found[0 if plain else -1].end()
 
-    def _read_by_it(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         known = sorted(_variables(self._tokenizer)) if arguments else []
         for argument in arguments:
             if argument not in known:
@@ -121,7 +121,7 @@ class ChatTemplate:
 
     @cached_property
     def _tail(self) -> str:
-        """The text that the template adds behind the last answer."""
+        """The text that the template adds after the last answer."""
         exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         return self.render(exchange, None, False).rpartition("answer")[2]
 
@@ -134,7 +134,7 @@ def _variables(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     for text in own.values() if isinstance(own, dict) else [own]:
         plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # a tag that only transformers knows
         names |= meta.find_undeclared_variables(jinja.parse(plain))
-    return names - GIVEN - {*jinja.globals, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    return names - PASSED - {*jinja.globals, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
 
 
 def _built_in() -> list[str]:
@@ -147,7 +147,7 @@ def _read(name: str) -> str:
     if not path.is_file():
         known = ["none", "chat", *known]
         raise ValueError(
-            f"data.template={name}: there is no such file, and no template of that name{did_you_mean(name, known)} "
+            f"data.template={name}: no such file and no built-in template of this name{did_you_mean(name, known)} "
             f"(known: {', '.join(known)})"
         )
     return path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Tokenizers: one of characters, one that is trained on the data, and any that transformers can load.
 
-All have an end token and a padding token, and are the same after `save_pretrained` and `AutoTokenizer`.
+All have an end token and a padding token. `AutoTokenizer` restores them after `save_pretrained`.
 """
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -35,10 +35,10 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
     Args:
         files: jsonl files.
         fields: the fields of their rows that hold text.
-        vocab_size: at most this many tokens, with the 256 bytes, <pad> and <eos>.
+        vocab_size: maximal number of tokens, including the 256 bytes, <pad> and <eos>.
 
     Raises:
-        ValueError: a file or a field is missing, or the size leaves no room for the bytes.
+        ValueError: a file or a field is missing, or the size is too small for the bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + 2:
@@ -49,7 +49,7 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
     for number, file in enumerate(files):
         for where, row in json_lines(file, f"actor.tokenizer.files[{number}]"):
             for field in fields:
-                require(row, field, where, "actor.tokenizer.fields names it")
+                require(row, field, where, "set actor.tokenizer.fields to the fields that hold text")
                 texts.append(str(row[field]))
     if not texts:
         raise ValueError("actor.tokenizer.files and actor.tokenizer.fields hold no text to train a tokenizer on")
@@ -71,7 +71,7 @@ def pretrained(*, path: str) -> PreTrainedTokenizerBase:
         path: folder, or name on the hub.
 
     Raises:
-        ValueError: there is none at `path`.
+        ValueError: no tokenizer can be loaded from `path`.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)

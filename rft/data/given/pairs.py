@@ -11,16 +11,16 @@ from rft.data.base import CheckContext, SourceContext, SourceFacts
 from rft.data.given.supervised import DatasetSource
 from rft.metrics import Metrics
 
-TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # as files of text spell them
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # spellings in text files
 
 
 class PairSource(DatasetSource):
     """Draws pairs: a prompt with a chosen and a rejected response, two rows that train and stay together.
 
     Args:
-        context: of the stage; `prompts` is the number of pairs of a step.
+        context: the context of the stage; `prompts` is the number of pairs of a step.
         chosen, rejected: the fields that hold the two responses.
-        margin: the field that says how much better the chosen one is, a number, or null.
+        margin: the field with a number that states how much better the chosen response is, or null.
     """
 
     def __init__(self, context: SourceContext, *, chosen: str, rejected: str, margin: str | None) -> None:
@@ -40,9 +40,9 @@ class PairSource(DatasetSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Refuses a margin that no function reads."""
+        """Checks that a function reads the margin, if there is one."""
         if options["margin"] is not None and context.reads is not None and "margin" not in context.reads:
-            raise ValueError(f"{context.key}.margin={options['margin']}: nothing reads 'margin'; set it to null")
+            raise ValueError(f"{context.key}.margin={options['margin']}: no function reads 'margin'; set it to null")
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
@@ -57,16 +57,15 @@ class PairSource(DatasetSource):
 
 
 class LabelledSource(DatasetSource):
-    """Draws responses that are labelled good or bad, each with a mismatched row: the next response behind its prompt.
+    """Draws responses that are labelled good or bad, each with a mismatched row: its prompt with another response.
 
-    A mismatched row is measured and does not train: it tells how far the policy is from the reference on text that has
-    nothing to do with the prompt (KTO, arXiv 2402.01306, section 4.1). The last row of a step has the response of the
-    first.
+    A mismatched row does not train. The loss uses it to estimate the KL divergence between the policy and the reference
+    (KTO, arXiv 2402.01306, section 4.1). Its response is that of the next row of the step; the last row uses the first.
 
     Args:
-        context: of the stage; `prompts` is the number of responses of a step.
+        context: the context of the stage; `prompts` is the number of responses of a step.
         response: the field that holds the response.
-        label: the field that is true where the response is good.
+        label: the field that is true if the response is good.
     """
 
     def __init__(self, context: SourceContext, *, response: str, label: str) -> None:
@@ -81,14 +80,14 @@ class LabelledSource(DatasetSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Refuses a step of one response: it has no other one to be mismatched with."""
+        """Checks that a step has at least two responses, which mismatched rows need."""
         if context.prompts == 1:
             raise ValueError(
                 "batch.prompts=1: a mismatched row takes the response of another row of the step; set it to 2 or more"
             )
 
     def next(self, metrics: Metrics) -> TensorDict:
-        """This rank's responses of the next step, and behind each its mismatched row."""
+        """This rank's responses of the next step, each followed by its mismatched row."""
         taken = self._row_sampler.take(self._prompts)
         pairs = list(zip(taken, [*taken[1:], taken[0]], strict=True))[self._world.rank :: self._world.size]
         rows = []
@@ -106,7 +105,7 @@ def _number(value: Any, field: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"algorithm.source.margin={field}: {value!r} in that field of a row is no number; name another field"
+            f"algorithm.source.margin={field}: {value!r} in that field of a row is not a number; name another field"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Batches of given answers whose steps are labelled one by one."""
+"""Batches of given answers in which every step has a label."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +13,13 @@ from rft.data.given.supervised import DatasetSource, given_row
 class StepSource(DatasetSource):
     """Draws answers in steps; the last token of each step trains, and has the label of the step.
 
-    The rows are those that TRL calls stepwise supervision: `{prompt, completions: [step, ...], labels: [true, ...]}`.
+    Rows have TRL's stepwise supervision format: `{prompt, completions: [step, ...], labels: [true, ...]}`.
 
     Args:
-        context: of the stage; `prompts` is the number of answers of a step.
+        context: the context of the stage; `prompts` is the number of answers of a step.
         steps: the field that holds the texts of the steps.
         labels: the field with a label for each step: true or false, or a number from 0 to 1.
-        separator: the text behind every step.
+        separator: the text after every step.
     """
 
     def __init__(self, context: SourceContext, *, steps: str, labels: str, separator: str) -> None:
@@ -35,9 +35,9 @@ class StepSource(DatasetSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Refuses an empty separator."""
+        """Checks that the separator is not empty."""
         if not options["separator"]:
-            raise ValueError(f"{context.key}.separator is empty: nothing would end a step; give it a text")
+            raise ValueError(f"{context.key}.separator is empty: steps need a separator; set it to a text")
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
         ids, ends = self._encoder.steps(row, response, self._separator)
@@ -45,19 +45,19 @@ class StepSource(DatasetSource):
         column[ends] = torch.tensor(
             step_labels(row[self._labels], len(ends), f"algorithm.source.labels={self._labels}")
         )
-        places = set(ends)
-        return given_row(position, row, ids, [place in places for place in range(len(ids))]) | {"step_labels": column}
+        trained = set(ends)
+        return given_row(position, row, ids, [index in trained for index in range(len(ids))]) | {"step_labels": column}
 
 
 def step_labels(labels: Any, count: int, where: str) -> list[float]:
     """The labels of the steps of a row, from 0 to 1.
 
     Args:
-        count: the number of its steps.
-        where: the place of the labels, for messages.
+        count: number of steps of the row.
+        where: the yaml key of the labels, for messages.
 
     Raises:
-        ValueError: a label is something else, or there are not as many of them as steps.
+        ValueError: a label is not a number from 0 to 1, or there are not as many labels as steps.
     """
     try:
         found = [float(label) for label in labels]

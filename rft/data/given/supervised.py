@@ -24,7 +24,7 @@ def given_row(position: int, row: dict[str, Any], ids: Sequence[int], trains: Se
 
     Args:
         position: its group and its unit.
-        row: of the data set.
+        row: the row of the data set.
         ids: T token ids.
         trains: T flags that are True where the token trains.
     """
@@ -35,7 +35,7 @@ class DatasetSource(Source):
     """Draws supervised rows: a prompt, and a response that trains.
 
     Args:
-        context: of the stage; `prompts` is the number of rows of a step.
+        context: the context of the stage; `prompts` is the number of rows of a step.
         response: the field that holds the response.
     """
 
@@ -61,7 +61,7 @@ class DatasetSource(Source):
         return collate([self._example(position, row, row[self._response]) for position, row in self._draw()])
 
     def _draw(self) -> list[tuple[int, dict[str, Any]]]:
-        """This rank's share of the next step: positions, and the rows of the data set there."""
+        """This rank's share of the next step: positions and their rows of the data set."""
         local = self._row_sampler.take(self._prompts)[self._world.rank :: self._world.size]
         return [(position, self._rows[row]) for position, row in local]
 
@@ -69,7 +69,7 @@ class DatasetSource(Source):
         return supervised_row(self._encoder, position, row, response)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data."""
+        """The position in the data."""
         return self._row_sampler.state_dict()
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
@@ -78,10 +78,10 @@ class DatasetSource(Source):
 
 
 class TextSource(DatasetSource):
-    """Draws rows of which one field holds everything: a conversation whose answers train, or a text that trains.
+    """Draws rows in which one field holds the full text: a conversation whose answers train, or a text that trains.
 
     Args:
-        context: of the stage; `prompts` is the number of rows of a step.
+        context: the context of the stage; `prompts` is the number of rows of a step.
         response: the field that holds chat messages, or a text.
     """
 

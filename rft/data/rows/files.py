@@ -9,26 +9,26 @@ from typing import Any
 
 Located = tuple[str, dict[str, Any]]  # (file and line for messages, row)
 READ_AHEAD = 1024  # rows of a parquet file that are read at once
-LONGEST_CELL = 2**31 - 1  # characters; the csv module refuses more than 131,072 otherwise
+LONGEST_CELL = 2**31 - 1  # characters; the default of the csv module is 131,072
 
 
 def find_files(path: str | list[str], key: str) -> list[str]:
-    """The files that a path, a pattern such as "part-*.parquet", or a list of them names; a pattern's are sorted.
+    """The files of a path, of a pattern such as "part-*.parquet", or of a list of both; a pattern gives sorted files.
 
     Raises:
         ValueError: one of them matches no file, or a file has an unknown extension; names `key`.
     """
     found = []
-    for one in [path] if isinstance(path, str) else path:
-        literal = Path(one).expanduser()
+    for name in [path] if isinstance(path, str) else path:
+        literal = Path(name).expanduser()
         matches = [str(literal)] if literal.exists() else sorted(glob.glob(str(literal), recursive=True))
-        if not matches and glob.has_magic(one):
-            raise ValueError(f"{key}={one}: no file matches this pattern")
-        found += matches or [one]
-    for one in found:
-        check_file(one, key)
-        if Path(one).suffix not in ENDINGS:
-            raise ValueError(f"{key}={one}: the extension gives the format and must be one of {', '.join(ENDINGS)}")
+        if not matches and glob.has_magic(name):
+            raise ValueError(f"{key}={name}: no file matches this pattern")
+        found += matches or [name]
+    for name in found:
+        check_file(name, key)
+        if Path(name).suffix not in ENDINGS:
+            raise ValueError(f"{key}={name}: the extension gives the format and must be one of {', '.join(ENDINGS)}")
     if not found:
         raise ValueError(f"{key}={path}: give the path of a file")
     return found
@@ -68,10 +68,10 @@ def json_lines(path: str, key: str) -> Iterator[Located]:
 
 
 def json_rows(path: str, key: str) -> Iterator[Located]:
-    """Reads a file with a JSON list of objects, or with one object a line, as many files called .json are.
+    """Reads a file with a JSON list of objects, or with one object a line, as many .json files have.
 
     Raises:
-        ValueError: as in `json_lines`; names the row where it is an item of the list.
+        ValueError: as in `json_lines`; for a list, it names the index of the row.
     """
     text = check_file(path, key).read_bytes().removeprefix(b"\xef\xbb\xbf")
     if text.lstrip()[:1] != b"[":
@@ -88,7 +88,7 @@ def json_rows(path: str, key: str) -> Iterator[Located]:
 
 
 def csv_rows(path: str, key: str) -> Iterator[Located]:
-    """Reads a csv file whose first line names the fields. Cells are text ("0134" stays so), and null where empty.
+    """Reads a csv file whose first line names the fields. Cells are text, never numbers; empty cells are null.
 
     Raises:
         ValueError: a line has more or fewer cells than the first, or is not csv in UTF-8; names the line.
@@ -141,7 +141,7 @@ def parquet_rows(path: str, key: str) -> Iterator[Located]:
 
 
 def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without nulls inside of fields: a table gives every struct the keys of all other rows."""
+    """The row without nulls inside its fields: tables add the keys of all other rows to every struct."""
     return {name: _stripped(value) for name, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""Questions for a judge: a model that answers in a word whether a response is good, or which of two is better."""
+"""Questions for a judge: a model that answers with one word whether a response is good, or which of two is better."""
 
 import random
 import re
@@ -13,40 +13,40 @@ from rft.data.rows.mixture import Mixture
 from rft.ranges import Seed
 from rft.registry import Target, take
 
-PLACES = ("prompt", "response", "answer", "a", "b")
-PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
-OWN_FIELDS = ("prompt", "response", "answer")  # of a row with a question
+NAMES = ("prompt", "response", "answer", "a", "b")
+PLACEHOLDER = re.compile(rf"\{{({'|'.join(NAMES)})\}}")
+OWN_FIELDS = ("prompt", "response", "answer")  # fields that `JudgeRows` writes
 
 
 class Question:
     """A text with placeholders for the responses to judge.
 
     Args:
-        text: with {response}, or with {a} and {b}, and optionally {prompt} and {answer} of the row; or the path of a
-            file with such a text.
+        text: a text with {response}, or with {a} and {b}, and optionally with {prompt} and {answer} of the row; or the
+            path of a file with such a text.
         words: the two verdicts: good and not good, or a and b.
-        key: supplied; its place in the yaml.
+        key: supplied by the run: the yaml key.
 
     Attributes:
-        words: as given.
-        compares: whether it asks about two responses.
-        reads: the fields of a row that it needs, beside responses.
+        words: the two verdicts.
+        compares: whether the question is about two responses.
+        reads: the fields of a row that the question needs, besides responses.
 
     Raises:
         ValueError: a placeholder is missing, there is no such file, or there are not two words.
     """
 
     def __init__(self, text: str, words: list[str], key: str) -> None:
-        if not PLACE.search(text):
+        if not PLACEHOLDER.search(text):
             text = check_file(text, f"{key}.text").read_text(encoding="utf-8")
-        places = set(PLACE.findall(text))
-        if places & {"response", "a", "b"} not in ({"response"}, {"a", "b"}):
-            raise ValueError(f"{key}.text={text!r:.80}: it needs {{response}}, or {{a}} and {{b}} in its place")
+        names = set(PLACEHOLDER.findall(text))
+        if names & {"response", "a", "b"} not in ({"response"}, {"a", "b"}):
+            raise ValueError(f"{key}.text={text!r:.80}: it needs {{response}}, or {{a}} and {{b}}")
         if len({word.strip() for word in words} - {""}) != 2 or len(words) != 2:
             raise ValueError(f"{key}.words={words}: name two verdicts, such as [Yes, No]")
         self.words = words
-        self.compares = "a" in places
-        self.reads = tuple(place for place in ("prompt", "answer") if place in places)
+        self.compares = "a" in names
+        self.reads = tuple(name for name in ("prompt", "answer") if name in names)
         self._text = text
 
     @classmethod
@@ -55,32 +55,32 @@ class Question:
         return cls(**take(node, cls, key, "a question", ("key",)), key=key)
 
     def ask(self, row: Mapping[str, Any], **responses: Any) -> str:
-        """The text of a question.
+        """The text of the question with all placeholders replaced.
 
         Args:
-            row: with the fields of `reads`.
+            row: has the fields of `reads`.
             responses: `response`, or `a` and `b`: texts, or chat messages.
 
         Raises:
             ValueError: one of these has no text.
         """
-        known = {place: row[place] for place in self.reads} | responses
-        return PLACE.sub(lambda place: to_text(known[place[1]], place[1]), self._text)
+        values = {name: row[name] for name in self.reads} | responses
+        return PLACEHOLDER.sub(lambda found: to_text(values[found[1]], found[1]), self._text)
 
 
 class JudgeRows:
     """Rows for training a judge (generative reward models, arXiv 2408.15240): a question and the right verdict.
 
-    `response` and `answer` of a row are the verdict, `prompt` is the question. If the question compares two responses,
-    a pair is one row; the side of the better one is random, and in every second pair the other side. If it asks about
-    one response, a pair is two rows.
+    In each row `prompt` is the question, `response` and `answer` are the verdict. If the question compares two
+    responses, a pair is one row: the better response is a or b at random in each pair with an even index, and on the
+    other side in the next pair. If the question is about one response, a pair is two rows.
 
     Args:
         rows: a class that loads rows, as in `data.train`.
         of: pairs: `chosen` and `rejected` of a row; labels: its `completion`, which is good where its `label` is true.
         question: a text and two words, see `Question`.
-        seed: of the sides.
-        key: supplied; the node's place in the yaml.
+        seed: seed of the random sides.
+        key: supplied by the run: the yaml key of the node.
 
     Raises:
         ValueError: the rows are a mixture, or the question does not fit `of`; names the key.
@@ -95,7 +95,9 @@ class JudgeRows:
         self._seed = seed
         self._rows = Target(rows, f"{key}.rows", ("key",))
         if self._rows.factory is Mixture:
-            raise ValueError(f"{key}.rows: a mixture's weights would be lost; make every part of a mixture verdicts")
+            raise ValueError(
+                f"{key}.rows: the weights of a mixture would be lost; put a JudgeRows into every part of a mixture"
+            )
         if self._question.compares and not self._pairs:
             raise ValueError(f"{key}.of=labels: a question about {{a}} and {{b}} needs pairs; ask about {{response}}")
 
@@ -108,7 +110,7 @@ class JudgeRows:
 
         def read(number: int) -> Row:
             try:
-                return self._asked(rows[number // each], number)
+                return self._row(rows[number // each], number)
             except ValueError as error:
                 raise ValueError(f"{self._key} row {number // each + 1}: {error}") from error
 
@@ -116,7 +118,7 @@ class JudgeRows:
             read(number)
         return LazyRows(each * len(rows), read)
 
-    def _asked(self, row: Row, number: int) -> Row:
+    def _row(self, row: Row, number: int) -> Row:
         if self._question.compares:
             first = self._draw(number)
             a, b = ("chosen", "rejected") if first else ("rejected", "chosen")
@@ -130,7 +132,7 @@ class JudgeRows:
             first = TRUTHS[label]
             question = self._question.ask(row, response=row["completion"])
         verdict = self._question.words[0 if first else 1]
-        kept = {field: value for field, value in row.items() if field != "tools"}  # a judge has none
+        kept = {field: value for field, value in row.items() if field != "tools"}  # a judge uses no tools
         return kept | dict(zip(OWN_FIELDS, (question, verdict, verdict), strict=True))
 
     def _draw(self, number: int) -> bool:
@@ -138,7 +140,7 @@ class JudgeRows:
 
 
 def to_text(value: Any, what: str) -> str:
-    """A text unchanged; chat messages as the text of a single one, or the texts of all with their roles.
+    """A text unchanged, a single chat message as its text, or several messages as texts with their roles.
 
     Raises:
         ValueError: a message has no text.
@@ -147,7 +149,7 @@ def to_text(value: Any, what: str) -> str:
         return str(value)
     messages = conversation(value, what)
     if wrong := [message for message in messages if not isinstance(message.get("content"), str)]:
-        raise ValueError(f"{what} has a message without a text, which no judge can read: {wrong[0]!r:.80}")
+        raise ValueError(f"{what} has a message without text, so a judge cannot read it: {wrong[0]!r:.80}")
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)

@@ -1,4 +1,4 @@
-"""Rows that are read when they are indexed, so that large data is in memory once or not at all."""
+"""Rows that are read when they are indexed, so that large data sets need not be in memory."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -12,22 +12,22 @@ Rows = Sequence[Row]
 
 
 def load(target: Target, fields: Iterable[str]) -> Rows:
-    """Loads the rows of a class of rows; raises what its `load` raises.
+    """Builds a class of rows and loads its rows; raises what its `load` raises.
 
     Args:
-        target: the class in the yaml.
-        fields: those that every row must have, not null.
+        target: the class, with its options.
+        fields: fields that every row must have, not null.
     """
     rows: Rows = target.build(key=target.key).load(sorted(set(fields)))
     return rows
 
 
 class LazyRows(Sequence[Row]):
-    """A number of rows, each read anew whenever it is indexed.
+    """A sequence that calls `read` whenever a row is indexed, and caches nothing.
 
     Args:
-        count: of rows.
-        read: the row of a number from 0 to count - 1.
+        count: number of rows.
+        read: returns the row of an index from 0 to count - 1.
     """
 
     def __init__(self, count: int, read: Callable[[int], Row]) -> None:
@@ -39,14 +39,14 @@ class LazyRows(Sequence[Row]):
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return [self._read(place) for place in range(*number.indices(self._count))]
+            return [self._read(index) for index in range(*number.indices(self._count))]
         if not -self._count <= number < self._count:
             raise IndexError(f"row {number} of {self._count}")
         return self._read(number % self._count)
 
 
 class ConcatRows(LazyRows):
-    """The rows of several parts, one part behind the other.
+    """Concatenates the rows of several parts.
 
     Args:
         parts: none of them empty.
@@ -63,5 +63,5 @@ class ConcatRows(LazyRows):
 
 
 def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
-    """The rows of these numbers."""
-    return LazyRows(len(numbers), lambda place: rows[numbers[place]])
+    """The rows of these indices."""
+    return LazyRows(len(numbers), lambda index: rows[numbers[index]])

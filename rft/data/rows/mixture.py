@@ -1,4 +1,4 @@
-"""Rows of several data sets, each with its share of the rows that are drawn."""
+"""Rows of several data sets, which are drawn in proportion to the weights of the data sets."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ class MixturePart:
     """A data set of a mixture.
 
     Attributes:
-        weight: its share of the rows that are drawn is this, divided by the sum of all weights.
+        weight: the part is drawn with the share weight / (sum of all weights).
         rows: a class of rows, as in `data.train`.
     """
 
@@ -26,13 +26,13 @@ class MixturePart:
 
 
 class Mixture(StreamableRows):
-    """Data sets that are drawn from in proportion to their weights, whatever their sizes.
+    """Data sets whose rows are drawn in proportion to their weights, whatever their sizes.
 
-    Every part has shuffled epochs of its own: the rows of a part that is small for its share repeat sooner.
+    Every part has its own shuffled epochs: rows of a part that is small for its share repeat sooner.
 
     Args:
-        parts: by their names; a row without `data_source` gets its part's name as such.
-        key: supplied; the node's place in the yaml, for messages.
+        parts: the parts by name; the name becomes the `data_source` of rows that have none.
+        key: supplied by the run: the yaml key of the node, for messages.
 
     Raises:
         ValueError: there is no part, or a part is a mixture.
@@ -45,14 +45,16 @@ class Mixture(StreamableRows):
         self._targets = {name: Target(part.rows, f"{key}.parts.{name}.rows", ("key",)) for name, part in parts.items()}
         for target in self._targets.values():
             if target.factory is Mixture:
-                raise ValueError(f"{target.key}: a mixture in a mixture would lose its weights; name its parts here")
+                raise ValueError(
+                    f"{target.key}: the weights of a mixture inside a mixture would be lost; list its parts here"
+                )
 
     def load(self, required: Sequence[str]) -> "Mixed":
         """All rows of all parts; raises what their classes raise."""
         return Mixed({name: load(target, required) for name, target in self._targets.items()}, self._weights)
 
     def stream(self, required: Sequence[str]) -> "MixedStream":
-        """See `StreamableRows.stream`; raises a ValueError where a part cannot be streamed."""
+        """See `StreamableRows.stream`; raises a ValueError if a part cannot be streamed."""
         for target in self._targets.values():
             check_streamable(target)
         parts = {name: target.build(key=target.key).stream(required) for name, target in self._targets.items()}
@@ -60,11 +62,11 @@ class Mixture(StreamableRows):
 
 
 class Mixed(ConcatRows):
-    """The rows of a mixture, one part behind the other.
+    """The concatenated rows of a mixture.
 
     Args:
         parts: rows by the name of the part, none of them empty.
-        weights: of the parts.
+        weights: the weights of the parts.
     """
 
     def __init__(self, parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
@@ -76,27 +78,27 @@ class Mixed(ConcatRows):
         return named(super()._find(number), list(self.parts)[bisect_right(self.ends, number)])
 
     def kept(self, numbers: Sequence[int], key: str) -> "Mixed":
-        """The mixture with some of its rows only.
+        """The mixture with some of its rows.
 
         Args:
-            numbers: of the rows that stay, ascending.
-            key: of the mixture in the yaml.
+            numbers: indices of the rows to keep, ascending.
+            key: the yaml key of the mixture.
 
         Raises:
-            ValueError: a part would be left without rows; names the part.
+            ValueError: a part would have no rows; names the part.
         """
         parts, start = {}, 0
         for (name, rows), end in zip(self.parts.items(), self.ends, strict=True):
             left = [number - start for number in numbers[bisect_left(numbers, start) : bisect_left(numbers, end)]]
             if not left:
-                raise ValueError(f"{key}.parts.{name}: no prompt is as short as data.max_prompt_tokens; raise that")
+                raise ValueError(f"{key}.parts.{name}: all prompts are longer than data.max_prompt_tokens; raise it")
             parts[name] = subset(rows, left)
             start = end
         return Mixed(parts, self.weights)
 
 
 def named(row: Row, part: str) -> Row:
-    """The row, with the name of its part as `data_source` if it has none."""
+    """The row; if it has no `data_source`, the name of its part is added as such."""
     return row | {"data_source": part} if row.get("data_source") is None else row
 
 
@@ -105,7 +107,7 @@ class MixedStream(StreamedRows):
 
     Args:
         parts: streams by the name of the part.
-        weights: of the parts.
+        weights: the weights of the parts.
     """
 
     def __init__(self, parts: Mapping[str, RowStream], weights: Mapping[str, float]) -> None:
@@ -116,6 +118,6 @@ class MixedStream(StreamedRows):
     def preview(self) -> Mixed:
         return Mixed({name: part.preview() for name, part in self.parts.items()}, self.weights)
 
-    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "MixedStream":
-        parts = {name: part.open(buffer, encoder, most, say) for name, part in self.parts.items()}
+    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "MixedStream":
+        parts = {name: part.open(buffer, encoder, most, log) for name, part in self.parts.items()}
         return MixedStream(parts, self.weights)

@@ -20,11 +20,11 @@ Messages = list[dict[str, Any]]
 def messages(row: Row) -> Row:
     """The formats of TRL: `messages`; `prompt` and `completion`; `chosen` and `rejected`, with `prompt` or without.
 
-    The last of `messages` is the response if it is of the assistant; otherwise all of them are the prompt. `chosen` and
-    `rejected` without a field `prompt` begin with the prompt: the messages, or the words, that both share.
+    The last of `messages` is the response if its role is assistant; otherwise all of them are the prompt. Without a
+    field `prompt`, the messages or words with which both `chosen` and `rejected` begin are the prompt.
 
     Raises:
-        ValueError: there is no message to answer, or the two of a pair answer different prompts.
+        ValueError: there is no message to answer, or `chosen` and `rejected` answer different prompts.
     """
     if row.get("chosen") is not None and row.get("rejected") is not None:
         return row | _pair(row["chosen"], row["rejected"], row.get("prompt"))
@@ -68,7 +68,7 @@ def _message(turn: Any, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _dialogue(messages: Messages) -> Row:
-    """The last message as the response and the others as the prompt; all as the prompt if the last is no answer."""
+    """Splits messages into prompt and response: the last message is the response if its role is assistant."""
     if messages[-1]["role"] != "assistant":
         return {"prompt": messages}
     if all(message["role"] in ("system", "assistant") for message in messages):
@@ -78,9 +78,9 @@ def _dialogue(messages: Messages) -> Row:
 
 def _pair(chosen: Any, rejected: Any, prompt: Any) -> Row:
     if isinstance(chosen, str) and isinstance(rejected, str):
-        asked = _shared_words(chosen, rejected) if prompt is None else prompt
-        start = len(asked) if prompt is None else 0
-        return {"prompt": asked, "chosen": chosen[start:], "rejected": rejected[start:]}
+        shared = _shared_words(chosen, rejected) if prompt is None else prompt
+        start = len(shared) if prompt is None else 0
+        return {"prompt": shared, "chosen": chosen[start:], "rejected": rejected[start:]}
     chosen, rejected = _turns(chosen, "chosen"), _turns(rejected, "rejected")
     if prompt is not None and chosen[0]["role"] == rejected[0]["role"] == "assistant":
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -91,7 +91,7 @@ def _pair(chosen: Any, rejected: Any, prompt: Any) -> Row:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The length of the common beginning."""
+    """The length of the common prefix."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
@@ -102,7 +102,7 @@ def _turns(value: Any, field: str) -> Messages:
 
 
 def _shared_words(one: str, other: str) -> str:
-    """The common beginning of two texts, up to a whole word and without white space at its end."""
+    """The common prefix of two texts, up to the end of a word."""
     words = re.match(r"(.*\S)\s", one[: _shared(one, other)], re.DOTALL)
     if words is None:
         raise ValueError("chosen and rejected begin with different words, and there is no prompt")

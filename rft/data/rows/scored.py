@@ -1,4 +1,4 @@
-"""Rows of scored answers: sampled by a model and scored by a reward, or written and rated by people."""
+"""Rows made from scored answers, such as samples of a model with rewards or texts with human ratings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class Scored:
         rows, answers, text, score, key: see `ScoredPairs`.
     """
 
-    made: tuple[str, ...]  # fields that come from the answers
+    made: tuple[str, ...]  # fields that the class writes
 
     def __init__(self, rows: Any, answers: str | None, text: str, score: str, key: str) -> None:
         self._rows = Target(rows, f"{key}.rows", ("key",))
@@ -39,29 +39,29 @@ class Scored:
         """All answers, in the order of the rows.
 
         Args:
-            required: fields that every row must have, not null, without those that are made from its answers.
+            required: fields that every row must have, not null; those of `made` are ignored.
 
         Raises:
-            ValueError: an answer lacks a field, or a score is no number.
+            ValueError: an answer lacks a field, or a score is not a number.
         """
         own = {"prompt", *required} - {*self.made} | ({self._answers} if self._answers else set())
         for number, row in enumerate(load(self._rows, own)):
             where = f"row {number + 1} of {self._rows.key}"
             listed = [row] if self._answers is None else row[self._answers]
             if not isinstance(listed, list):
-                raise ValueError(f"{where}: {self._key}.answers={self._answers} is no list; name another field")
+                raise ValueError(f"{where}: {self._key}.answers={self._answers} is not a list; name another field")
             for answer in listed:
-                text = find(answer, self._text, where, f"{self._key}.text names it")
+                text = find(answer, self._text, where, f"set {self._key}.text to its name")
                 yield Answer(row, self._number(answer, where), text)
 
     def _number(self, answer: Any, where: str) -> float:
-        score = find(answer, self._score, where, f"{self._key}.score names it")
+        score = find(answer, self._score, where, f"set {self._key}.score to its name")
         try:
             number = float(score)
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"{where}: the score {score!r} is no number; {self._key}.score names another field")
+            raise ValueError(f"{where}: the score {score!r} is not a number; set {self._key}.score to another field")
         return number
 
     def kept(self, row: Row) -> Row:
@@ -70,18 +70,18 @@ class Scored:
 
 
 class ScoredPairs(Scored):
-    """Pairs of a better and a worse answer to the same prompt, from any two rows.
+    """Pairs of a better and a worse answer to the same prompt; the answers may be in different rows.
 
     A pair has the fields of the first row with its prompt, and `chosen`, `rejected` and `margin`, the difference of the
-    scores. An answer that a prompt has twice counts once, with its first score.
+    scores. Equal answers to a prompt count once, with the first score.
 
     Args:
         rows: a class that loads rows with a `prompt`, as in `data.train`.
-        answers: the field that lists the answers to the prompt, or null where a row is one answer itself.
+        answers: the field with the list of answers to the prompt, or null if each row is one answer.
         text, score: the fields of an answer; a higher score is better. Names with dots are paths through nested fields.
-        most: pairs of a prompt, those with the largest margins, or null for all.
-        limit: the number of first pairs to take, or null for all.
-        key: supplied; the node's place in the yaml, for messages.
+        most: maximal number of pairs of a prompt; those with the largest margins are kept. Null keeps all.
+        limit: takes the first `limit` pairs, or all if null.
+        key: supplied by the run: the yaml key of the node, for messages.
 
     Raises:
         ValueError: `most` leaves no pairs.
@@ -106,7 +106,7 @@ class ScoredPairs(Scored):
         self._limit = limit
 
     def load(self, required: Sequence[str]) -> Rows:
-        """All pairs, those of a prompt behind one another.
+        """All pairs, grouped by prompt.
 
         Args:
             required: fields that every pair must have, not null.
@@ -134,12 +134,12 @@ class ScoredPairs(Scored):
 
 
 class ScoredAnswers(Scored):
-    """One row an answer: `completion`, and as `label` whether its score is at least `good`.
+    """One row per answer: `completion`, and a `label` that is true if its score is at least `good`.
 
     Args:
         rows, answers, text, score, key: see `ScoredPairs`.
         good: the lowest score of a good answer.
-        limit: the number of first answers to take, or null for all.
+        limit: takes the first `limit` answers, or all if null.
     """
 
     made = ("completion", "label")

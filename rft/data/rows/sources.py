@@ -1,4 +1,4 @@
-"""Rows of files, or of a data set of the Hugging Face hub or a folder.
+"""Rows of files, of a data set of the Hugging Face hub, or of a folder.
 
 A row is a plain dict. `columns` renames fields to the names of this project (`{prompt: question}`), `schema` converts
 rows of a known format; all other fields stay unchanged, for rewards and logs. Rows of parquet files and data sets stay
@@ -17,7 +17,7 @@ from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 
-Shape = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
+ConvertRow = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
 
 
 class FileRows(StreamableRows):
@@ -25,11 +25,11 @@ class FileRows(StreamableRows):
 
     Args:
         path: a file, a pattern such as "data/part-*.parquet", or a list of them.
-        columns: {name here: name in the file, or null to drop an entry of an option file}. A name with dots is a path
-            through nested fields: `reward_model.ground_truth`.
+        columns: {name in this project: name in the file}; null removes an entry of an option file. A name with dots is
+            a path through nested fields: `reward_model.ground_truth`.
         schema: the format of the rows as a node of the registry `SCHEMAS`, or null; applied after `columns`.
-        limit: the number of first rows to take, or null for all.
-        key: supplied; the node's place in the yaml, for messages.
+        limit: takes the first `limit` rows, or all if null.
+        key: supplied by the run: the yaml key of the node, for messages.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FileRows(StreamableRows):
         self._path = path
         self._limit = limit
         self._key = key
-        self._shaped = shaping(columns, schema, key)
+        self._converter = row_converter(columns, schema, key)
 
     def load(self, required: Sequence[str]) -> Rows:
         """All rows.
@@ -55,15 +55,15 @@ class FileRows(StreamableRows):
             ValueError: a file is missing, empty or not of its format, or a row lacks a field; names the file, the line
                 or row, and the key.
         """
-        key, shape = f"{self._key}.path", self._shaped(required)
+        key, convert = f"{self._key}.path", self._converter(required)
         parts: list[Rows] = []
         left = self._limit
         for file in find_files(self._path, key):
             if Path(file).suffix in READERS:
                 located = READERS[Path(file).suffix](file, key)
-                part: Rows = [shape(where, raw) for where, raw in itertools.islice(located, left)]
+                part: Rows = [convert(where, raw) for where, raw in itertools.islice(located, left)]
             else:
-                part = table_rows(open_parquet(file, key), shape, file, left)
+                part = table_rows(open_parquet(file, key), convert, file, left)
             if not part:
                 raise ValueError(f"{key}: {file} holds no rows")
             parts.append(part)
@@ -73,17 +73,17 @@ class FileRows(StreamableRows):
         return parts[0] if len(parts) == 1 else ConcatRows(parts)
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: the files."""
-        key, shape = f"{self._key}.path", self._shaped(required)
+        """See `StreamableRows.stream`: one shard for each file."""
+        key, convert = f"{self._key}.path", self._converter(required)
         files = find_files(self._path, key)
-        if whole := [file for file in files if Path(file).suffix not in STREAMED]:
+        if unsupported := [file for file in files if Path(file).suffix not in STREAMED]:
             raise ValueError(
-                f"{key}: {whole[0]} can only be read whole; write {', '.join(STREAMED)}, or set data.streaming=null"
+                f"{key}: {unsupported[0]} cannot be streamed; write {', '.join(STREAMED)}, or set data.streaming=null"
             )
 
         def part(file: str) -> ShardReader:
             read = STREAMED[Path(file).suffix]
-            return lambda start: (shape(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
+            return lambda start: (convert(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
 
         return RowStream(limited([part(file) for file in files], self._limit), self._key)
 
@@ -93,7 +93,7 @@ class HubRows(StreamableRows):
 
     Args:
         path: name on the hub ("openai/gsm8k") or folder.
-        name: its configuration ("main"), or null where it has only one.
+        name: its configuration ("main"), or null if it has only one.
         split: "train", or a slice such as "train[:500]" (not of a folder of `save_to_disk`); null if such a folder
             holds one table.
         columns, schema, limit, key: as in `FileRows`.
@@ -114,7 +114,7 @@ class HubRows(StreamableRows):
         self._split = split
         self._limit = limit
         self._key = key
-        self._shaped = shaping(columns, schema, key)
+        self._converter = row_converter(columns, schema, key)
 
     def load(self, required: Sequence[str]) -> Rows:
         """All rows.
@@ -127,20 +127,21 @@ class HubRows(StreamableRows):
                 the key.
         """
         table, title = self._open(streaming=False), self._title
-        rows = table_rows(table, self._shaped(required), title, self._limit)
+        rows = table_rows(table, self._converter(required), title, self._limit)
         if not rows:
             raise ValueError(f"{self._key}.path: {title} holds no rows")
         return rows
 
     def stream(self, required: Sequence[str]) -> RowStream:
         """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
-        table, title, shape = self._open(streaming=True), self._title, self._shaped(required)
+        table, title, convert = self._open(streaming=True), self._title, self._converter(required)
 
         def part(shard: int) -> ShardReader:
             rows = table.shard(table.num_shards, shard)
             where = f"{title} shard {shard + 1} row"
             return lambda start: (
-                shape(f"{where} {number}", without_nulls(raw)) for number, raw in enumerate(rows.skip(start), start + 1)
+                convert(f"{where} {number}", without_nulls(raw))
+                for number, raw in enumerate(rows.skip(start), start + 1)
             )
 
         return RowStream(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
@@ -176,81 +177,81 @@ class HubRows(StreamableRows):
 
 
 def limited(shards: list[ShardReader], limit: int | None) -> list[ShardReader]:
-    """The shards, or one shard of their first rows where there is a limit: the first rows are those in file order."""
+    """The shards; with a limit, one shard with the first rows of all shards in file order."""
     if limit is None:
         return shards
     return [lambda start: itertools.islice(itertools.chain.from_iterable(shard(0) for shard in shards), start, limit)]
 
 
-def table_rows(table: Any, shape: Shape, title: str, limit: int | None) -> Rows:
-    """The first rows of a table of the package datasets, each checked once and read again when it is indexed."""
+def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -> Rows:
+    """The first rows of a table of the package datasets. Each is checked once, and read again when it is indexed."""
 
     def where(number: int) -> str:
         return f"{title} row {number + 1}"
 
     count = len(table) if limit is None else min(limit, len(table))
     for number in range(count):
-        shape(where(number), without_nulls(table[number]))
-    return LazyRows(count, lambda number: shape(where(number), without_nulls(table[number])))
+        convert(where(number), without_nulls(table[number]))
+    return LazyRows(count, lambda number: convert(where(number), without_nulls(table[number])))
 
 
-def shaping(
+def row_converter(
     columns: Mapping[str, str | None], schema: dict[str, Any] | None, key: str
-) -> Callable[[Iterable[str]], Shape]:
-    """A function from the required fields to the function that converts a row.
+) -> Callable[[Iterable[str]], ConvertRow]:
+    """Makes a function that takes the required fields and returns the function that converts a row.
 
     Raises:
         ValueError: there is no such schema, or an option of it is wrong.
     """
     names = {name: source for name, source in columns.items() if source is not None}
-    convert = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
+    apply_schema = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
 
-    def shaped(required: Iterable[str]) -> Shape:
-        def shape(where: str, raw: Row) -> Row:
+    def converter(required: Iterable[str]) -> ConvertRow:
+        def convert(where: str, raw: Row) -> Row:
             row = dict(raw)
             for name, source in names.items():
-                named = f"{key}.columns.{name} names it"
-                row[name] = find(raw, source, where, f"{named}; where it is not wanted, set {key}.columns.{name}=null")
+                cure = f"set {key}.columns.{name} to its name"
+                row[name] = find(raw, source, where, f"{cure}, or to null if the field is not needed")
                 if row[name] is None and name in required:
-                    raise ValueError(f"{where}: the field {source!r} is null; {named}")
-            if convert is not None:
+                    raise ValueError(f"{where}: the field {source!r} is null; {cure}")
+            if apply_schema is not None:
                 try:
-                    row = convert(row)
+                    row = apply_schema(row)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
             for field in required:
-                require(row, field, where, f"say where it is with +{key}.columns.{field}=<its name there>")
+                require(row, field, where, f"name it with +{key}.columns.{field}=<name in the data>")
             return row
 
-        return shape
+        return convert
 
-    return shaped
+    return converter
 
 
 def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
     """The field of that name; a name with dots is a path through nested fields.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the row has no such field.
     """
     if name in row or "." not in name:
         return _get(row, name, name, where, cure)
     found: Any = row
     for step in name.split("."):
         if not isinstance(found, Mapping):
-            raise ValueError(f"{where}: no field {name!r} (what is before {step!r} holds no fields); {cure}")
+            raise ValueError(f"{where}: no field {name!r} (the value before {step!r} has no fields); {cure}")
         found = _get(found, step, name, where, cure)
     return found
 
 
 def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:
     if step not in row:
-        known = f"there are: {', '.join(row) or 'none'}{did_you_mean(step, row)}"
+        known = f"known: {', '.join(row) or 'none'}{did_you_mean(step, row)}"
         raise ValueError(f"{where}: no field {name!r} ({known}); {cure}")
     return row[step]
 
 
 def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
-    """Raises a ValueError where a row lacks the field or has null in it."""
+    """Raises a ValueError if a row lacks the field or its value is null."""
     if _get(row, field, field, where, cure) is None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")

@@ -1,6 +1,6 @@
 """Subsets of rows: a share by the hash of a field, or the rows that are not in another data set.
 
-Both depend on the content of a field and not on the position of a row, so rows of one prompt stay together.
+Both depend on the value of a field, not on the position of a row, so that rows of one prompt stay together.
 """
 
 import hashlib
@@ -20,29 +20,29 @@ class HashSplit:
         rows: a class that loads rows, as in `data.train`.
         by: the field.
         share: [start, end) between 0 and 1. The hash is BLAKE2b, the same on every machine, as a number in [0, 1).
-        key: supplied; the node's place in the yaml, for messages.
+        key: supplied by the run: the yaml key of the node, for messages.
 
     Raises:
-        ValueError: the share is empty or outside of 0 to 1.
+        ValueError: the share is empty, or not between 0 and 1.
     """
 
     def __init__(self, rows: Any, by: str, share: list[float], key: str) -> None:
         if len(share) != 2 or not 0 <= share[0] < share[1] <= 1:
-            raise ValueError(f"{key}.share={share}: give where it starts and ends between 0 and 1, such as [0.0, 0.8]")
+            raise ValueError(f"{key}.share={share}: give its start and end between 0 and 1, such as [0.0, 0.8]")
         self._rows = Target(rows, f"{key}.rows", ("key",))
         self._by = by
         self._start, self._end = share
         self._key = key
 
     def load(self, required: Sequence[str]) -> Rows:
-        """The rows of the share, in their order; raises what their class raises, or a ValueError where there are none.
+        """The rows of the share, in their order; raises what their class raises, or a ValueError if there are none.
 
         Args:
             required: fields that every row must have, not null.
         """
         rows = load(self._rows, {*required, self._by})
-        places = (_place(row[self._by]) for row in rows)
-        numbers = [number for number, place in enumerate(places) if self._start <= place < self._end]
+        hashes = (_hash(row[self._by]) for row in rows)
+        numbers = [number for number, value in enumerate(hashes) if self._start <= value < self._end]
         if not numbers:
             raise ValueError(
                 f"{self._key}.share=[{self._start}, {self._end}] leaves none of {len(rows)} rows; widen it"
@@ -51,13 +51,13 @@ class HashSplit:
 
 
 class ExcludeRows:
-    """Rows whose field `by` occurs in no row of another data set, so that no evaluation has rows of training.
+    """Rows whose value of the field `by` occurs in no row of another data set, such as the training set.
 
     Args:
         rows, others: classes that load rows, as in `data.train`.
         by: the field.
-        limit: the number of rows to take of those that are left, or null for all.
-        key: supplied; the node's place in the yaml, for messages.
+        limit: takes the first `limit` of the remaining rows, or all if null.
+        key: supplied by the run: the yaml key of the node, for messages.
     """
 
     def __init__(self, rows: Any, others: Any, by: str, limit: PositiveInt | None, key: str) -> None:
@@ -68,7 +68,7 @@ class ExcludeRows:
         self._key = key
 
     def load(self, required: Sequence[str]) -> Rows:
-        """The rows that are left, in their order.
+        """The remaining rows, in their order.
 
         Args:
             required: fields that every row must have, not null.
@@ -84,8 +84,8 @@ class ExcludeRows:
         if len(numbers) in (0, len(rows)):
             found = "all of them are" if not numbers else "none of them is"
             raise ValueError(
-                f"{self._key}: {found} among the {len(others)} of {self._key}.others by the field {self._by!r}; see "
-                "whether both are the files that were meant"
+                f"{self._key}: {found} among the {len(others)} of {self._key}.others by the field {self._by!r}; check "
+                "the paths of both"
             )
         return subset(rows, numbers[: self._limit])
 
@@ -95,7 +95,7 @@ def identity(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _place(value: Any) -> float:
+def _hash(value: Any) -> float:
     """The hash of a value as a number in [0, 1)."""
     digest = hashlib.blake2b(identity(value).encode(), digest_size=6).digest()  # 48 bits are exact in a float
     return int.from_bytes(digest, "big") / 2**48

@@ -1,4 +1,4 @@
-"""Rows that are read as they are drawn: of data of any size, only a buffer of rows is in memory."""
+"""Rows that are read when they are drawn: only a buffer of rows is in memory, whatever the size of the data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Row, Rows
 from rft.registry import Target
 
-ShardReader = Callable[[int], Iterator[Row]]  # the rows of a file or a shard, from the one of that number on
+ShardReader = Callable[[int], Iterator[Row]]  # (index of the first row) -> rows of a file or a shard
 PREVIEW = 64  # rows that are read before a model is loaded
 
 
 class StreamedRows(Sequence[Row]):
-    """Rows of a stream by their positions. Only the rows that were drawn last are there.
+    """Rows of a stream by position. Only the rows of the last draw can be indexed.
 
     Attributes:
-        drawn: those rows. The sampler that draws them sets it.
+        drawn: the rows of the last draw; the sampler sets it.
     """
 
     def __init__(self) -> None:
@@ -31,16 +31,17 @@ class StreamedRows(Sequence[Row]):
         """The first rows, for checks before a model is loaded.
 
         Raises:
-            ValueError: there are none, or one of them is wrong.
+            ValueError: there are no rows, or one of them is malformed.
         """
 
     @abstractmethod
-    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "StreamedRows":
-        """The same rows for one sampler, from the first one on; for the arguments see `RowStream`."""
+    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "StreamedRows":
+        """A new stream of the same rows for one sampler; `RowStream` explains the arguments."""
 
     def __len__(self) -> int:
         raise ValueError(
-            "data.streaming: the number of rows must be known to draw them like this; set data.streaming=null"
+            "data.streaming: this way of drawing rows needs their number, which a stream does not know; set "
+            "data.streaming=null"
         )
 
     def __getitem__(self, position: Any) -> Any:
@@ -48,11 +49,11 @@ class StreamedRows(Sequence[Row]):
 
 
 class StreamableRows(ABC):
-    """A class of rows that can be read as they are drawn."""
+    """A class of rows that can be streamed."""
 
     @abstractmethod
     def stream(self, required: Sequence[str]) -> StreamedRows:
-        """The rows. Raises what `load` raises; an error in a row is raised when the row is read.
+        """The stream of the rows. Raises what `load` raises; an error in a row is raised when the row is read.
 
         Args:
             required: fields that every row must have, not null.
@@ -70,23 +71,23 @@ def check_streamable(rows: Target) -> None:
     """Raises a ValueError if a class of rows cannot be streamed."""
     if not issubclass(rows.factory, StreamableRows):
         raise ValueError(
-            f"data.streaming: {rows.key} is a {rows.factory.__name__}, which knows all its rows at once; set "
+            f"data.streaming: {rows.key} is a {rows.factory.__name__}, which cannot be streamed; set "
             "data.streaming=null"
         )
 
 
 def check_room(buffer: int, most: int | None, context: int, new_tokens: int) -> None:
-    """Raises a ValueError if a prompt of the stream may leave no room for an answer in the model's context."""
+    """Raises a ValueError if a prompt of the stream and its answer may exceed the model's context."""
     if most is None or most + new_tokens > context:
         raise ValueError(
-            f"data.streaming={buffer}: prompts that leave no room for an answer cannot be dropped beforehand; set "
-            f"data.max_prompt_tokens to {context - new_tokens} or less (the model's context of {context} without "
+            f"data.streaming={buffer}: prompts of a stream are not counted beforehand and can be too long; "
+            f"set data.max_prompt_tokens to {context - new_tokens} or less (the model's context of {context} without "
             f"rollout.max_new_tokens={new_tokens}), which drops them when they are read"
         )
 
 
 class StreamPosition(NamedTuple):
-    """A place in a stream: an epoch, the shard by its place in the order of the epoch, and the row of that shard."""
+    """A position in a stream: the epoch, the index of the shard in the epoch's order, and the row in the shard."""
 
     epoch: int
     shard: int
@@ -94,21 +95,22 @@ class StreamPosition(NamedTuple):
 
 
 class RowStream(StreamedRows):
-    """The rows of files or shards, epoch after epoch, in blocks of a buffer. The rows of a block are shuffled.
+    """Streams the rows of files or shards in endless epochs. Each block of `buffer` rows is shuffled.
 
-    Every epoch has the shards in an order of its own. A block ends with its epoch, so every epoch has every row once.
-    The order depends on the seed and the buffer alone, and every rank reads all rows.
+    With a buffer above 1, the order of the shards is shuffled in every epoch. The last block of an epoch may be
+    smaller, so that every epoch has every row once. The order depends only on the seed and the buffer, and every rank
+    reads all rows.
 
     Attributes:
-        position: rows so far, with those that were dropped.
+        position: rows drawn so far, including dropped ones.
 
     Args:
         shards: one or more.
-        key: of the rows in the yaml.
-        buffer: rows of a block; 1 leaves rows and shards in their order.
-        encoder: of prompts; needed where `most` is given.
-        most: tokens of a prompt; rows with longer ones are dropped. None keeps all rows.
-        say: receives messages for people: how many rows are dropped.
+        key: the yaml key of the rows.
+        buffer: rows in a block; 1 disables shuffling.
+        encoder: encodes prompts; needed if `most` is given.
+        most: maximal tokens of a prompt; rows with longer ones are dropped. None keeps all rows.
+        log: shows a message to the user: how many rows are dropped.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class RowStream(StreamedRows):
         buffer: int = 1,
         encoder: Encoder | None = None,
         most: int | None = None,
-        say: Callable[[str], None] = lambda message: None,
+        log: Callable[[str], None] = lambda message: None,
     ) -> None:
         super().__init__()
         self.shards = shards
@@ -127,11 +129,11 @@ class RowStream(StreamedRows):
         self._buffer = buffer
         self._encoder = encoder
         self._most = most
-        self._say = say
+        self._log = log
         self._dropped = 0
-        self._kept_any = False  # whether this epoch has had a row that was not dropped
+        self._kept_any = False  # whether a row of this epoch was not dropped
         self._block: list[Row] = []
-        self._taken = 0  # of the block
+        self._taken = 0  # rows of the block that have been drawn
 
     def preview(self) -> Rows:
         rows = list(islice(chain.from_iterable(shard(0) for shard in self.shards), PREVIEW))
@@ -139,20 +141,20 @@ class RowStream(StreamedRows):
             raise ValueError(f"{self._key}: the data holds no rows")
         return rows
 
-    def open(self, buffer: int, encoder: Encoder, most: int | None, say: Callable[[str], None]) -> "RowStream":
-        return RowStream(self.shards, self._key, buffer, encoder, most, say)
+    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "RowStream":
+        return RowStream(self.shards, self._key, buffer, encoder, most, log)
 
     def start(self, seed: int) -> None:
-        """Begins the first epoch. The seed changes every order."""
+        """Starts the first epoch. The seed determines every order."""
         self._seed = seed
-        self._next = self._begin = StreamPosition(0, 0, 0)  # of the next block, and of this one
+        self._next = self._begin = StreamPosition(0, 0, 0)  # first positions of the next block and of this one
         self._reading = self._read(self._next)
 
     def take(self, number: int) -> list[int]:
-        """Draws rows and returns their positions; the stream has the rows until the next call.
+        """Draws rows and returns their positions; the rows can be indexed until the next call.
 
         Raises:
-            ValueError: a row is wrong, or all rows of an epoch were dropped.
+            ValueError: a row is malformed, or all rows of an epoch were dropped.
         """
         self.drawn = {}
         while len(self.drawn) < number:
@@ -160,7 +162,7 @@ class RowStream(StreamedRows):
                 self._fill()
             rows = self._block[self._taken : self._taken + number - len(self.drawn)]
             fits = self._fits(rows)
-            self.drawn |= {self.position + place: row for place, row in enumerate(rows) if fits[place]}
+            self.drawn |= {self.position + index: row for index, row in enumerate(rows) if fits[index]}
             self._kept_any |= any(fits)
             self._dropped += fits.count(False)
             self._taken += len(rows)
@@ -168,7 +170,7 @@ class RowStream(StreamedRows):
         return list(self.drawn)
 
     def _fits(self, rows: list[Row]) -> list[bool]:
-        """Which of some rows are not dropped."""
+        """For each row, whether its prompt is short enough to be kept."""
         if self._most is None:
             return [True] * len(rows)
         assert self._encoder is not None, "an encoder counts the tokens of prompts"
@@ -177,36 +179,37 @@ class RowStream(StreamedRows):
     def _fill(self) -> None:
         """Reads the next block."""
         if self._dropped:
-            self._say(
-                f"{self._key}: {self._dropped:,} of {self.position:,} rows so far had prompts of more tokens than "
-                f"data.max_prompt_tokens={self._most}. They were dropped"
+            self._log(
+                f"{self._key}: {self._dropped:,} of {self.position:,} rows so far were dropped: their prompts have "
+                f"more tokens than data.max_prompt_tokens={self._most}"
             )
         found = list(islice(self._reading, self._buffer))
         if not found:
             if not self._kept_any:
                 raise ValueError(
-                    f"{self._key}: no prompt of an epoch is as short as data.max_prompt_tokens={self._most}; raise it"
+                    f"{self._key}: all prompts of an epoch have more tokens than "
+                    f"data.max_prompt_tokens={self._most}; raise it"
                 )
             self._kept_any = False
             self._next = StreamPosition(self._next.epoch + 1, 0, 0)
             self._reading = self._read(self._next)
             found = list(islice(self._reading, self._buffer))
         order = torch.randperm(len(found), generator=generator(self._seed, self.position)).tolist()
-        self._block = [found[place][1] for place in order]
+        self._block = [found[index][1] for index in order]
         self._begin, self._next, self._taken = self._next, found[-1][0], 0
 
     def _read(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, Row]]:
-        """The rows of an epoch from a place on, each with the place behind it."""
+        """The rows of an epoch from a position on, each with the position that follows it."""
         first = start.row
         shuffled = torch.randperm(len(self.shards), generator=generator(self._seed, -1 - start.epoch)).tolist()
         order = shuffled if self._buffer > 1 else range(len(self.shards))
-        for place in range(start.shard, len(self.shards)):
-            for number, row in enumerate(self.shards[order[place]](first), first + 1):
-                yield StreamPosition(start.epoch, place, number), row
+        for shard in range(start.shard, len(self.shards)):
+            for number, row in enumerate(self.shards[order[shard]](first), first + 1):
+                yield StreamPosition(start.epoch, shard, number), row
             first = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The place where the current block begins, and how many of its rows are taken."""
+        """The position at which the current block begins, and how many of its rows have been drawn."""
         known = {"position": self.position, "begun": tuple(self._begin), "taken": self._taken}
         return known | {"dropped": self._dropped, "fruitful": self._kept_any}
 

@@ -21,29 +21,29 @@ FIELDS = (
     *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text"),
     *("completions", "labels"),
 )
-HELD_OUT = 10  # one prompt of ten is held out, by its checksum
+HELD_OUT = 10  # one of ten prompts is held out, by its checksum
 
 
 class Symbolic:
     """Rows over strings of digits: `{prompt: "sort 4130=", answer: "0134", response: "0134", demonstration: "4130"}`.
 
-    For preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a label of one of the two,
-    `{completion: "4130", label: False}`. The rejected answer is the unchanged digits, or another number where those are
-    right. The field `text` is prompt and answer together. For process rewards a row has the answer digit by digit; in
-    every other row a letter stands for one of them, and no step from there on is right: `{completions: ["0", "1", "r",
-    "4"], labels: [True, True, False, False]}`.
+    For preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a labelled completion, which is one of
+    the two, `{completion: "4130", label: False}`. The rejected answer is the unchanged digits, or another number if
+    those are right. The field `text` is prompt and answer together. For process rewards each digit of the answer is a
+    step. In half of the rows a letter replaces one digit, and the steps from there on are labelled wrong:
+    `{completions: ["0", "1", "r", "4"], labels: [True, True, False, False]}`.
 
     Args:
-        key: supplied; its place in the yaml.
+        key: supplied by the run: the yaml key.
         task: the operation on the digits.
-        split: the prompts that train, or those held out (one in ten, by checksum).
-        count: rows, all different.
-        length: shortest and longest string of digits.
+        split: the training prompts, or the held-out ones (one in ten, by checksum).
+        count: number of rows, all different.
+        length: lengths of the shortest and the longest string of digits.
         slips: share of the demonstrations that repeat the digits unchanged.
-        seed: of the random digits.
+        seed: seed of the random digits.
 
     Raises:
-        ValueError: there are fewer different prompts.
+        ValueError: there are fewer than `count` different prompts.
     """
 
     def __init__(

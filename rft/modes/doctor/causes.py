@@ -1,4 +1,4 @@
-"""Possible causes of a gap, tried one after another: the trainer computes the batch as the engine may have done."""
+"""Tries possible causes of a gap one by one: the trainer computes the batch as the engine may have computed it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.batch.columns import kind_of
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.strategy.base import DTYPES
 
-TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # nats, of the worst token
+TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # largest allowed gap of a token, in nats
 TEMPERATURES = (1.0, 0.6, 0.7, 0.8, 0.9)  # that an engine may use instead of rollout.temperature
-ALIKE = 3.0  # two gaps from rounding in different places differ by less than this factor
+ALIKE = 3.0  # gaps of equal size differ by less than this factor; rounding differs from operation to operation
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,12 @@ class Cause:
     """A cause that was tried.
 
     Attributes:
-        kind: of the cause, such as `temperature`.
+        kind: the kind of the cause, such as `temperature`.
         trial: how the trainer computed the log-probabilities.
-        gap: of the trial.
-        allowed: the largest gap of the trial if this is the cause; None if the trial cannot remove the gap and only
-            shows how large a gap the cause would make.
-        cure: the cause and what to change, as a message.
+        gap: the gap of the trial.
+        allowed: the largest gap of the trial if this is the cause; None if the trial cannot remove the gap, and only
+            shows how large a gap the cause would produce.
+        cure: a message with the cause and what to change.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Cause:
     cure: str
 
     def explains(self, gap: Gap) -> bool:
-        """True if the trial removes the gap, or makes one as large."""
+        """True if the trial removes the gap, or produces one of the same size."""
         if self.allowed is None:
             return self.gap.mean / ALIKE <= gap.mean <= self.gap.mean * ALIKE
         return self.gap.largest <= self.allowed and self.gap.mean <= gap.mean / 2
@@ -47,10 +48,10 @@ class CauseSearch:
 
     Attributes:
         batch: this rank's rows.
-        logprobs: of the trainer, (B, T).
+        logprobs: (B, T) log-probabilities of the trainer.
         score: computes the trainer's log-probabilities of a batch at a temperature, in the dtype of this name.
-        temperature, dtype: of the trainer.
-        begin: the tokenizer's begin token, or None.
+        temperature, dtype: those of the trainer.
+        begin: the tokenizer's BOS token, or None.
     """
 
     batch: TensorDict
@@ -64,7 +65,7 @@ class CauseSearch:
         """Tries every cause and adds its gap to the report.
 
         Args:
-            gather: collects a number of every rank.
+            gather: collects one number from every rank.
         """
         return [
             *self._temperature(report),
@@ -81,27 +82,36 @@ class CauseSearch:
                 gap = report.add_gap(trial, self.batch, self.score(self.batch, other, self.dtype))
                 cure = (
                     f"the engine samples at temperature {other:g}, not at rollout.temperature={self.temperature:g}: "
-                    f"set rollout.temperature={other:g}, or choose a rollout that heeds it"
+                    f"set rollout.temperature={other:g}, or choose a rollout that supports it"
                 )
                 yield Cause("temperature", trial, gap, allowed, cure)
 
     def _template(self, report: DoctorReport) -> Iterator[Cause]:
         for trial, batch, does in self._edits():
             gap = report.add_gap(trial, batch, self.score(batch, self.temperature, self.dtype))
-            cure = f"the engine {does}: it must take tokens as they are sent; see rollout.engine and data.template"
+            cure = f"the engine {does}: it must use tokens as they are sent; see rollout.engine and data.template"
             yield Cause("template", trial, gap, TOLERANCE[self.dtype], cure)
 
     def _edits(self) -> Iterator[tuple[str, TensorDict, str]]:
-        """What an engine may do to prompts: the trial, the batch as that engine reads it, what the engine does."""
-        doubled = self.batch.apply(lambda column: torch.cat([column[:, :1], column], 1) if column.dim() > 1 else column)
-        yield "prompts with their first token twice", doubled, "reads the first token of a prompt twice"
+        """Ways in which an engine may change prompts: the trial, the changed batch, what the engine does."""
+        doubled = self._edit_tokens(lambda column: torch.cat([column[:, :1], column], 1))
+        yield "prompts with their first token twice", doubled, "repeats the first token of a prompt"
         if self.begin is not None:
-            begun = doubled.clone()
-            begun["tokens", "input_ids"][:, 0] = self.begin
-            yield "prompts behind a begin token", begun, "puts a begin token in front of a prompt"
-        without = self.batch.apply(lambda column: column[:, 1:].clone() if column.dim() > 1 else column)
+            with_begin = doubled.clone()
+            with_begin["tokens", "input_ids"][:, 0] = self.begin
+            yield "prompts with a BOS token in front", with_begin, "prepends a BOS token to a prompt"
+        without = self._edit_tokens(lambda column: column[:, 1:].clone())
         without["loss_mask"][:, 0] = False
-        yield "prompts without their first token", without, "leaves out the first token of a prompt"
+        yield "prompts without their first token", without, "drops the first token of a prompt"
+
+    def _edit_tokens(self, edit: Callable[[Tensor], Tensor]) -> TensorDict:
+        """The batch with every per-token column edited."""
+
+        def apply(name: str | tuple[str, ...], column: Tensor) -> Tensor:
+            outer = name if isinstance(name, str) else name[0]
+            return edit(column) if kind_of(outer, column.dim()) == "token" else column
+
+        return self.batch.named_apply(apply, nested_keys=True)
 
     def _rounding(self, report: DoctorReport, gather: Callable[[float], list[float]]) -> Iterator[Cause]:
         engine = self.batch["rollout_logprobs"][self.batch["loss_mask"]]

@@ -1,7 +1,7 @@
 """Compares the engine's log-probabilities of its tokens with the trainer's, and finds the cause of a difference.
 
-Every cause is tried: the trainer computes the log-probabilities in another way, or the engine takes other weights, and
-the gap is measured again. Left out: two causes at once, which the table shows and no message names.
+For every known cause the trainer computes the log-probabilities in another way, or the engine gets other weights, and
+the gap is measured again. Two causes at once are not searched: the table shows their gap, but no message names them.
 """
 
 import copy
@@ -21,14 +21,14 @@ from rft.modes.doctor.report import DoctorReport, Gap
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
-SCALE = 1.1  # factor of the weights that are made wrong on purpose
-ALONE = 8  # rows that are scored one at a time
+SCALE = 1.1  # factor of the scaled weights, which must change what the engine computes
+ALONE = 8  # rows that are scored one by one, at most
 SHOWN = 60  # characters of a prompt that are printed
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the config says about sampling and dtypes.
+    """Sampling and dtypes of the config.
 
     Attributes:
         truncates: whether training samples from a truncated distribution.
@@ -42,12 +42,12 @@ class RunFacts:
 
 
 class Examination:
-    """Examines a run that is ready to train. All methods are collectives.
+    """Examines a run that is ready to train. Methods that sample or compute are collectives.
 
     Args:
-        trainer, stage: of the run; the examination takes one update, at learning rate 0.
-        sampler: of the trainer.
-        facts: of the config.
+        trainer, stage: those of the run; the examination takes one update, at learning rate 0.
+        sampler: the sampler of the trainer.
+        facts: sampling and dtypes of the config.
         twin: makes a copy of the policy that computes in the dtype of this name.
         report: collects the findings.
     """
@@ -70,7 +70,7 @@ class Examination:
         self.report = report
         self.tolerance = TOLERANCE[facts.dtype]
         self.temperature = stage.source.temperature
-        self.settled: Gap  # of greedy tokens with the true weights, before an update
+        self.before_update: Gap  # of greedy tokens with the policy's weights
         self.position = copy.deepcopy(self.world.gather(stage.source.state_dict()))
 
     def examine(self) -> float:
@@ -84,14 +84,14 @@ class Examination:
         truncated = self.draw() if self.facts.truncates else None
         self.sampler.plain = self.facts.truncates
         batch, again, greedy = self.draw(), self.draw(), (self.greedy(), self.greedy())
-        if truncated is not None:  # scores come after all samples: the engine sleeps while the trainer computes
-            meant = self.add_gap(name, truncated)
-            text = "rollout.top_p, top_k, min_p or first_token are meant to make the gap of the whole distribution"
-            self.report.add_check(None, f"truncation: {text} {meant.largest:.2g}; algorithm/correction weighs it")
+        if truncated is not None:  # scored after all sampling: the engine sleeps while the trainer computes
+            expected = self.add_gap(name, truncated)
+            text = "rollout.top_p, top_k, min_p or first_token change the sampled distribution, which makes a gap of"
+            self.report.add_check(None, f"truncation: {text} {expected.largest:.2g}; algorithm/correction corrects it")
             name = "without truncation"
         logprobs = self.score(batch)
         gap = self.report.add_gap(name, batch, logprobs)
-        text = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} may have {self.tolerance:g}"
+        text = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} allows {self.tolerance:g}"
         agree = self.report.add_check(gap.largest <= self.tolerance, text)
         self.seeds(batch, again)
         failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
@@ -108,13 +108,13 @@ class Examination:
         """Publishes the policy's weights times a factor."""
         weights = self.trainer.policy.weights()
         self.sampler.release()
-        self.trainer.step += 1  # so that every publication has a version of its own
+        self.trainer.step += 1  # every publication needs a new version
         if factor != 1.0:
             weights = ((name, tensor * factor) for name, tensor in weights)
         self.sampler.publish(self.trainer.step, weights)
 
     def draw(self) -> TensorDict:
-        """The first batch of the training source, sampled now."""
+        """The first batch of the training source, sampled with the current weights."""
         self.stage.source.load_state_dict(copy.deepcopy(self.position))
         batch = self.stage.source.next(Metrics())
         keep = batch["response_mask"].clone()
@@ -122,14 +122,14 @@ class Examination:
         return batch.set("loss_mask", keep)
 
     def greedy(self) -> TensorDict:
-        """The same prompts answered with the most likely tokens, with log-probabilities of temperature 1."""
+        """The first batch, sampled greedily, with log-probabilities at temperature 1."""
         self.sampler.greedy = True
         batch = self.draw()
         self.sampler.greedy = False
         return batch
 
     def score(self, batch: TensorDict, temperature: float | None = None, dtype: str | None = None) -> Tensor:
-        """Log-probabilities of the trainer, (B, T)."""
+        """The trainer's log-probabilities of a batch, (B, T)."""
         self.sampler.release()
         actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
         rows = columns(batch)
@@ -141,36 +141,38 @@ class Examination:
         return self.report.add_gap(name, batch, self.score(batch, temperature))
 
     def weights(self, before: TensorDict, again: TensorDict) -> Iterator[str]:
-        """Checks that the engine samples with the weights that were published last.
+        """Checks that the engine samples with the weights that were published last: scaled ones, then the policy's.
 
         Args:
-            before, again: two greedy batches with the true weights.
+            before, again: two greedy batches with the policy's weights.
         """
-        noise = self.moved(before, again)
+        noise = self.difference(before, again)
 
         def shift(factor: float, name: str) -> float:
             self.publish(factor)
             sampled = self.greedy()
-            self.settled = self.add_gap(name, sampled, 1.0)
-            return self.moved(before, sampled)
+            self.before_update = self.add_gap(name, sampled, 1.0)
+            return self.difference(before, sampled)
 
-        changed = shift(SCALE, f"greedy, the engine's weights times {SCALE}")
-        back = shift(1.0, "greedy, the true weights")
-        follows, returns = changed > max(TOLERANCE["float32"], 3 * noise), back <= max(self.tolerance, 3 * noise)
-        text = f"weights: made wrong they move the engine by {changed:.2g}; the true ones leave it {back:.2g} off"
-        if not self.report.add_check(follows and returns and back < changed, text):
-            lack = "come back to the true ones" if follows else "follow what it is handed"
-            yield f"the engine has stale weights, it does not {lack}: mend update_weights of rollout.engine._target_"
+        scaled = shift(SCALE, f"greedy, the engine's weights times {SCALE}")
+        restored = shift(1.0, "greedy, the policy's weights")
+        follows, returns = scaled > max(TOLERANCE["float32"], 3 * noise), restored <= max(self.tolerance, 3 * noise)
+        text = (
+            f"weights: scaled ones change the engine by {scaled:.2g}; the policy's restore it to within {restored:.2g}"
+        )
+        if not self.report.add_check(follows and returns and restored < scaled, text):
+            failure = "return to the policy's weights" if follows else "use the weights that it receives"
+            yield f"the engine has stale weights, it does not {failure}: fix update_weights of rollout.engine._target_"
 
     def seeds(self, batch: TensorDict, again: TensorDict) -> None:
         """Reports how many rows are the same when the requests are repeated."""
         pairs = zip(answers(batch), answers(again), strict=False)
         equal = self.world.gather([one == other for one, other in pairs])
         same = [row for rank_rows in equal for row in rank_rows]
-        self.report.add_check(None, f"seeds: asked again, {sum(same)} of {len(same)} rows have the same tokens")
+        self.report.add_check(None, f"seeds: sampled again, {sum(same)} of {len(same)} rows have the same tokens")
 
     def drift(self) -> Iterator[str]:
-        """Checks that an update at learning rate 0 leaves the gap as it was."""
+        """Checks that an update at learning rate 0 does not change the gap."""
         self.publish()
         batch, metrics = self.draw(), Metrics()
         self.sampler.release()
@@ -179,14 +181,14 @@ class Examination:
         self.trainer.update(self.stage, self.stage.steps, batch, step)  # the policy trains in the last step
         self.publish()
         drifted = self.add_gap("greedy, after an update at learning rate 0", self.greedy(), 1.0)
-        before, after = self.settled.largest, drifted.largest
-        text = f"drift: an update at learning rate 0 takes the largest gap from {before:.2g} to {after:.2g}"
+        before, after = self.before_update.largest, drifted.largest
+        text = f"drift: an update at learning rate 0 changes the largest gap from {before:.2g} to {after:.2g}"
         if not self.report.add_check(after <= before + self.tolerance, text):
-            yield "an update at learning rate 0 moves the gap: weights get lost between strategy and rollout.engine"
+            yield "an update at learning rate 0 changes the gap: weights are lost between strategy and rollout.engine"
 
-    def moved(self, one: TensorDict, other: TensorDict) -> float:
-        """The largest difference of the engine's own log-probabilities between two batches, over tokens before which
-        the two rows are the same; inf if there are none."""
+    def difference(self, one: TensorDict, other: TensorDict) -> float:
+        """The largest difference of the engine's log-probabilities between two batches, over the common beginnings of
+        their rows; inf if there are none."""
         row_of = {unit: row for row, unit in enumerate(other["unit"].tolist())}
         pairs = [(row, row_of[unit]) for row, unit in enumerate(one["unit"].tolist()) if unit in row_of]
         width = min(one["loss_mask"].shape[1], other["loss_mask"].shape[1])
@@ -196,8 +198,8 @@ class Examination:
             for name in (("tokens", "input_ids"), "rollout_logprobs", "loss_mask")
         )
         same = (ids[0] == ids[1]).cumprod(1).bool() & keep[0] & keep[1]
-        apart = torch.cat(self.world.gather((logprobs[0] - logprobs[1]).abs()[same]))
-        return float(apart.max()) if len(apart) else math.inf
+        differences = torch.cat(self.world.gather((logprobs[0] - logprobs[1]).abs()[same]))
+        return float(differences.max()) if len(differences) else math.inf
 
     def rows(self, batch: TensorDict, logprobs: Tensor) -> Iterator[str]:
         """Checks that the score of a row does not depend on the other rows."""
@@ -205,32 +207,32 @@ class Examination:
         count = min(ALONE, *self.world.gather(len(batch)))
         each = [columns(batch)[row : row + 1] for row in range(count)]
         alone = [self.trainer.policy.compute(row, ("logprobs",), self.temperature)["logprobs"] for row in each]
-        apart = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
-        text = f"padding and packing: rows scored alone ({count} of each rank) are {apart:.2g} off"
-        if not self.report.add_check(apart <= self.tolerance, text):
-            yield "a row's score depends on its neighbours: set actor.packing=false and actor.share_prefix=false"
+        difference = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
+        text = f"padding and packing: rows scored alone ({count} of each rank) differ by {difference:.2g}"
+        if not self.report.add_check(difference <= self.tolerance, text):
+            yield "the score of a row depends on the other rows: set actor.packing=false and actor.share_prefix=false"
 
     def prompt(self, batch: TensorDict) -> Iterator[str]:
-        """Checks that prompts do not begin with two begin tokens."""
+        """Checks that prompts do not begin with two BOS tokens."""
         tokenizer, ids = self.trainer.policy.tokenizer, batch["tokens", "input_ids"]
         begin = tokenizer.bos_token_id
         twice = begin is not None and any(self.world.gather(bool((ids[:, :2] == begin).all(1).any())))
         sent = ids[0, : int(batch["response_mask"][0].int().argmax())]
         prompt = tokenizer.decode(sent)
         shown = prompt if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}..."
-        text = f"prompt: {'two begin tokens' if twice else 'nothing doubled'} in what was sent, {len(sent)} tokens: "
+        text = f"prompt: {'two BOS tokens' if twice else 'no repeated BOS'} in the sent prompt of {len(sent)} tokens: "
         if not self.report.add_check(not twice, f"{text}{shown!r}"):
-            yield "prompts begin with two begin tokens: take one out of the chat template, or set data.template=none"
+            yield "prompts begin with two BOS tokens: remove one from the chat template, or set data.template=none"
 
     def causes(self, batch: TensorDict, logprobs: Tensor, gap: Gap) -> list[str]:
-        """Tries all causes; returns the cure of the likeliest one that explains the gap, if there is one."""
+        """Tries all causes; returns the cure of the one that explains the gap best, if there is one."""
         begin = self.trainer.policy.tokenizer.bos_token_id
         search = CauseSearch(columns(batch), logprobs, self.score, self.temperature, self.facts.dtype, begin)
         tried = sorted(search.run(self.report, self.world.gather), key=lambda cause: cause.gap.mean)
         named = [cause for cause in tried if cause.explains(gap)][:1]
         for kind in sorted({cause.kind for cause in tried}):
             best = next(cause for cause in [*named, *tried] if cause.kind == kind)
-            verdict = "this explains it" if best in named else "this is not it"
+            verdict = "this explains the gap" if best in named else "this is not the cause"
             text = f"{kind}: {best.trial}, with a largest gap of {best.gap.largest:.2g}: {verdict}"
             self.report.add_check(best not in named, text)
         return [cause.cure for cause in named]
@@ -240,10 +242,10 @@ class Examination:
         dtype, engine_dtype = self.facts.dtype, self.facts.engine_dtype
         if engine_dtype not in (None, dtype):
             return (
-                f"rollout.engine_args.dtype={engine_dtype} is not strategy.dtype={dtype}, and nothing else explains "
+                f"rollout.engine_args.dtype={engine_dtype} is not strategy.dtype={dtype}, and no other cause explains "
                 "the gap"
             )
-        return "trainer and engine disagree, and nothing that was tried takes the gap away; see the worst tokens"
+        return "trainer and engine disagree, and no known cause explains the gap; see the worst tokens"
 
 
 def columns(batch: TensorDict) -> TensorDict:

@@ -1,4 +1,4 @@
-"""A sampler whose way of drawing tokens the doctor can change."""
+"""A sampler whose sampling parameters mode=doctor overrides."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,14 +11,14 @@ from rft.rollout.sampler import Sampler
 
 
 class OverridingSampler(Sampler):
-    """Samples with the sampler of the run, and overrides how tokens are drawn.
+    """Wraps the sampler of the run, and overrides its sampling parameters.
 
     Args:
         own: the sampler of the run.
 
     Attributes:
         plain: samples without truncation.
-        greedy: takes the most likely tokens, which are the same every time, also for an engine that ignores seeds.
+        greedy: takes the most likely tokens, so that an engine that ignores seeds repeats them, too.
     """
 
     def __init__(self, own: Sampler) -> None:

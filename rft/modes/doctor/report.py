@@ -23,12 +23,12 @@ MARKS = {True: ("✓ ", "green"), False: ("✗ ", "bold red"), None: ("• ", "d
 
 @dataclass(frozen=True)
 class Gap:
-    """The difference of trainer and engine on a batch, over all ranks.
+    """The difference between trainer and engine on a batch, over all ranks.
 
     Attributes:
-        tokens: how many were compared.
+        tokens: number of compared tokens.
         mean, largest: absolute difference of a token's log-probability, in nats.
-        kl: estimated (k3), in nats per token.
+        kl: estimated KL divergence (k3), in nats per token.
         exact: share of the tokens with a difference of at most `EXACT`.
     """
 
@@ -51,7 +51,7 @@ class DoctorReport:
         self._world = world
         self._console = console
         self._checks: list[tuple[bool | None, str]] = []
-        self._gaps = _table("log-probabilities: how far the trainer is from the engine")
+        self._gaps = _table("log-probabilities: difference between trainer and engine")
         self._gaps.add_column("", overflow="fold")
         for column in ("tokens", "mean", "largest", "KL", f"within {EXACT:g}"):
             self._gaps.add_column(column, justify="right", no_wrap=True)
@@ -60,15 +60,16 @@ class DoctorReport:
         """Adds the gap of a batch to the table. A collective.
 
         Args:
-            name: of the line.
-            batch: with the engine's log-probabilities.
-            logprobs: of the trainer, (B, T).
+            name: the title of the line.
+            batch: has the engine's log-probabilities.
+            logprobs: (B, T) those of the trainer.
         """
         local = (logprobs.double() - batch["rollout_logprobs"])[batch["loss_mask"]]
-        apart = torch.cat(self._world.gather(local))
-        sizes = apart.abs()
+        differences = torch.cat(self._world.gather(local))
+        sizes = differences.abs()
         exact = (sizes <= EXACT).double().mean()
-        gap = Gap(len(apart), *(float(number) for number in (sizes.mean(), sizes.max(), k3(-apart).mean(), exact)))
+        kl = k3(-differences).mean()
+        gap = Gap(len(differences), *(float(number) for number in (sizes.mean(), sizes.max(), kl, exact)))
         numbers = (f"{gap.mean:.2g}", f"{gap.largest:.2g}", f"{gap.kl:.2g}", f"{gap.exact:.0%}")
         self._gaps.add_row(name, f"{gap.tokens:,}", *numbers)
         return gap
@@ -77,7 +78,7 @@ class DoctorReport:
         """Adds a verdict; returns False if the check failed.
 
         Args:
-            holds: whether the check passed; None for a finding that is not judged.
+            holds: whether the check passed; None for a finding without a verdict.
         """
         self._checks.append((holds, text))
         return holds is not False
@@ -86,8 +87,8 @@ class DoctorReport:
         """Prints gaps, the worst tokens of a batch, and verdicts. A collective.
 
         Args:
-            batch: with the engine's log-probabilities.
-            logprobs: of the trainer, (B, T).
+            batch: has the engine's log-probabilities.
+            logprobs: (B, T) those of the trainer.
         """
         worst, metrics = _table("the worst tokens"), Metrics()
         for column in ("group", "position", "before it", "token", "trainer", "engine"):

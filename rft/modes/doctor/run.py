@@ -21,14 +21,14 @@ from rft.setup.datasets import Datasets
 from rft.setup.parts import CONTEXT
 from rft.train.run_folder import scratch
 
-PROMPTS = 8  # of a rank, at most
+PROMPTS = 8  # prompts of each rank, at most
 
 
 class DoctorJob(Job):
     """A run with a sampler that the doctor controls.
 
     Attributes:
-        sampler: of the trainer and its sources; set by `assemble`.
+        sampler: the one of the trainer and its sources; set by `assemble`.
     """
 
     sampler: OverridingSampler
@@ -40,7 +40,7 @@ class DoctorJob(Job):
 
 
 def run(config: dict[str, Any], console: Console) -> float:
-    """Prints how far the log-probabilities of engine and trainer differ on a few prompts, and why. Nothing is trained.
+    """Prints how much the log-probabilities of engine and trainer differ on a few prompts, and why; does not train.
 
     Args:
         config: the resolved config as plain containers.
@@ -50,14 +50,14 @@ def run(config: dict[str, Any], console: Console) -> float:
         The largest gap.
 
     Raises:
-        ValueError: a check fails; names the likely cause. Or no step of the algorithm trains on samples alone.
+        ValueError: a check fails (names the likely cause), or every step of the algorithm has given texts.
     """
     job = DoctorJob(config)
     run, spread = job.run, job.strategy.factory
     job.source.options = job.source.factory.always_sampled(job.source.options)
     if given_texts(job.source.factory, job.source.options) is not None:
         raise ValueError(
-            f"mode=doctor: algorithm={run.algorithm.name} has no steps of samples alone; choose another algorithm"
+            f"mode=doctor: algorithm={run.algorithm.name} has no step with sampled texts only; choose another algorithm"
         )
     world, loaded = job.begin()
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)

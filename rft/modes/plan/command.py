@@ -1,4 +1,4 @@
-"""`mode=plan` of a command line: the plan, with the values that its overrides and recipe have changed."""
+"""`mode=plan`: the plan of a command line, with the values that its overrides and its recipe change."""
 
 import os
 from typing import Any
@@ -12,14 +12,14 @@ from rft.modes.plan.report import plan
 
 
 def plan_run(config: dict[str, Any], console: Console) -> float:
-    """Prints what the run would take; returns the memory of a rank in GiB.
+    """Prints the memory and the work that the run needs; returns the memory of a rank in GiB.
 
     Args:
         config: the resolved config as plain containers.
         console: of rank zero.
 
     Raises:
-        ValueError: everything that is wrong with the config.
+        ValueError: lists all mistakes of the config.
     """
     hydra = HydraConfig.get()
     loader = GlobalHydra.instance().config_loader()

@@ -54,7 +54,7 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
         value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
             follows = isinstance(text, str) and "${" in text and texts.get(key) == text
-            sources = [source for place, source in setters if f"{key}.".startswith(f"{place}.")]
+            sources = [source for set_key, source in setters if f"{key}.".startswith(f"{set_key}.")]
             found.append(Origin(key, value, before, text if follows else sources[-1]))
     return found
 
@@ -93,5 +93,5 @@ def _value_text(tree: Any, key: str) -> str:
 
 def _short_path(file: Path) -> str:
     """The path of a file: relative to the parent of the package, or to the working directory."""
-    near = PACKAGE.parent if file.is_relative_to(PACKAGE) else Path.cwd()
-    return str(file.relative_to(near)) if file.is_relative_to(near) else str(file)
+    root = PACKAGE.parent if file.is_relative_to(PACKAGE) else Path.cwd()
+    return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)

@@ -35,15 +35,15 @@ class DryRun:
     """Takes steps with a trainer whose models hold placeholders.
 
     Args:
-        trainer: made under `skip` and `tracker`; its models have `hooks`.
-        encoder: the length of all rows; the dry run changes it.
+        trainer: built under `skip` and `tracker`; its models have `hooks`.
+        encoder: sets the length of all rows; the dry run changes it.
         skip, tracker: the active modes.
-        hooks: of the models.
+        hooks: the hooks of the models.
 
     Attributes:
-        policy: of the trainer.
-        rows: of a batch of the last stage.
-        micro_batches: of an optimizer step of the last stage, if all rows have the maximal length.
+        policy: the policy of the trainer.
+        rows: number of rows in a batch of the last stage.
+        micro_batches: micro-batches in an optimizer step of the last stage if all rows have the maximal length.
         fullest: tokens of the largest forward of the last stage.
 
     Raises:
@@ -67,13 +67,13 @@ class DryRun:
         self._hooks = hooks
         self._sampler = trainer.sampler
         self._longest = encoder.answer_tokens
-        self._version = 0  # of the weights that are published next
+        self._version = 0  # version of the weights that are published next
 
     def begin(self, stage: Stage) -> None:
-        """What precedes the first stage: the precomputed columns of a reference, then the first weights of the engine.
+        """Runs what precedes the first stage: precomputing the reference, then publishing the first weights.
 
         Args:
-            stage: the one that reads the reference, if there is one.
+            stage: the stage that reads the reference.
         """
         reference = self._trainer.models.get("reference")
         if isinstance(reference, PrecomputedReference) and not reference.copied:
@@ -81,11 +81,11 @@ class DryRun:
         self._publish("begin")
 
     def run_stage(self, number: int, stage: Stage, updates: int) -> None:
-        """Two steps of a stage: in the second one everything exists that stays from step to step.
+        """Runs two steps of a stage: in the second one all state that persists from step to step exists.
 
         Args:
-            number: of the stage.
-            updates: optimizer steps for which the rows of one batch of its source suffice.
+            number: the index of the stage.
+            updates: optimizer steps to take with the rows of one batch of its source.
         """
         trainer, tracker = self._trainer, self._tracker
         names = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
@@ -111,9 +111,9 @@ class DryRun:
         """The engine reads all prompts and samples the first token of each answer.
 
         Args:
-            name: of the stage.
-            prompts: of this rank.
-            samples: of each prompt.
+            name: the name of the stage.
+            prompts: number of prompts of this rank.
+            samples: number of samples of each prompt.
         """
         requests = [Request([0] * self._encoder.prompt_tokens, list(range(samples)))] * prompts
         with self._tracker.stage(name):
@@ -145,11 +145,11 @@ class DryRun:
         del model
         gc.collect()  # the parts of a sharded model refer to each other
         self._hooks.limit = None
-        self._hooks.blank.append(reference)  # a run reads its file from now on
+        self._hooks.blank.append(reference)  # from now on a run reads the file
         self._encoder.answer_tokens = self._longest
 
     def _fill_forwards(self, stage: Stage) -> None:
-        """Sets the answer length that fills a forward best: in a run, rows of many lengths will fill it."""
+        """Sets the answer length that fills a forward best, since the rows of different lengths in a run fill it."""
         policy, tokens = self.policy, dict[int, int]()
         for answer in self._lengths():
             self._encoder.answer_tokens = answer

@@ -1,4 +1,4 @@
-"""What the plan changes in the calls of models: columns have numbers, and few micro-batches are computed."""
+"""The hooks of mode=plan in the calls of models: columns get numbers, and few micro-batches are computed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

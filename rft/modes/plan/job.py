@@ -82,7 +82,7 @@ class PlanJob(Job):
             self._read()
         else:
             self._prompt_tokens = plan.prompt_tokens
-            # the vocabulary of a new model is the tokenizer's
+            # a new model has the vocabulary size of the tokenizer
             self._vocabulary = 0 if self.run.actor["model_config"] is None else len(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
@@ -95,8 +95,8 @@ class PlanJob(Job):
             checks.run(_check_streaming, "run.data")
             return
         checks.run(check_ranks, "run.batch", "ranks")
-        checks.make("shape", _shape, "run.actor", "tokenizer")
-        checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "shape")
+        checks.make("model_config", _read_model_config, "run.actor", "tokenizer")
+        checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "model_config")
 
     def _ranks(self, plan: Plan) -> int:
         return self._launched if plan.ranks is None else plan.ranks
@@ -136,7 +136,7 @@ class PlanJob(Job):
         """Takes two steps of every stage of the run.
 
         Raises:
-            ValueError: a component that is built only now is wrong; names the key and the cure.
+            ValueError: a component cannot be built; names the key and the cure.
         """
         run, batch = self.run, self.run.batch
         groups, size = batch.prompts // self.ranks, run.algorithm.group_size
@@ -182,17 +182,17 @@ def _check_strategy(strategy: Target, ranks: int) -> None:
 
 def _check_streaming(data: Data) -> Iterator[str]:
     if data.streaming is not None:
-        yield "plan.prompt_tokens=null: a stream is not read to find out; set it"
+        yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
 
 
-def _shape(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
+def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
     vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
     return read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
 
 
-def _check_prompt_tokens(plan: Plan, rollout: Rollout, shape: PretrainedConfig) -> Iterator[str]:
-    context = shape.get_text_config().max_position_embeddings
+def _check_prompt_tokens(plan: Plan, rollout: Rollout, model_config: PretrainedConfig) -> Iterator[str]:
+    context = model_config.get_text_config().max_position_embeddings
     if plan.prompt_tokens is not None and plan.prompt_tokens + rollout.max_new_tokens > context:
         yield (
             f"plan.prompt_tokens={plan.prompt_tokens}: with rollout.max_new_tokens={rollout.max_new_tokens} that is "

@@ -1,15 +1,15 @@
-"""Counts the bytes that tensors hold over time, by what they are for.
+"""Counts the bytes of tensors over time, by term: weights, gradients, activations and others.
 
 Torch has `torch.distributed._tools.mem_tracker.MemTracker`. For updates of a small actor both find the same peak to the
 byte (tests/modes/plan/test_memory_tracker.py). The plan does not use it for four measured reasons:
 
-- It refuses a module that is called a second time, so it cannot follow micro-batches, unless its statistics of modules
-  are cleared before every forward.
+- It fails if a module is called a second time, so it cannot follow micro-batches, unless its statistics of modules are
+  cleared before every forward.
 - It knows parameters, gradients, optimizer state and activations of modules, and one peak of the whole block. The plan
-  tells apart logits, gathered weights, the cache of the engine, the engine's copy of the weights, models beside the
+  separates logits, gathered weights, the cache of the engine, the engine's copy of the weights, models beside the
   policy and the batch, and needs the peak of each stage.
-- In inference mode, in which the engine samples, it does not see what operations allocate inside: of an attention that
-  takes 53,248 bytes it counts 4,096.
+- In inference mode, in which the engine samples, it does not see allocations inside operations: it counts 4,096 of the
+  53,248 bytes of an attention.
 - It takes six times as long (4.9 s against 0.9 s for two updates, 8.1 s against 2.1 s on tensors without numbers).
 
 `FakeTensorMode` does not replace `SkipCompute` either: the forward reads masks and lengths, and raises
@@ -40,7 +40,7 @@ COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose res
 
 @dataclass(eq=False)
 class Block:
-    """A storage: its bytes, and the term that they count for."""
+    """A storage: its bytes, and the term to which they count."""
 
     size: int
     term: str
@@ -53,7 +53,7 @@ class MemoryTracker(TorchDispatchMode):
     was made, for `activations` outside of such blocks, or for the term that `assign` gives it later.
 
     Args:
-        labels: further labels, or beginnings of labels, and their terms.
+        labels: further labels, or prefixes of labels, and their terms.
     """
 
     def __init__(self, labels: Mapping[str, str] | None = None) -> None:
@@ -96,7 +96,7 @@ class MemoryTracker(TorchDispatchMode):
             self._blocks[local.untyped_storage()._cdata].term = term
 
     def peaks(self) -> dict[str, dict[str, int]]:
-        """Bytes of every term at the fullest moment of each stage."""
+        """Bytes of every term at the memory peak of each stage."""
         level, levels = 0, [0]
         for _, change in self._events:
             level += change
@@ -115,13 +115,13 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, nn.Parameter, FakeTensor) for kind in types):
-            return NotImplemented  # a subclass that wraps tensors, which come here one by one
+            return NotImplemented  # a subclass wraps tensors, which are dispatched one by one
         if func is torch.ops.profiler._record_function_enter_new.default:
             self._active.append(self._term(args[0]))
         elif func is torch.ops.profiler._record_function_exit._RecordFunction:
             self._active.pop()
         elif torch.is_inference_mode_enabled() and _dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
-            with self:  # in inference mode composite operations arrive whole; elsewhere they arrive in parts
+            with self:  # in inference mode composite operations are not decomposed before dispatch
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):

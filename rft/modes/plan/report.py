@@ -47,13 +47,13 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
         The peak memory of a rank, in GiB.
 
     Raises:
-        ValueError: all errors of the config.
+        ValueError: lists all mistakes of the config.
     """
     job = PlanJob(config, launched)
     forecast = job.forecast()
     used = {role.key for role in ROLES if role.writes(job.algorithm.reads())}
-    apart = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
-    console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in apart))
+    hidden = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
+    console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in hidden))
     console.print(_numbers(job, forecast))
     console.print(_memory(forecast))
     console.print(_peak(forecast, job.run.plan.memory_gib))

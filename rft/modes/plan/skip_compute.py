@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 META = torch.device("meta")
 INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
-# operations that read no number, although their schemas do not say so
+# operations that read no number, although their schemas do not state it
 RESHAPING = (aten._unsafe_view.default, aten.resize_.default, aten.set_.source_Storage_storage_offset)
-UNSTATED = ("c10d", "fsdp")  # namespaces of operations whose schemas do not say what they write
+UNSTATED = ("c10d", "fsdp")  # namespaces of operations whose schemas do not state what they write
 SCALARS = {aten._local_scalar_dense.default: 1, aten.allclose.default: True, aten.equal.default: True}
 
 
@@ -64,16 +64,16 @@ class SkipCompute(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind not in (Tensor, nn.Parameter, FakeTensor) for kind in types):
-            return NotImplemented  # a subclass that wraps tensors, which come here one by one
+            return NotImplemented  # a subclass wraps tensors, which are dispatched one by one
         tensors = list(tensors_in((args, *kwargs.values())))
         if FakeTensor in types or any(tensor.is_meta for tensor in tensors) or kwargs.get("device") == META:
             return func(*args, **kwargs)
         if any(_address(tensor) in self._storages for tensor in tensors):
             return self._skip(func, args, kwargs, tensors)
         if self._creating and not tensors and "device" in {argument.name for argument in func._schema.arguments}:
-            shape = func(*args, **{**kwargs, "device": META})
-            if shape.is_floating_point():
-                return self._make(_spec(shape, {}), [])
+            result = func(*args, **{**kwargs, "device": META})
+            if result.is_floating_point():
+                return self._make(_spec(result, {}), [])
         return func(*args, **kwargs)
 
     def _skip(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -117,8 +117,8 @@ class SkipCompute(TorchDispatchMode):
                 if address not in metas:
                     size = tensor.untyped_storage().nbytes()
                     metas[address] = torch.empty(size, dtype=torch.uint8, device=META).untyped_storage()
-                place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-                return torch.empty(0, dtype=tensor.dtype, device=META).set_(metas[address], *place)
+                view = (tensor.storage_offset(), tensor.shape, tensor.stride())
+                return torch.empty(0, dtype=tensor.dtype, device=META).set_(metas[address], *view)
 
             options = {name: map_tensors(value, shape_of) for name, value in kwargs.items()}
             if "device" in kwargs:

@@ -65,12 +65,12 @@ class StubEncoder(Encoder):
 
 
 class StubEngine(Engine):
-    """In place of an engine that does not run on tensors of this process: it reads the weights and keeps none."""
+    """Replaces an engine that does not run on tensors of this process: reads the weights and keeps none."""
 
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Never called: `StubSampler` answers."""
+        """Never called: `StubSampler` returns the answers."""
         raise AssertionError("a stub samples nothing")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -108,7 +108,7 @@ class StubSampler(Sampler):
         ]
 
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
-        """Hands the weights to the sampler of the run."""
+        """Publishes the weights to the sampler of the run."""
         self.own.publish(version, weights, model)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""A key-value cache with room to grow: transformers' own copies all of it at every token."""
+"""A key-value cache that over-allocates: that of transformers copies all keys and values at every token."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LABEL = "kv cache"  # mode=plan counts what is allocated under this label
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values (R, heads, T, width) of a full-attention layer, as views of storage for more tokens."""
+    """Keys and values (R, heads, T, width) of a full-attention layer: views of a storage for more tokens."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -33,7 +33,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keeps these rows, in this order; a row may come several times."""
+        """Selects rows in this order; a row may be selected several times."""
         keys, values = self._storage
         with record_function(LABEL):
             self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
@@ -44,11 +44,11 @@ class GrowingLayer(DynamicLayer):
 
     @staticmethod
     def join(parts: list["GrowingLayer"], copies: list[Tensor]) -> "GrowingLayer":
-        """One layer of the rows of several, each row repeated; what is shorter is padded on the left with zeros.
+        """Concatenates the rows of several layers, each row repeated; shorter rows are padded on the left with zeros.
 
         Args:
             parts: layers of R_i rows.
-            copies: (R_i,) how often each row comes, per part.
+            copies: for each part, (R_i,) how often a row is repeated.
         """
         longest = max(part.keys.shape[2] for part in parts)
         joined = GrowingLayer()
@@ -63,7 +63,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class LabelledCache(DynamicCache):
-    """The model's own cache; what its layers allocate carries the label."""
+    """The model's own cache, whose allocations are labelled for mode=plan."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         with record_function(LABEL):
@@ -74,44 +74,44 @@ class LabelledCache(DynamicCache):
             super().reorder_cache(beam_idx)
 
 
-def _roomy(total: int) -> int:
-    """Half as many tokens again, so that copies stay in proportion to tokens."""
+def _allocated(total: int) -> int:
+    """Tokens to allocate for `total` tokens: growth by one half makes the total cost of copies linear."""
     return total + max(total // 2, 32)
 
 
 def capacity(prompt: int, new: int) -> int:
-    """Tokens that the storage of a growing layer has room for, when so many new ones have come behind a prompt."""
-    room = _roomy(prompt)
-    while room < prompt + new:
-        room = _roomy(room + 1)
-    return room
+    """Tokens that a growing layer has allocated for a prompt and `new` sampled tokens."""
+    allocated = _allocated(prompt)
+    while allocated < prompt + new:
+        allocated = _allocated(allocated + 1)
+    return allocated
 
 
-def _room(like: Tensor, rows: int, total: int) -> Tensor:
-    """Storage (rows, heads, T, width) for more than so many tokens."""
-    return like.new_empty(rows, like.shape[1], _roomy(total), like.shape[3])
+def _empty_storage(like: Tensor, rows: int, total: int) -> Tensor:
+    """Storage (rows, heads, T, width) with T > total."""
+    return like.new_empty(rows, like.shape[1], _allocated(total), like.shape[3])
 
 
 def _grown(states: Tensor, total: int) -> Tensor:
-    room = _room(states, states.shape[0], total)
-    room[:, :, : states.shape[2]] = states
-    return room
+    storage = _empty_storage(states, states.shape[0], total)
+    storage[:, :, : states.shape[2]] = states
+    return storage
 
 
 def _gather(parts: list[Tensor], copies: list[Tensor], longest: int) -> Tensor:
-    room = _room(parts[0], sum(int(count.sum()) for count in copies), longest)
+    storage = _empty_storage(parts[0], sum(int(count.sum()) for count in copies), longest)
     start = 0
     for states, count in zip(parts, copies, strict=True):
         repeated = states.repeat_interleave(count, dim=0)
         rows, padding = slice(start, start + len(repeated)), longest - states.shape[2]
-        room[rows, :, :padding] = 0.0  # masked, but what is masked must still be finite
-        room[rows, :, padding:longest] = repeated
+        storage[rows, :, :padding] = 0.0  # masked, but masked values must be finite
+        storage[rows, :, padding:longest] = repeated
         start = rows.stop
-    return room
+    return storage
 
 
 def make_cache(config: PreTrainedConfig) -> Cache:
-    """An empty cache: growing where all layers are of full attention, else (sliding, linear, ...) the model's own."""
+    """An empty cache: a growing one if all layers use full attention, else (sliding, linear, ...) the model's own."""
     if not can_join(config):
         return LabelledCache(config=config)
     cache = DynamicCache(config=config)
@@ -120,16 +120,16 @@ def make_cache(config: PreTrainedConfig) -> Cache:
 
 
 def can_join(config: PreTrainedConfig) -> bool:
-    """Whether `expand` takes several caches of this model."""
+    """Whether `expand` can join several caches of this model."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def expand(parts: list[Cache], copies: list[Tensor]) -> Cache:
-    """One cache of all prompts, each repeated for its samples.
+    """Joins caches, and repeats each prompt for its samples.
 
     Args:
-        parts: caches of P_i prompts; several only where `can_join`.
-        copies: (P_i,) samples of each prompt, per part.
+        parts: caches of P_i prompts; several only if `can_join`.
+        copies: for each part, (P_i,) the number of samples of a prompt.
     """
     cache = parts[0]
     if isinstance(cache.layers[0], GrowingLayer):

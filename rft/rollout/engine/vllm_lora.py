@@ -10,7 +10,7 @@ from typing import Any
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.distributed import World
 
-KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # there is one adapter, of one rank
+KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # follow from the one adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM allocates for
 MERGE = "set rollout.engine.merge_lora=true"
 
@@ -70,7 +70,7 @@ def replace_adapter(engine: Any, weights: LoraWeights, before: Any, world: World
     """
     from vllm.lora.request import LoRARequest
 
-    number = 1 if before is None else before.lora_int_id + 1  # vLLM does not read a number again that it knows
+    number = 1 if before is None else before.lora_int_id + 1  # vLLM does not read an adapter of a known number
     tensors = {name: tensor.cpu() for name, tensor in weights.alone() if world.rank == 0}
     world.decide(lambda: weights.adapters.save(tensors, folder))
     request = LoRARequest(str(number), number, str(folder))

@@ -1,17 +1,22 @@
-"""How the servers of vLLM and SGLang report the log-probabilities of the tokens of a given text.
+"""How servers report the log-probabilities of the tokens of a given text.
 
-Both report those of the softmax of the model's logits at temperature 1, whatever temperature a request has.
+All kinds report those of the softmax of the model's logits at temperature 1, whatever temperature a request has.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+import pkgutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from rft.registry import Registry
 from rft.remote.http_client import ServerClient
 from rft.remote.requests import Call
+from rft.rollout import server
 
 ROUNDING = 0.02  # that bfloat16 may add to a sum of probabilities
 
@@ -98,67 +103,15 @@ class PromptLogprobs(Protocol):
         ...
 
 
-@dataclass
-class VLLMPromptLogprobs:
-    """vLLM's server: `prompt_logprobs` of its completions, which do not use cached prefixes."""
-
-    context: int
-    context_flag: ClassVar = "--max-model-len"
-    count_flag: ClassVar[str | None] = "--max-logprobs"
-
-    def call(self, text: Text, count: int) -> Call:
-        """The response covers every token of the text."""
-        body = {"prompt": text.tokens, "prompt_logprobs": count, "max_tokens": 1, "temperature": 1.0}
-        return Call("/v1/completions", body)
-
-    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
-        """At a position there are the most likely tokens, ranks from 1 on, and the text's own token with any rank."""
-        [choice] = answer["choices"]
-        own, top = [], []
-        pairs = zip(text.tokens, choice["prompt_logprobs"], strict=True)
-        for token, others in list(pairs)[text.first :]:
-            own.append(others[str(token)]["logprob"])
-            ranks = {entry["rank"]: (int(name), entry["logprob"]) for name, entry in others.items()}
-            top.append([ranks[rank] for rank in range(1, count + 1)])
-        return TokenLogprobs.of(own, top, count)
-
-    def detokenized(self, answer: Any) -> str:
-        """vLLM returns the text as `prompt`."""
-        return str(answer["prompt"])
+# Classes by `owned_by` in the list of models; each is called with the tokens of the server's context.
+PROMPT_LOGPROBS = Registry("kind of server")
 
 
-@dataclass
-class SGLangPromptLogprobs:
-    """SGLang's server: the log-probabilities of the input that its own endpoint gives."""
-
-    context: int
-    context_flag: ClassVar = "--context-length"
-    count_flag: ClassVar[str | None] = None
-
-    def call(self, text: Text, count: int) -> Call:
-        """The response starts one token before `text.first`, so that the server may use a cached prefix."""
-        how = {"return_logprob": True, "logprob_start_len": text.first - 1, "top_logprobs_num": count}
-        sampling = {"max_new_tokens": 0, "temperature": 1.0}
-        return Call("/generate", {"input_ids": text.tokens, "sampling_params": sampling, **how})
-
-    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
-        """The first entry, in front of `text.first`, is empty. Ids are not compared: SGLang reports 0 for the last."""
-        about = answer["meta_info"]
-        own = [number for number, *_ in about["input_token_logprobs"][1:]]
-        if len(own) != len(text.tokens) - text.first:
-            raise ValueError(f"log-probabilities of {len(own)} tokens, not of {len(text.tokens) - text.first}")
-        top = about["input_top_logprobs"][1:] if count else [[]] * len(own)
-        return TokenLogprobs.of(own, [[(name, number) for number, name, *_ in others] for others in top], count)
-
-    def detokenized(self, answer: Any) -> str:
-        """SGLang returns the text as `text`."""
-        return str(answer["text"])
-
-
-KINDS: dict[str, Callable[[int], PromptLogprobs]] = {
-    "vllm": VLLMPromptLogprobs,
-    "sglang": SGLangPromptLogprobs,
-}  # by `owned_by` in the list of models
+@cache
+def import_kinds() -> None:
+    """Imports every module of this folder. A kind of server registers in its own file, and only that file names it."""
+    for module in pkgutil.iter_modules(server.__path__):
+        importlib.import_module(f"{server.__name__}.{module.name}")
 
 
 async def identify(client: ServerClient) -> PromptLogprobs:
@@ -170,6 +123,8 @@ async def identify(client: ServerClient) -> PromptLogprobs:
     with client.parse("its list of models"):
         card = (await client.get("/v1/models"))["data"][0]
         kind, context = card["owned_by"], int(card["max_model_len"])
-    if kind not in KINDS:
-        raise client.bad_response(f"its kind is {kind!r}, which is not {' or '.join(KINDS)}")
-    return KINDS[kind](context)
+    import_kinds()
+    if kind not in (known := PROMPT_LOGPROBS.names()):
+        raise client.bad_response(f"its kind is {kind!r}, which is not {' or '.join(known)}")
+    found: PromptLogprobs = PROMPT_LOGPROBS.function(kind)(context)
+    return found

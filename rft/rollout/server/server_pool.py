@@ -1,8 +1,8 @@
-"""What rank 0 does for all servers: start those of the run, bring every server to the current weights, restart them.
+"""What rank 0 does for all servers: it starts those of the run, brings all to the current weights, restarts its own.
 
-There is one rule: a server that is up and serves another version than the current one gets the current one. So a new
-version, a late server and a restarted server (by the run or by somebody else) are one case. While the servers are to
-sleep, a server that is up is put to sleep, and the next version wakes it.
+One rule covers a new version, a late server and a restarted server: a server that is up and serves another version than
+the current one gets the current one. While the servers are to sleep, a server that is up is put to sleep, and the next
+version wakes it.
 """
 
 import asyncio

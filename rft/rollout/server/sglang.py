@@ -6,6 +6,7 @@ Not supported: weights over CUDA IPC or in messages, input other than text.
 """
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY
+from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.server_api import (
     Aborted,
     Sampled,
@@ -169,7 +171,7 @@ class SGLangApi:
             await self._memory(client, "release", held, ASLEEP)
 
     async def _memory(self, client: ServerClient, verb: str, parts: list[str], label: str) -> str:
-        """Releases or resumes memory. The server ends if it gets this request twice, so the label tells that it did."""
+        """Releases or resumes memory. The server ends if it gets this request twice, so the label records each one."""
         await self._set_label(client, UNSURE)
         await client.post_raw(f"/{verb}_memory_occupation", {"tags": parts})
         await self._set_label(client, label)
@@ -221,3 +223,32 @@ class SGLangApi:
 
     async def _set_label(self, client: ServerClient, label: str, abort: bool = False) -> None:
         await client.post("/update_weight_version", {"new_version": label, "abort_all_requests": abort})
+
+
+@PROMPT_LOGPROBS.register("sglang")
+@dataclass
+class SGLangPromptLogprobs:
+    """SGLang's server: the log-probabilities of the input that its own endpoint gives."""
+
+    context: int
+    context_flag: ClassVar = "--context-length"
+    count_flag: ClassVar[str | None] = None
+
+    def call(self, text: Text, count: int) -> Call:
+        """The response starts one token before `text.first`, so that the server may use a cached prefix."""
+        how = {"return_logprob": True, "logprob_start_len": text.first - 1, "top_logprobs_num": count}
+        sampling = {"max_new_tokens": 0, "temperature": 1.0}
+        return Call("/generate", {"input_ids": text.tokens, "sampling_params": sampling, **how})
+
+    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
+        """The first entry, in front of `text.first`, is empty. Ids are not compared: SGLang reports 0 for the last."""
+        about = answer["meta_info"]
+        own = [number for number, *_ in about["input_token_logprobs"][1:]]
+        if len(own) != len(text.tokens) - text.first:
+            raise ValueError(f"log-probabilities of {len(own)} tokens, not of {len(text.tokens) - text.first}")
+        top = about["input_top_logprobs"][1:] if count else [[]] * len(own)
+        return TokenLogprobs.of(own, [[(name, number) for number, name, *_ in others] for others in top], count)
+
+    def detokenized(self, answer: Any) -> str:
+        """SGLang returns the text as `text`."""
+        return str(answer["text"])

@@ -7,7 +7,7 @@ Not supported: weights over CUDA IPC, input other than text.
 import os
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import (
     Aborted,
@@ -291,3 +292,33 @@ class VLLMApi:
 
     async def _workers(self, client: ServerClient, method: str, **arguments: Any) -> None:
         await client.post("/collective_rpc", {"method": method, **arguments})
+
+
+@PROMPT_LOGPROBS.register("vllm")
+@dataclass
+class VLLMPromptLogprobs:
+    """vLLM's server: `prompt_logprobs` of its completions, which do not use cached prefixes."""
+
+    context: int
+    context_flag: ClassVar = "--max-model-len"
+    count_flag: ClassVar[str | None] = "--max-logprobs"
+
+    def call(self, text: Text, count: int) -> Call:
+        """The response covers every token of the text."""
+        body = {"prompt": text.tokens, "prompt_logprobs": count, "max_tokens": 1, "temperature": 1.0}
+        return Call("/v1/completions", body)
+
+    def read(self, answer: Any, text: Text, count: int) -> TokenLogprobs:
+        """At a position there are the most likely tokens, ranks from 1 on, and the text's own token with any rank."""
+        [choice] = answer["choices"]
+        own, top = [], []
+        pairs = zip(text.tokens, choice["prompt_logprobs"], strict=True)
+        for token, others in list(pairs)[text.first :]:
+            own.append(others[str(token)]["logprob"])
+            ranks = {entry["rank"]: (int(name), entry["logprob"]) for name, entry in others.items()}
+            top.append([ranks[rank] for rank in range(1, count + 1)])
+        return TokenLogprobs.of(own, top, count)
+
+    def detokenized(self, answer: Any) -> str:
+        """vLLM returns the text as `prompt`."""
+        return str(answer["prompt"])

@@ -75,7 +75,7 @@ class SolveRate:
             )
 
     def share(self, change: float) -> float:
-        """Of the counts: what a visit leaves, the policy having changed so much since the one before."""
+        """The share of the counts that stays at a visit, if the policy changed by `change` since the last one."""
         if self.forget is None:
             return self.keep
         return min(self.keep, max(self.forget.least, 2.0 ** (-change / self.forget.half)))
@@ -126,7 +126,7 @@ class CurriculumSource(RolloutSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """The solve rate is that of a reward term, of rows that are known and drawn by these weights alone."""
+        """Checks that the tracked term is a reward term, that all rows are known, and that no mixture draws them."""
         check = Checks()
         check.attempt(super().check, options, context)
         check.attempt(check_term, f"{context.key}.tracking", options["tracking"].term, context)
@@ -172,7 +172,7 @@ class CurriculumSource(RolloutSource):
     def _update_counts(
         self, local: list[tuple[int, int]], groups: list[list[dict[str, Any]]], metrics: Metrics
     ) -> None:
-        """Counts the outcome of a round. Every rank counts the groups of all ranks, in the order of their positions."""
+        """Adds the outcome of a round to the counts. Every rank adds those of all ranks, ordered by position."""
         visits: dict[int, PromptRecord] = {}
         changes: dict[int, float] = {}
         if self._tracking.forget is not None:
@@ -197,7 +197,7 @@ class CurriculumSource(RolloutSource):
     def _compare(
         self, local: list[tuple[int, int]], groups: list[list[dict[str, Any]]]
     ) -> tuple[dict[int, PromptRecord], dict[int, float]]:
-        """These visits by position, and by row how much the policy has changed since the visit before.
+        """The records of these visits by position, and for each row the change of the policy since its last visit.
 
         The first answer stands for its group. The old policy is gone, but its log-probabilities of the old answer are
         kept.
@@ -222,7 +222,7 @@ class CurriculumSource(RolloutSource):
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Also counts and visits. They are the same on every rank, so that of rank 0 alone has them."""
+        """Adds counts and visits to the state of rank 0 alone, since they are the same on every rank."""
         known = {"counts": self._counts.clone(), "visits": dict(self._visits)} if self._context.world.rank == 0 else {}
         return super().state_dict() | known
 

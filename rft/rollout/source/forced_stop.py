@@ -86,6 +86,6 @@ class ForcedStop:
         return found
 
     def _limit(self, seed: int, most: int, phrase: int) -> int:
-        """Tokens of an answer before a phrase of `phrase` tokens, where it has at most `most` tokens in all."""
+        """Tokens of an answer before the phrase of `phrase` tokens; the answer has at most `most` tokens in all."""
         low, high = (max(1, min(round(share * most), most - phrase - 1)) for share in self.after)
         return low + row_seed(seed, 0, 0) % (high - low + 1)

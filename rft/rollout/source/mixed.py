@@ -38,7 +38,7 @@ class MixedSource(RolloutSource):
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`. Only the columns that both kinds of steps have are promised."""
+        """See `Source.facts`. The columns are those that both kinds of steps write."""
         if options["sampled_share"] >= 1:
             return SourceFacts(SOURCE_COLUMNS, fields=("prompt",), sampled="always", scores=True)
         given = GivenTexts(DatasetSource, {"response": options["response"]})
@@ -46,8 +46,12 @@ class MixedSource(RolloutSource):
         return SourceFacts(SOURCE_COLUMNS, fields=fields, sampled="sometimes", scores=True, given=given)
 
     @classmethod
+    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+        """Checks nothing: this source has no dynamic sampling."""
+
+    @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        """See `Source.check_tokens`: there is no forced stop."""
+        """Checks nothing: this source has no forced stop."""
 
     @classmethod
     def always_sampled(cls, options: Mapping[str, Any]) -> dict[str, Any]:

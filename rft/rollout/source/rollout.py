@@ -45,7 +45,8 @@ class DynamicSampling:
     def __post_init__(self) -> None:
         if self.between is not None and not 0 <= self.between[0] < self.between[1]:
             raise ValueError(
-                f"algorithm.source.redraw.between={self.between}: expected [low, high] with 0 <= low < high, or null"
+                f"algorithm.source.redraw.between={list(self.between)}: expected [low, high] with 0 <= low < high, "
+                "or null"
             )
 
     def keeps(self, raw: Tensor) -> bool:
@@ -100,7 +101,7 @@ class RolloutSource(Source):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Dynamic sampling looks at a term of the reward, and at groups that can differ."""
+        """Checks that dynamic sampling has a reward term of the run and groups of more than one response."""
         dynamic_sampling, check = options["redraw"], Checks()
         if dynamic_sampling is None:
             return
@@ -114,7 +115,7 @@ class RolloutSource(Source):
 
     @classmethod
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        """The phrase of a forced stop leaves room for an answer."""
+        """Checks that the phrase of a forced stop leaves room for an answer."""
         if (forced_stop := options["interruption"]) is not None:
             phrase = len(encoder.encode([forced_stop.phrase])[0])
             forced_stop.check(context.key, phrase, context.max_new_tokens)

@@ -17,8 +17,8 @@ from rft.rollout.source.base import RolloutContext
 class SelfPlaySource(DatasetSource):
     """Draws prompts: the response of the data is the chosen one, and each sampled response is rejected for it.
 
-    SPIN, arXiv 2401.01335, algorithm 1, where there is one sample for a prompt. With more, the given response comes as
-    often. The reward is not asked.
+    With one sample for a prompt this is SPIN, arXiv 2401.01335, algorithm 1. With more samples the given response is
+    repeated for each of them. No reward is computed.
 
     Args:
         context: of the stage; `prompts` is the number of prompts of a step, `group_size` that of the samples for each.
@@ -56,7 +56,7 @@ class SelfPlaySource(DatasetSource):
             given = self._example(position, row, row[self._response])
             for number, completion in enumerate(samples):
                 unit = position * context.group_size + number
-                # A row of a pair has no numbers of the sampling: the chosen one has none either.
+                # The sampled row gets no columns of the sampling, since the chosen row has none.
                 segments = [Segment(prompt, trains=False), Segment(completion.tokens, trains=True)]
                 sampled = Trajectory(segments, Finish(completion.finish_reason, completion.text), row)
                 pairs.append(given | {"unit": unit, "chosen": True})

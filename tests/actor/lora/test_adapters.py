@@ -1,4 +1,4 @@
-"""Adapters: what trains, what they compute, where their weights go, on one rank and two, and in a run."""
+"""Adapters: what trains, what they compute, where their weights go, on one rank and two, and what is refused."""
 
 import copy
 import math
@@ -9,11 +9,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rft.actor.reference import AdapterReference
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.setup.assembly import Job
-from rft.train.trainer import Trainer
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
 from tests.actor.lora.lora_on_ranks import JOBS, SHARES
@@ -258,28 +256,7 @@ def test_two_processes_do_what_one_does(world, name, two_ranks, tmp_path):
         assert not torch.allclose(result["columns"]["policy"], result["columns"]["kept"], atol=1e-3)
 
 
-# In a run
-
-
-def test_a_run_without_a_second_model(tiny, monkeypatch):
-    """After a warm-up that trained the adapters the reference is base and adapters of that moment."""
-    seen, begin = [], Trainer.begin
-
-    def begins(trainer, number, stage, saved):
-        before = weights(trainer.policy)
-        done = begin(trainer, number, stage, saved)
-        seen.append((before, weights(trainer.models["reference"]), trainer))
-        return done
-
-    monkeypatch.setattr(Trainer, "begin", begins)
-    Job(tiny("algorithm/terms=[kl]", "actor/lora=lora", "actor.lora.rank=4")).fit("")
-    trainer = seen[1][2]
-    assert type(trainer.models["reference"]) is AdapterReference
-    same(seen[1][1], seen[1][0], 0.0)
-    same(weights(trainer.models["reference"]), seen[1][0], 0.0)
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(seen[0][0][name], seen[1][0][name]), "the warm-up did something"
-    assert not torch.equal(weights(trainer.policy)[name], seen[1][0][name])
+# What is refused
 
 
 @pytest.fixture

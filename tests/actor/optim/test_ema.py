@@ -1,11 +1,8 @@
-"""The average by hand, its export, and how it goes on."""
-
-import shutil
+"""The average of the weights by hand, its state, and what is refused."""
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from rft.actor.optim.ema import WeightAverage
 from rft.distributed import start
@@ -102,45 +99,6 @@ def test_updates_are_averaged_and_stay_the_same():
     close(found["weights"], each[2], 0.0)
     by_hand = {name: (each[0][name] / 4 + each[1][name] / 2 + each[2][name]) / 1.75 for name in each[0]}
     close(found["state"]["average"]["weights"], by_hand, 1e-6)
-
-
-def test_every_checkpoint_holds_the_average_as_a_model(tiny, tmp_path):
-    """The warm-up has its own, which ends with it."""
-    config = tiny("actor.ema=0.5", "checkpoint.every=1", "checkpoint.keep_last=9", "actor.optimizer.lr=1e-2")
-    Job(config).fit("")
-    folders = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
-    assert len(folders) == 5
-    models = {part: [AutoModelForCausalLM.from_pretrained(folder / part).state_dict() for folder in folders]
-              for part in ("actor", "actor_ema")}  # fmt: skip
-    shares = ([1.0], [1 / 3, 2 / 3], [0, 0, 1.0], [0, 0, 1 / 3, 2 / 3], [0, 0, 1 / 7, 2 / 7, 4 / 7])
-    for step, of_step in enumerate(shares):
-        by_hand = {
-            name: sum(share * models["actor"][number][name] for number, share in enumerate(of_step))
-            for name in models["actor"][step]
-        }
-        close(models["actor_ema"][step], by_hand, 1e-5)
-    assert not torch.equal(models["actor"][4]["lm_head.weight"], models["actor_ema"][4]["lm_head.weight"])
-
-
-def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
-    changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
-    whole, cut = (tiny(*changes, f"output_dir={tmp_path / name}") for name in ("whole", "cut"))
-    Job(whole).fit("")
-    Job(cut).fit("")
-    folder = tmp_path / "cut" / "checkpoints"
-    for step in (5, 6):
-        shutil.rmtree(folder / f"step_{step:08d}")
-    (folder / "latest").unlink()
-    (folder / "latest").symlink_to("step_00000004")
-    (tmp_path / "cut" / "result.json").unlink()
-    Job(cut).fit("")
-    ends = [
-        torch.load(tmp_path / name / "checkpoints" / "latest" / "state.pt", weights_only=False)
-        for name in ("whole", "cut")
-    ]
-    averages = [end["actors"]["actor"]["average"] for end in ends]
-    assert averages[0]["updates"] == averages[1]["updates"] == 4
-    close(averages[1]["weights"], averages[0]["weights"], 0.0)
 
 
 @pytest.mark.parametrize(

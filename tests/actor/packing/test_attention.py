@@ -9,20 +9,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rft.actor.packing.attention import NAME, causal_window_mask, packed_attention, use_packed_attention
 from rft.actor.packing.layout import pack_layout, shared_prefixes
-from tests.helpers import token_batch
+from tests.helpers import SIZES, token_batch
 
-SIZES = {
-    "vocab_size": 23,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "initializer_range": 0.4,
-}
 GPT2 = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
 MODELS = {
     "qwen3": SIZES | {"model_type": "qwen3"},

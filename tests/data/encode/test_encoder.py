@@ -92,7 +92,7 @@ def test_many_prompts_are_each_prompt() -> None:
 def test_bad_settings_name_the_key() -> None:
     with pytest.raises(ValueError, match=r"data\.template=chat: the tokenizer has no chat template"):
         Encoder(tokenizer(), "chat", None)
-    with pytest.raises(ValueError, match=r"data\.system has no place in data\.template=none"):
+    with pytest.raises(ValueError, match=r"data\.system has no effect with data\.template=none"):
         Encoder(tokenizer(TEMPLATE), "none", "be")
     endless = tokenizer()
     endless.eos_token = None

@@ -182,14 +182,14 @@ def test_a_prompt_that_the_whole_does_not_begin_with_is_refused():
     for trains in ("response", "last"):
         encoder = Encoder(tokenizer(chats.MISTRAL), "chat", None, train_on=trains)
         assert "Add." in encoder._tokenizer.decode(encoder.prompt({"prompt": LED[:2]}))
-        with pytest.raises(ValueError, match="rewrites its last answer, or what sampling reads before it"):
+        with pytest.raises(ValueError, match="rewrites its last answer or the text before it"):
             encoder.example({"response": LED})
 
 
 def test_a_conversation_without_an_answer_is_refused():
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
     for messages in ([user("hi")], [SYSTEM, said("ho")], [said("ho"), user("hi")]):
-        with pytest.raises(ValueError, match="no message is an answer of the assistant's"):
+        with pytest.raises(ValueError, match="no message is an answer of the assistant"):
             encoder.example({"response": messages})
 
 
@@ -258,11 +258,11 @@ def test_tools_that_nobody_would_hear_of_are_refused(tmp_path):
         Encoder(made, "chat", None, tools=str(tmp_path / "tools.json"))
     with pytest.raises(ValueError, match=r"the field tools of a row: data\.template=chat ignores tools"):
         Encoder(made, "chat", None).prompt({"prompt": "a", "tools": [SCHEMA]})
-    with pytest.raises(ValueError, match=r"data\.tools has no place in data\.template=none"):
+    with pytest.raises(ValueError, match=r"data\.tools has no effect with data\.template=none"):
         Encoder(made, "none", None, tools="tools.json")
     knows = tokenizer(chats.QWEN25)
     with pytest.raises(ValueError, match=r"data\.tools=no\.json: cannot be read"):
         Encoder(knows, "chat", None, tools="no.json")
-    for wrong, message in ((["add"], "expected a list of tool schemas"), ("{", "is no json")):
+    for wrong, message in ((["add"], "expected a list of tool schemas"), ("{", "is not JSON")):
         with pytest.raises(ValueError, match=f"the field tools of a row:? {message}"):
             Encoder(knows, "chat", None).prompt({"prompt": "a", "tools": wrong})

@@ -61,7 +61,7 @@ def test_a_template_in_a_file(tmp_path):
 
 
 def test_bad_templates_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.template=chatm: there is no such file.*did you mean chatml\?"):
+    with pytest.raises(ValueError, match=r"data\.template=chatm: no such file.*did you mean chatml\?"):
         Encoder(tokenizer(chats.CHATML), "chatm", None)
     with pytest.raises(ValueError, match=r"data\.template=llama3 ends an answer with '<\|eot_id\|>', which is no"):
         Encoder(tokenizer(chats.CHATML), "llama3", None)
@@ -94,7 +94,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path):
             match=rf"data\.template_arguments\.{name}: data\.template=chat does not read it.*\(it reads: enable_thi",
         ):
             Encoder(made, "chat", None, arguments={name: True})
-    with pytest.raises(ValueError, match=r"data\.template_arguments has no place in data\.template=none"):
+    with pytest.raises(ValueError, match=r"data\.template_arguments has no effect with data\.template=none"):
         Encoder(made, "none", None, arguments={"enable_thinking": True})
     with pytest.raises(ValueError, match=r"data\.template=chatml does not read it \(it reads: none\)"):
         Encoder(made, "chatml", None, arguments={"enable_thinking": True})

@@ -76,7 +76,7 @@ def test_sources_say_what_a_row_must_have():
 def test_a_margin_that_nothing_reads_is_refused():
     PairSource.check({**PAIR, "margin": "gap"}, check_context(reads=("margin",)))
     PairSource.check(PAIR, check_context())
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: nothing reads 'margin'; set it to null$"):
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: no function reads 'margin'; set it"):
         PairSource.check({**PAIR, "margin": "gap"}, check_context())
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_refused(ranks):
         ValueError, match=r"^algorithm\.source\.label=right: 'good' .* not true or false; name another field$"
     ):
         ranks(1, drawn(lambda world: labelled(world, rows=wrong)))
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: 'wide' .* no number; name another field$"):
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: 'wide' .* not a number; name another"):
         ranks(1, drawn(lambda world: pairs(world, margin="gap", rows=wrong)))
 
 

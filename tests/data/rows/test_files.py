@@ -91,9 +91,9 @@ def test_a_bad_row_is_named_in_every_format(ending: str, where: str, tmp_path: P
     rows = [{"prompt": "a\nb" if n == 0 else "p", "answer": None if n == 2 else "1"} for n in range(4)]
     path = write(tmp_path / f"rows.{ending}", rows)
     where = where if ending != "csv" else "line 5"  # the first row has two lines, the names have one
-    with pytest.raises(ValueError, match=rf"rows\.{ending} {where}: the field 'answer' is null; say where it is"):
+    with pytest.raises(ValueError, match=rf"rows\.{ending} {where}: the field 'answer' is null; name it with"):
         load(path, "answer")
-    with pytest.raises(ValueError, match=r"the field 'answer' is null; data\.train\.columns\.gold names it"):
+    with pytest.raises(ValueError, match=r"the field 'answer' is null; set data\.train\.columns\.gold to its name"):
         load(path, "gold", gold="answer")
     assert load(path, gold="answer")[2]["gold"] is None  # nobody needs it
 
@@ -103,11 +103,11 @@ def test_a_bad_row_is_named_in_every_format(ending: str, where: str, tmp_path: P
     [
         (
             {"gold": "more.glod"},
-            r"no field 'more\.glod' \(there are: gold, deep; did you mean gold\?\); data\.train\.col",
+            r"no field 'more\.glod' \(known: gold, deep; did you mean gold\?\); set data\.train\.col",
         ),
-        ({"gold": "mor.gold"}, r"no field 'mor\.gold' \(there are: prompt, answer, more; did you mean more\?\)"),
-        ({"gold": "answer.gold"}, r"no field 'answer\.gold' \(what is before 'gold' holds no fields\)"),
-        ({"gold": "gold"}, r"no field 'gold'.*where it is not wanted, set data\.train\.columns\.gold=null"),
+        ({"gold": "mor.gold"}, r"no field 'mor\.gold' \(known: prompt, answer, more; did you mean more\?\)"),
+        ({"gold": "answer.gold"}, r"no field 'answer\.gold' \(the value before 'gold' has no fields\)"),
+        ({"gold": "gold"}, r"no field 'gold'.*set data\.train\.columns\.gold to its name, or to null"),
     ],
 )
 def test_a_column_that_leads_nowhere(columns: dict[str, str], message: str, tmp_path: Path) -> None:

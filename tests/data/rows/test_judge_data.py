@@ -65,7 +65,7 @@ def test_messages_are_read_out_and_what_stands_in_an_answer_is_no_place(verdicts
     good, bad = ("{b}", "no") if rows[0]["answer"] == "A" else ("no", "{b}")
     assert rows[0]["prompt"] == f"system: be {{b}}\n\nuser: hi|{good}|{bad}"
     assert "tools" not in rows[0], "they were the policy's"
-    with pytest.raises(ValueError, match="prompt has a message without a text"):
+    with pytest.raises(ValueError, match="prompt has a message without text"):
         verdicts([PAIRS[0] | {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], BETTER)
 
 
@@ -97,5 +97,5 @@ def test_a_question_that_is_none_is_refused_by_name(change, message):
 def test_what_does_not_go_together_is_refused_by_name(verdicts):
     with pytest.raises(ValueError, match=r"^data\.train\.of=labels: a question about {a} and {b} needs pairs"):
         verdicts(PAIRS, BETTER, of="labels")
-    with pytest.raises(ValueError, match=r"^data\.train\.rows: a mixture's weights would be lost"):
+    with pytest.raises(ValueError, match=r"^data\.train\.rows: the weights of a mixture would be lost"):
         JudgeRows({"_target_": "rft.data.rows.mixture.Mixture", "parts": {}}, "pairs", GOOD, 0, "data.train")

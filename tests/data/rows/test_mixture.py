@@ -183,7 +183,7 @@ def test_rows_that_a_stream_drops_take_no_turn(streamed):
     assert Counter(row["data_source"] for row in found) == {"b": 20, "c": 60}
     assert {row["prompt"] for row in found if row["data_source"] == "c"} == set("0123456789")
     assert said and all(line.startswith("data.train.parts.c.rows: ") for line in said), "every prompt of b is short"
-    with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: no prompt of an epoch is as short as .*=0"):
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: all prompts of an epoch have more .*=0"):
         make_sampler(streamed({"b": 1, "c": 3}, most=0), 0).take(1)
 
 
@@ -218,7 +218,7 @@ def test_parts_that_cannot_be_streamed_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^data\.streaming: data\.train\.parts\.y\.rows is a Symbolic, which"):
         whole.stream(["prompt"])
     inner = {"_target_": "rft.data.rows.mixture.Mixture", "parts": files(tmp_path, x=3)}
-    with pytest.raises(ValueError, match=r"data\.train\.parts\.z\.rows: a mixture in a mixture would lose its weights"):
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.z\.rows: the weights of a mixture inside a mixture"):
         Mixture(parts | {"z": MixturePart(1.0, inner)}, "data.train")
 
 
@@ -243,7 +243,7 @@ def test_a_node_with_parts_is_loaded(tmp_path, resolved):
     with pytest.raises(Problems) as caught:
         job.load(1)
     assert "y.csv line 2: no field 'anwser'" in caught.value.messages[0]
-    assert "data.train.parts.y.rows.columns.answer names it" in caught.value.messages[0]
+    assert "set data.train.parts.y.rows.columns.answer to its name" in caught.value.messages[0]
 
 
 def test_what_is_wrong_with_parts_names_them(tmp_path):
@@ -259,7 +259,7 @@ def test_weights_that_nothing_would_look_at_are_refused(tmp_path, resolved):
     mixture = {"_target_": "rft.data.rows.mixture.Mixture", "parts": files(tmp_path, x=3)}
     config = resolved()
     config["data"]["eval"]["heldout"] = mixture
-    with pytest.raises(ValueError, match=r"data\.eval\.heldout: an evaluation has all rows of a set"):
+    with pytest.raises(ValueError, match=r"data\.eval\.heldout: an evaluation uses all rows of a set"):
         Job(config)
     config = resolved("algorithm/source=prioritized", "algorithm/advantage=spo")
     config["data"]["train"] = mixture

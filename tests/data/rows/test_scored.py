@@ -61,11 +61,14 @@ def test_rows_of_one_answer_each_meet_by_their_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (answered("a", ("x", "good"), ("y", 1)), r"^row 1 of data\.train\.rows: the score 'good' is no number"),
-        (answered("a", ("x", float("nan")), ("y", 1)), r"the score nan is no number; data\.train\.score names another"),
-        ({"prompt": "a", "samples": "x"}, r"data\.train\.answers=samples is no list"),
-        ({"prompt": "a", "samples": [{"text": "x"}]}, r"no field 'response' .*; data\.train\.text names it"),
-        ({"prompt": "a", "samples": [{"response": "x"}]}, r"no field 'score' .*; data\.train\.score names it"),
+        (answered("a", ("x", "good"), ("y", 1)), r"^row 1 of data\.train\.rows: the score 'good' is not a number"),
+        (
+            answered("a", ("x", float("nan")), ("y", 1)),
+            r"the score nan is not a number; set data\.train\.score to",
+        ),
+        ({"prompt": "a", "samples": "x"}, r"data\.train\.answers=samples is not a list"),
+        ({"prompt": "a", "samples": [{"text": "x"}]}, r"no field 'response' .*; set data\.train\.text to its name"),
+        ({"prompt": "a", "samples": [{"response": "x"}]}, r"no field 'score' .*; set data\.train\.score to its name"),
         ({"prompt": "a"}, r"line 1: no field 'samples'"),
         (answered("a", ("x", 1), ("y", 1)), r"^data\.train: none of 1 prompts has answers of different scores"),
     ],

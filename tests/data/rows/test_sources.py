@@ -70,13 +70,13 @@ def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
         (
             '{"prompt": "p", "answer": 1}\n{"prompt": "p", "anser": 1}\n',
             {},
-            r"train\.jsonl line 2: no field 'answer' \(there are: prompt, anser; did you mean anser\?\); "
-            r"say where it is with \+data\.train\.columns\.answer=<its name there>",
+            r"train\.jsonl line 2: no field 'answer' \(known: prompt, anser; did you mean anser\?\); "
+            r"name it with \+data\.train\.columns\.answer=<name in the data>",
         ),
         ('{"prompt": "p", "answer": null}\n', {}, r"train\.jsonl line 1: the field 'answer' is null"),
-        ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*data\.train\.columns\.prompt names it"),
-        ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; data\.train\.columns\.prompt"),
-        ("{}\n", {}, r"line 1: no field 'prompt' \(there are: none\)"),
+        ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*set data\.train\.columns\.prompt to its name"),
+        ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; set data\.train\.columns"),
+        ("{}\n", {}, r"line 1: no field 'prompt' \(known: none\)"),
     ],
 )
 def test_bad_files_name_the_line(tmp_path: Path, text: str | bytes, columns: dict[str, str], message: str) -> None:
@@ -92,10 +92,11 @@ def test_a_path_that_is_no_file_names_the_key(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_leaves_nothing_names_the_key(path: str) -> None:
-    with pytest.raises(ValueError, match=r"data\.train\.limit=0"):
-        lines(path, limit=0)
-    with pytest.raises(ValueError, match=r"data\.train\.limit=-1"):
-        HubRows("x", None, "train", {}, None, -1, "data.train")
+    node = {"path": path, "columns": NAMES, "schema": None}
+    hub = {"path": "x", "name": None, "split": "train", "columns": {}, "schema": None}
+    for kind, options, limit in (("FileRows", node, 0), ("HubRows", hub, -1)):
+        with pytest.raises(ValueError, match=rf"^data\.train\.limit={limit}: it must be at least 1$"):
+            Target({"_target_": f"rft.data.rows.sources.{kind}", "limit": limit} | options, "data.train", ("key",))
 
 
 def test_built_from_yaml(path: str) -> None:

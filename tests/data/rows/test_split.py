@@ -54,7 +54,7 @@ def test_messages_have_a_share_too(tmp_path):
 
 @pytest.mark.parametrize("wrong", [[0.5], [0.5, 0.5], [0.7, 0.2], [-0.1, 0.5], [0.5, 1.5]])
 def test_what_is_no_share_is_refused(wrong, tmp_path):
-    with pytest.raises(ValueError, match=r"^data\.train\.share=\[.*\]: give where it starts and ends between 0 and 1"):
+    with pytest.raises(ValueError, match=r"^data\.train\.share=\[.*\]: give its start and end between 0 and 1"):
         HashSplit(file(tmp_path, []), "prompt", wrong, "data.train")
 
 

@@ -136,12 +136,12 @@ def test_rows_with_long_prompts_are_counted_as_they_are_dropped(files):
     _, sampler = drawn(parts(files), 6, 30, most=2, said=said)  # 10 of 23 rows fit
     assert 3 * 23 - 13 <= sampler.position <= 3 * 23
     assert said[-1].startswith("data.train: ") and said[-1].endswith(
-        "rows so far had prompts of more tokens than data.max_prompt_tokens=2. They were dropped"
+        "rows so far were dropped: their prompts have more tokens than data.max_prompt_tokens=2"
     )
     dropped, seen = (int(word) for word in said[-1].split() if word.isdigit())
     assert sampler.state_dict()["dropped"] == sampler.position - 30 >= dropped and seen <= sampler.position
     with pytest.raises(
-        ValueError, match=r"data\.train: no prompt of an epoch is as short as data\.max_prompt_tokens=1"
+        ValueError, match=r"data\.train: all prompts of an epoch have more tokens than data\.max_prompt_tokens=1"
     ):
         drawn(parts(files), 6, 1, most=1)
 
@@ -162,8 +162,8 @@ def test_a_run_streams_both_stages_and_goes_on_after_its_last_checkpoint(mixed, 
         data["train"] = {"_target_": "rft.data.rows.mixture.Mixture", "parts": parts}
     Job(config).fit("")
     said = " ".join(capsys.readouterr().out.split())
-    assert f"data.train is streamed: its first {34 if mixed else 23} rows were looked at" in said
-    assert f"data.train{'.parts.all.rows' if mixed else ''}: " in said and "They were dropped" in said
+    assert f"data.train is streamed: only its first {34 if mixed else 23} rows were checked" in said
+    assert f"data.train{'.parts.all.rows' if mixed else ''}: " in said and "were dropped" in said
     run = tmp_path / "run"
 
     def numbers():
@@ -183,7 +183,7 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
     config = tiny("warmup=none")
     for data, message in (
         ({"streaming": 0}, r"data\.streaming=0: it must be at least 1"),
-        ({"train": config["data"]["train"]}, r"data\.streaming: data\.train is a Symbolic, which knows all its rows"),
+        ({"train": config["data"]["train"]}, r"data\.streaming: data\.train is a Symbolic, which cannot be streamed"),
     ):
         with pytest.raises(ValueError, match=message):
             Job(config_of(config, files) | {"data": config_of(config, files)["data"] | data})
@@ -193,14 +193,15 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
     job.load(1)
     [said] = job.check.messages
     assert (
-        said.startswith("data.streaming=5: prompts that leave no room") and "max_prompt_tokens to 122 or less" in said
+        said.startswith("data.streaming=5: prompts of a stream are not counted")
+        and "max_prompt_tokens to 122 or less" in said
     )
     (tmp_path / "d.json").write_text("[]")
     with pytest.raises(
-        ValueError, match=r"data\.train\.path: .*d\.json can only be read whole; write \.jsonl, \.csv, \.par"
+        ValueError, match=r"data\.train\.path: .*d\.json cannot be streamed; write \.jsonl, \.csv, \.par"
     ):
         parts(str(tmp_path / "d.json"))
-    with pytest.raises(ValueError, match=r"data\.streaming: the number of rows must be known"):
+    with pytest.raises(ValueError, match=r"data\.streaming: this way of drawing rows needs their number"):
         len(RowStream([], "data.train"))
 
 

@@ -34,7 +34,7 @@ def test_a_sound_run(examined, tmp_path):
     assert 0 <= gap < 1e-5
     for check in ("agreement", "weights", "drift", "padding and packing", "prompt", "temperature, template"):
         assert f"✓ {check}" in text
-    assert "✗" not in text and "• seeds: asked again, 16 of 16 rows have the same tokens" in text
+    assert "✗" not in text and "• seeds: sampled again, 16 of 16 rows have the same tokens" in text
     assert "'reve" in text.replace("<unk>", "v"), "the prompt is shown"
     assert list(tmp_path.iterdir()) == [], "nothing stays"
 
@@ -50,19 +50,19 @@ def test_a_sound_run(examined, tmp_path):
         (
             "KeepsFirstWeights",
             "weights",
-            "has stale weights, it does not follow what it is handed: mend update_weights",
+            "has stale weights, it does not use the weights that it receives: fix update_weights",
         ),
-        ("OneVersionBehind", "weights", "has stale weights, it does not come back to the true ones"),
-        ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 moves the gap"),
-        ("DoublesFirstToken", "template", "the engine reads the first token of a prompt twice"),
-        ("DropsFirstToken", "template", "the engine leaves out the first token of a prompt"),
+        ("OneVersionBehind", "weights", "has stale weights, it does not return to the policy's weights"),
+        ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 changes the gap"),
+        ("DoublesFirstToken", "template", "the engine repeats the first token of a prompt"),
+        ("DropsFirstToken", "template", "the engine drops the first token of a prompt"),
         ("Rounds", "rounding", "rounds its log-probabilities to float16: set rollout.engine_args"),
         (
             "ComputesInBfloat16",
             "dtype",
             "computes in bfloat16, the trainer in strategy.dtype=float32: set rollout.engi",
         ),
-        ("Lies", "agreement", "nothing that was tried takes the gap away; see the worst tokens"),
+        ("Lies", "agreement", "no known cause explains the gap; see the worst tokens"),
     ],
 )
 def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
@@ -89,7 +89,10 @@ def test_the_cause_of_a_gap_is_named_where_no_two_samples_are_the_same(seed, exa
 def test_truncation_is_told_and_not_blamed(examined):
     gap, text = examined("rollout.top_k=3")
     assert gap < 1e-5
-    assert "• truncation: rollout.top_p, top_k, min_p or first_token are meant to make the gap" in text
+    assert (
+        "• truncation: rollout.top_p, top_k, min_p or first_token change the sampled distribution, which makes a gap of"
+        in text
+    )
     assert text.index("as training samples") < text.index("without truncation") and "✗" not in text
 
 
@@ -100,7 +103,7 @@ def test_an_engine_that_sleeps_is_not_asked_to_sample(truncation, examined):
 
 
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
-    with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no steps of samples alone"):
+    with pytest.raises(ValueError, match="mode=doctor: algorithm=sft has no step with sampled texts only"):
         run(tiny("mode=doctor", "algorithm=sft"), Console())
 
 

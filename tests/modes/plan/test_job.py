@@ -55,13 +55,13 @@ CASES = {
 
 WRONG = {
     "no ranks": (("plan.ranks=0",), ["plan.ranks=0: it must be at least 1"]),
+    "no prompt": (("plan.prompt_tokens=0",), ["plan.prompt_tokens=0: it must be at least 1"]),
     "all at once": (
-        ("plan.prompt_tokens=0", "steps=0", "plan.ranks=3", "strategy.replicas=2"),
+        ("steps=0", "plan.ranks=3", "strategy.replicas=2"),
         [
             "steps=0: it must be at least 1",
             "strategy.replicas=2 does not divide the 3 processes; choose a divisor of them, or 1",
             "batch.prompts=8 does not divide over the 3 processes",
-            "plan.prompt_tokens=0: it must be at least 1",
         ],
     ),
     "too long": (
@@ -78,8 +78,8 @@ WRONG = {
     "a stream": (
         ("plan.prompt_tokens=null", "data.streaming=8"),
         [
-            "data.streaming: data.train is a Symbolic, which knows all its rows at once; set data.streaming=null",
-            "plan.prompt_tokens=null: a stream is not read to find out; set it",
+            "data.streaming: data.train is a Symbolic, which cannot be streamed; set data.streaming=null",
+            "plan.prompt_tokens=null: the rows of a stream are not counted; set it",
         ],
     ),
 }

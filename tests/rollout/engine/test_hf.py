@@ -1,90 +1,21 @@
+"""Sampling with transformers: which tokens are drawn, with which log-probabilities, and when a row ends."""
+
 import math
 import random
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinPLogitsWarper,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import MinPLogitsWarper, PreTrainedTokenizerFast, TopKLogitsWarper, TopPLogitsWarper
 
 from rft.registry import take
 from rft.rollout.engine.base import Request
-from rft.rollout.engine.hf import HFEngine, StopStrings, chunks, waves
+from rft.rollout.engine.hf import StopStrings, chunks, waves
 from rft.rollout.engine.kv_cache import can_join
-from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.engine.sampling import FirstToken
 from rft.setup.schema import Rollout
 from tests.helpers import hf_engine
-
-VOCABULARY = 40
-END = 2
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "eos_token_id": END,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-}
-MODELS = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
-    "eager": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager")),
-    "sliding": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7)),
-}
-
-
-def build(name="qwen3"):
-    """A tiny model, in float64 where transformers' attention can be, so that rounding decides no draw."""
-    torch.manual_seed(0)
-    return MODELS[name]().to(torch.float32 if name == "eager" else torch.float64).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w1"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{END}", pad_token="w0")
-
-
-def prompts_of(*lengths):
-    rng = random.Random(7)
-    return [[rng.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
-
-
-def sampling(**changes):
-    plain = {
-        "max_new_tokens": 12,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "stop": [],
-        "first_token": None,
-    }
-    return Sampling(**plain | changes)
-
-
-def ban_the_end(model):
-    def hook(module, args, logits):
-        return logits.index_fill(-1, torch.tensor([END]), -1e9)
-
-    model.lm_head.register_forward_hook(hook)
+from tests.rollout.word_models import END, MODELS, VOCABULARY, ban_the_end, build, prompts_of, sampling
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -341,54 +272,6 @@ def test_requests_without_samples(tokenizer):
     assert engine.generate([], sampling()) == []
     found = engine.generate([Request([5], []), Request([6], [1])], sampling())
     assert [len(completions) for completions in found] == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_new_weights_change_the_text_and_share_storage(tokenizer, name):
-    engine = hf_engine(build(name), tokenizer, 64)
-    requests = [Request(prompts_of(5)[0], [1, 2])]
-    before = engine.generate(requests, sampling())
-    assert {v for c in before[0] for v in c.versions} == {0}
-    torch.manual_seed(9)
-    actor = MODELS[name]().double()
-    engine.update_weights(3, ((key, value) for key, value in actor.state_dict().items()))
-    after = engine.generate(requests, sampling())
-    assert {v for c in after[0] for v in c.versions} == {3}
-    assert after[0][0].tokens != before[0][0].tokens
-    ours, theirs = engine.model.state_dict(), actor.state_dict()
-    assert all(ours[key].data_ptr() == theirs[key].data_ptr() for key in theirs)
-    assert not any(parameter.requires_grad for parameter in engine.model.parameters())
-    assert all(parameter.requires_grad for parameter in actor.parameters())
-    again = hf_engine(actor, tokenizer, 64).generate(requests, sampling())
-    assert [c.tokens for c in again[0]] == [c.tokens for c in after[0]]
-
-
-def test_one_name_of_tied_weights_is_enough(tokenizer):
-    engine = hf_engine(build(), tokenizer, 64)
-    tensors = {key: value.clone() for key, value in build().state_dict().items() if key != "lm_head.weight"}
-    engine.update_weights(1, tensors.items())
-    assert engine.model.lm_head.weight.data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
-
-
-def test_weights_of_another_type_are_converted(tokenizer):
-    engine = hf_engine(build().float(), tokenizer, 64)
-    engine.update_weights(1, build().state_dict().items())
-    assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.float32}
-
-
-def test_weights_must_be_all_there_and_known(tokenizer):
-    engine = hf_engine(build(), tokenizer, 64)
-    tensors = build().state_dict()
-    with pytest.raises(AssertionError, match=r"no weight 'head\.weight'"):
-        engine.update_weights(1, [*tensors.items(), ("head.weight", torch.zeros(1))])
-    tensors.pop("model.norm.weight")
-    with pytest.raises(AssertionError, match=r"model\.norm\.weight"):
-        engine.update_weights(1, tensors.items())
-
-
-def test_a_wave_of_no_rows_is_refused():
-    with pytest.raises(ValueError, match="max_rows=0"):
-        HFEngine.check({"max_rows": 0, "engine_args": {}}, sampling())
 
 
 def test_waves_cut_a_request_only_where_it_must_be():

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rft.distributed import start
 from rft.registry import Target
@@ -20,8 +19,9 @@ from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import until
+from tests.rollout.word_models import END, word_tokenizer
 
-VOCABULARY, END = 64, 2
+VOCABULARY = 64
 PLAIN = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
 RUN = ("rollout=vllm", "+rollout.engine_args.enforce_eager=true")
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
@@ -39,9 +39,7 @@ def model(seed=0):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w1"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{END}", pad_token="w0")
+    return word_tokenizer(VOCABULARY)
 
 
 @pytest.fixture(scope="module")

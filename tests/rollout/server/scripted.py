@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
@@ -14,6 +13,7 @@ from rft.rollout.server.sglang import SGLangApi
 from rft.rollout.server.vllm import VLLMApi
 from tests.helpers import engine_context
 from tests.rollout.server.fake_server import answer_of, checksum
+from tests.rollout.word_models import word_tokenizer
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 OPTIONS = {
@@ -47,8 +47,6 @@ MODEL = {
 
 def make_engine(world, server_api, folder: Path, servers=(), **changes) -> ServersEngine:
     """An engine for servers that run, with short deadlines; `changes` are of the options."""
-    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(40)}, unk_token="w1"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
     options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
     model = Qwen3ForCausalLM(Qwen3Config(**MODEL))
 
@@ -57,7 +55,7 @@ def make_engine(world, server_api, folder: Path, servers=(), **changes) -> Serve
         def server_api(engine_args):
             return server_api
 
-    return Kind(engine_context(model, tokenizer, folder, world), Servers(**options))
+    return Kind(engine_context(model, word_tokenizer(40), folder, world), Servers(**options))
 
 
 def tied_model(vocabulary):

@@ -157,7 +157,7 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):
     nobody, temperature = found.value.messages
     assert nobody.startswith("teacher.addresses=[]: there is no server to learn from; give host:port")
     assert temperature.startswith("rollout.temperature=0.7: servers compute log-probabilities at temperature 1 alone;")
-    with pytest.raises(Problems, match=r"^reference\._target_: ServedTeacher has no model here; only a teacher"):
+    with pytest.raises(Problems, match=r"^reference\._target_: ServedTeacher is a remote model, which only teacher"):
         config = tiny("teacher=teacher_server")
         Job(config | {"reference": config["teacher"]})
 

@@ -9,10 +9,10 @@ import pytest
 from rft.data.encode.tokenizer import characters
 from rft.remote.http_client import BadResponse
 from rft.rollout.server.teacher_check import check_servers
-from tests.helpers import yaml_options
+from tests.helpers import ALPHABET, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher
 
-WORDS = characters(alphabet="0123456789abcdef")
+WORDS = characters(alphabet=ALPHABET)
 KNOWN = len(WORDS)
 
 
@@ -72,7 +72,7 @@ def test_one_that_is_not_up_is_named_within_the_deadline(seen, fault):
 
 
 def test_what_answers_otherwise_is_no_such_server(seen):
-    with pytest.raises(BadResponse, match="its kind is 'somebody', which is not vllm or sglang"):
+    with pytest.raises(BadResponse, match="its kind is 'somebody', which is not sglang or vllm"):
         seen({"kind": "somebody"})
     with pytest.raises(BadResponse, match=r"teacher 0 .* not JSON"):
         seen({}, faults=[("/v1/models", "garbage")])

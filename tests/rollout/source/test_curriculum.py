@@ -5,16 +5,17 @@ import math
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rft.batch.columns import fields
 from rft.metrics import Metrics
+from rft.registry import convert
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context, hf_engine, rollout_context
+from tests.helpers import check_context, hf_engine
+from tests.rollout.contexts import rollout_context
+from tests.rollout.word_models import one_layer, word_tokenizer
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
@@ -336,17 +337,7 @@ def test_what_cannot_be_tracked_is_refused_before_a_model_is_loaded(changes, run
 
 def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
     """A model of ours samples; between two visits its weights change, and the counts fade by just that."""
-    vocabulary = {f"w{i}": i for i in range(16)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=1, head_dim=8, eos_token_id=2, bos_token_id=None, pad_token_id=0, initializer_range=0.3,
-        )
-    )  # fmt: skip
+    tokenizer, model = word_tokenizer(16), one_layer()
     sampling = Sampling(6, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 
     @torch.no_grad()

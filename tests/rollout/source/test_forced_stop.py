@@ -4,13 +4,12 @@ import functools
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rft.batch.columns import fields
 from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
+from rft.registry import convert
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
@@ -18,7 +17,9 @@ from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
 from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
-from tests.helpers import check_context, hf_engine, rollout_context
+from tests.helpers import check_context, hf_engine
+from tests.rollout.contexts import rollout_context
+from tests.rollout.word_models import one_layer, word_tokenizer
 
 SAMPLING = Sampling(20, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 TIME = ForcedStop(after=[0.4, 0.6], phrase="time")
@@ -117,8 +118,8 @@ def test_the_row_reads_the_phrase_and_does_not_train_it():
 
 @pytest.mark.parametrize("after", [[0.5], [0.5, 0.6, 0.7], [0.0, 0.5], [0.6, 0.5], [0.5, 1.0]])
 def test_shares_that_are_none_are_refused(after):
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.after=.*: expected \[low, high\]"):
-        ForcedStop(after, "time")
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.after"):
+        convert({"after": after, "phrase": "time"}, ForcedStop, "algorithm.source.interruption")
 
 
 def test_an_empty_phrase_is_refused():
@@ -129,20 +130,9 @@ def test_an_empty_phrase_is_refused():
 # With a model
 
 
-def tokenizer():
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, unk_token="w1"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token="w0")
-
-
 @functools.cache  # ranks are threads, and share the seed of torch
 def model():
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, eos_token_id=2, bos_token_id=None, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(shape)
+    return one_layer()
 
 
 def said(network, batch):
@@ -162,8 +152,8 @@ def words(texts, rows):
 
 
 def with_a_model(world, prompts=8, columns=(), max_rows=64):
-    encoder = Encoder(tokenizer(), "none", None)
-    engine = hf_engine(model(), tokenizer(), max_rows)
+    encoder = Encoder(word_tokenizer(16), "none", None)
+    engine = hf_engine(model(), word_tokenizer(16), max_rows)
     context = rollout_context(world, engine, encoder, ROWS, prompts, 4, NUMBERS, 5, score=words, columns=columns)
     return RolloutSource(context, redraw=None, interruption=ForcedStop([0.4, 0.6], "w6 w7"))
 
@@ -234,7 +224,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
             return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
 
     def work(world):
-        encoder, stop = Encoder(tokenizer(), "none", None), ForcedStop([0.4, 0.6], "w6 w7")
+        encoder, stop = Encoder(word_tokenizer(16), "none", None), ForcedStop([0.4, 0.6], "w6 w7")
         context = rollout_context(world, Words(), encoder, ROWS, 8, 2, NUMBERS, 5, score=words, logprobs=logprobs)
         tracking = SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0))
         options = {"tracking": tracking, "priority": None, "retire": None}
@@ -250,7 +240,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 
 
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
-    encoder = Encoder(tokenizer(), "none", None)
+    encoder = Encoder(word_tokenizer(16), "none", None)
     options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
     RolloutSource.check_tokens(options, check_context(max_new_tokens=4), encoder)
     RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=1), encoder)

@@ -15,7 +15,7 @@ from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.mixed import MixedSource
 from rft.rollout.source.rollout import RolloutSource
-from tests.helpers import rollout_context
+from tests.rollout.contexts import rollout_context
 
 ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")

@@ -11,12 +11,14 @@ from rft.batch.media import media_entries
 from rft.batch.trajectory import to_row
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
+from rft.registry import convert
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.source.base import answer
 from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context, rollout_context
+from tests.helpers import check_context
+from tests.rollout.contexts import rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
@@ -374,5 +376,6 @@ def test_groups_outside_the_middle_are_drawn_again(size, ranks):
 
 @pytest.mark.parametrize("between", [[0.2], [0.2, 0.5, 0.8], [0.5, 0.5], [0.8, 0.2], [-0.1, 0.5], []])
 def test_bounds_that_bound_nothing_are_refused(between):
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.between=.*: expected \[low, high\]"):
-        DynamicSampling("right", between, 1)
+    node = {"term": "right", "between": between, "max_rounds": 1}
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.between(=.*)?: expected \[(low|number), "):
+        convert(node, DynamicSampling, "algorithm.source.redraw")

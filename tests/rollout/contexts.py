@@ -1,0 +1,24 @@
+"""What a run gives to sources that sample."""
+
+from typing import Any
+
+from rft.distributed import World
+from rft.rollout.source.base import RolloutContext
+from tests.helpers import source_context
+
+
+def rollout_context(
+    world: World,
+    sampler: Any,
+    encoder: Any,
+    rows: Any,
+    prompts: int,
+    group_size: int,
+    sampling: Any,
+    seed: int,
+    **changes: Any,
+) -> RolloutContext:
+    """What a source that samples is given; nothing scores and no policy computes."""
+    shared = vars(source_context(world, encoder, rows, prompts, seed))
+    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "score": None, "logprobs": None}
+    return RolloutContext(**{**shared, **own, **changes})
