@@ -65,7 +65,7 @@ def test_servers_are_started_named_and_ended(tmp_path):
     pids = [int((tmp_path / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
     serving.send_signal(signal.SIGINT)
-    assert "the servers end" in serving.communicate(timeout=60)[0]
+    assert "stopping the servers" in serving.communicate(timeout=60)[0]
     assert not any(alive(pid) for pid in pids)
 
 
