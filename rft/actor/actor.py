@@ -16,7 +16,7 @@ from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.lora.adapters import Lora, LoraWeights
-from rft.actor.model import build_model, empty_like
+from rft.actor.model import build_model, empty_like, set_end_tokens
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.cost import model_cost, row_work
@@ -299,6 +299,7 @@ class Actor(TrainableModel):
             model = self.plain_model()
             model.load_state_dict(state, assign=True)
             model.tie_weights()
+            set_end_tokens(model, self.tokenizer)
             transformers_logging.disable_progress_bar()
             model.save_pretrained(folder)
 

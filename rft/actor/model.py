@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
@@ -112,3 +112,27 @@ def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
         zeros = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
         memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
     return copy.deepcopy(model, memo).to(device)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that end a text: those of the model's generation config and the tokenizer's own, sorted."""
+    assert model.generation_config is not None, "a model that generates has a generation config"
+    named = model.generation_config.eos_token_id
+    return sorted({*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None})
+
+
+def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the end tokens of the run's engines, and the padding token, into the configs of a model for export.
+
+    `generate` of transformers stops only at the tokens that the model's own generation config names.
+    """
+    if not model.can_generate():
+        return
+    ends = end_tokens(model, tokenizer)
+    generation = model.generation_config
+    generation.eos_token_id = ends if len(ends) > 1 else ends[0]
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    # Not its pad_token_id: an embedding that knows its padding does not train it, and it may be the end token.
+    if model.config.eos_token_id is None:
+        model.config.eos_token_id = generation.eos_token_id

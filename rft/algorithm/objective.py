@@ -67,13 +67,24 @@ class Objective:
     def evaluate(
         self, term: Term, outputs: dict[str, Tensor], batch: TensorDict
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Value and weight of a term, (B, T) or (B,) as its unit says, and its statistics."""
+        """Value and weight of a term, (B, T) or (B,) as its unit says, and its statistics.
+
+        Raises:
+            ValueError: a function returned a reduced value, or one of another shape.
+        """
         given = [outputs[name] for name in term.plugin.facts.outputs]
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
         loss, statistics = term.plugin(*given, batch)
-        weights = batch["loss_weights"] if term.plugin.facts.unit == "token" else batch["unit_weights"]
+        unit = term.plugin.facts.unit
+        weights = batch["loss_weights"] if unit == "token" else batch["unit_weights"]
+        if loss.shape != weights.shape:
+            each = "token" if unit == "token" else "row"
+            raise ValueError(
+                f"the loss {term.plugin.name!r} returned a value of shape {list(loss.shape)}; with unit={unit!r} it "
+                f"must return {list(weights.shape)}: one number per {each}, not reduced"
+            )
         if main and self.corrected:
             weights = weights * batch["correction_weights"]
         return loss, weights, statistics

@@ -5,8 +5,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.sampling import Sampling
 from tests.helpers import (
     OPTIMIZER,
+    hf_engine,
     make_actor,
     make_algorithm,
     make_batch,
@@ -83,6 +86,23 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, monkeypatch, t
     same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
     loaded = make_actor(world, actor.strategy, make_optimizer(**OPTIMIZER), path=str(tmp_path))
     same(weights(loaded), weights(actor), 0.0)
+
+
+def test_generate_of_a_saved_model_ends_where_the_engine_ends(world, tmp_path):
+    actor = small_actor(world)
+    assert actor.plain_model().generation_config.eos_token_id is None, "the model is made from a config"
+    actor.save_model(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), actor.tokenizer
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+    prompts = [[first, second] for first in range(3, 13) for second in range(3, 13)]
+    engine = hf_engine(model, tokenizer, 64)
+    greedy = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+    expected = [found[0].tokens for found in engine.generate([Request(prompt, [0]) for prompt in prompts], greedy)]
+    found = model.generate(torch.tensor(prompts), max_new_tokens=24, do_sample=False)[:, 2:].tolist()
+    ends = [row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row) for row in found]
+    assert [row[:end] for row, end in zip(found, ends, strict=True)] == expected
+    assert min(ends) < 24, "some answers end before the limit"
 
 
 def test_a_saved_critic_is_its_backbone(world, tmp_path):

@@ -80,6 +80,35 @@ def test_total_gradient_shares_and_statistics_by_hand():
     assert statistics["entropy_sum"].tolist() == [3.0, 7.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        (
+            "tokens",
+            (),
+            r"^the loss 'tokens' returned a value of shape \[\]; with unit='token' it must return \[2, 3\]",
+        ),
+        ("tokens", (2,), r"shape \[2\]; with unit='token' it must .*: one number per token, not reduced$"),
+        ("tokens", (2, 1), r"shape \[2, 1\]; with unit='token'"),
+        (
+            "rows",
+            (),
+            r"^the loss 'rows' returned a value of shape \[\]; with unit='sequence' it must return \[2\]",
+        ),
+        (
+            "rows",
+            (2, 3),
+            r"shape \[2, 3\]; with unit='sequence' it must .*: one number per row, not reduced$",
+        ),
+    ],
+)
+def test_a_value_of_another_shape_is_refused_and_not_broadcast(name, shape, said, monkeypatch):
+    wrong = term(name)
+    monkeypatch.setattr(wrong.plugin, "_function", lambda *_: (torch.ones(shape, dtype=F64), {}))
+    with pytest.raises(ValueError, match=said):
+        Objective([wrong])(*case())
+
+
 def test_a_coefficient_is_asked_every_time():
     outputs, batch = case()
     objective = Objective([term("tokens", 1.0)])

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
+from rft.actor.model import end_tokens
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
-from rft.rollout.engine.texts import completions, decode, end_tokens
+from rft.rollout.engine.texts import completions, decode
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once

@@ -1,18 +1,10 @@
-"""What engines share: end tokens, and completions from sampled tokens."""
+"""Texts and completions from sampled tokens, for all engines."""
 
 from typing import Any, Literal
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rft.rollout.engine.base import Completion
-
-
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that end a text: those of the model's generation config and the tokenizer's own, sorted."""
-    assert model.generation_config is not None, "a model that generates has a generation config"
-    named = model.generation_config.eos_token_id
-    ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None}
-    return sorted(ends)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[str]:

@@ -17,12 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rft.actor.lora.adapters import LoraWeights
+from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import completions, end_tokens
+from rft.rollout.engine.texts import completions
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.server.servable import ServableEngine

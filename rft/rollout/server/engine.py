@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rft.actor.model import end_tokens
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
@@ -24,7 +25,7 @@ from rft.remote.server_process import LOCAL, ServerProcess, free_port
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import completions, end_tokens
+from rft.rollout.engine.texts import completions
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
