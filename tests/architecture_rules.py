@@ -27,7 +27,14 @@ LAYERS = {
     "batch": 0,
     "logger": 0,
 }
-ROOT_MODULES = ("", "registry", "errors", "metrics", "distributed")  # modules of the root that everything may import
+ROOT_MODULES = (
+    "",
+    "registry",
+    "ranges",
+    "errors",
+    "metrics",
+    "distributed",
+)  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)
 MODALITIES = re.compile(r"\b(image|audio|video|pixel)s?\b", re.IGNORECASE)

@@ -84,7 +84,7 @@ def test_stages_say_who_reads_and_who_writes():
         ),
         (
             {"terms": {"kl": KL | {"coef": ADAPTIVE | {"target": 0.0}}}},
-            r"^algorithm\.terms\.kl\.coef\.target: .*above 0",
+            r"^algorithm\.terms\.kl\.coef\.target=.*: it must be above 0",
         ),
         (
             {"reward_kl": RewardKL("k1", {"name": "adaptve"})},

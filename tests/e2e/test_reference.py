@@ -179,7 +179,7 @@ def test_a_plan_has_another_model_that_is_asked_ahead_before_all_else(other, tin
 @pytest.mark.parametrize(
     ("name", "algorithm", "reference", "message"),
     [
-        ("grpo", {"iteration": -1}, {}, r"algorithm\.iteration=-1: set it to 0, or to the steps"),
+        ("grpo", {"iteration": -1}, {}, r"algorithm\.iteration=-1: it must be at least 0"),
         ("grpo", {"iteration": 3}, {}, r"algorithm\.iteration=3: nothing reads ref_logprobs.* algorithm\.iteration=0"),
         ("grpo", {"sampler": "reference"}, {}, r"algorithm\.sampler=reference: nothing reads ref_logprobs"),
         (

@@ -134,11 +134,8 @@ def test_a_state_of_one_process_goes_on_on_replicas_and_back(perform, two_ranks)
 
 
 def test_replicas_must_divide_the_processes():
-    for replicas in (2, 0):
-        with pytest.raises(
-            ValueError, match=rf"^strategy\.replicas={replicas} does not divide the 1 processes; choose"
-        ):
-            make_strategy(start("cpu"), replicas=replicas)
+    with pytest.raises(ValueError, match=r"^strategy\.replicas=2 does not divide the 1 processes; choose"):
+        make_strategy(start("cpu"), replicas=2)
 
 
 def test_a_whole_gradient_adds_up_in_float32():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from rft.registry import convert
 from rft.remote.server_process import free_port
 from rft.rollout.server.options import Servers
 from tests.rollout.server.fake_server import FakeServer
@@ -191,19 +192,19 @@ def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypat
         ({"addresses": ["a:1", "a:1"]}, r"addresses=.* an address is repeated"),
         ({"addresses": ["a:1"], "count": 2}, r"count=2, addresses=\['a:1'\]: give"),
         ({}, r"count=0, addresses=\[\]: give"),
-        ({"count": 1, "concurrency": 0}, r"concurrency=0"),
-        ({"count": 1, "retries": -1}, r"retries=-1"),
+        ({"count": 1, "concurrency": 0}, r"\.concurrency=0: it must be at least 1"),
+        ({"count": 1, "retries": -1}, r"\.retries=-1: it must be at least 0"),
         ({"count": 1, "deltas": True}, r"deltas=true: .* set rollout\.engine\.servers\.transport=group"),
         (
             {"count": 1, "transport": "group", "deltas": True, "sleep": True},
             r"deltas=true: .*set .*servers\.sleep=false",
         ),
-        ({"count": 1, "sync_s": 0.0}, r"'sync_s': 0.0.*above 0"),
+        ({"count": 1, "sync_s": 0.0}, r"\.sync_s=0\.0: it must be above 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=rf"^rollout\.engine\.servers.*{message}"):
-        Servers(**OPTIONS | changes)
+        convert(OPTIONS | changes, Servers, "rollout.engine.servers")
 
 
 def test_ports_are_free():
