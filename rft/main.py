@@ -18,6 +18,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -29,11 +30,30 @@ from rft.registry import did_you_mean
 from rft.setup.renamed import renamed_group, renamed_key, renamed_option
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
+USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
+
+
+class JobFailed(BaseException):
+    """Carries the error of the only job of a command past Hydra, which prints the overrides before an `Exception`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="main")
 def run(config: DictConfig) -> float:
     """Runs one job and returns the metric that its config names."""
+    try:
+        return run_job(config)
+    except USER_ERRORS as error:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:  # the other jobs run first, and Hydra names the one that failed
+            raise
+        raise JobFailed(error) from error
+
+
+def run_job(config: DictConfig) -> float:
+    """Resolves the config and calls the mode that it names."""
     job = HydraConfig.get()
     for source in job.runtime.config_sources:
         recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
@@ -56,11 +76,16 @@ def main() -> None:
             )  # the folder of the recipe's plugins
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    error: Exception | None = None
     try:
         run()
-    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+    except JobFailed as failed:
+        error = failed.error
+    except USER_ERRORS as raised:
+        error = raised
+    if error is not None:
         if full_error:
-            raise
+            raise error
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
         message = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: it has brackets
