@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -68,12 +69,11 @@ def run_job(config: DictConfig) -> float:
 
 def main() -> None:
     """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback."""
-    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-        flag, equals, folder = word.partition("=")
-        if flag in ("-cd", "--config-dir"):
-            sys.path.insert(
-                0, str(Path(folder if equals else following).resolve())
-            )  # the folder of the recipe's plugins
+    given = get_args_parser().parse_intermixed_args(sys.argv[1:])
+    if given.config_dir:
+        sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
+    # Hydra itself accepts flags only before the overrides.
+    sys.argv[1:] = [*(word for word in sys.argv[1:] if word not in given.overrides), *given.overrides]
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     error: Exception | None = None

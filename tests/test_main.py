@@ -210,6 +210,16 @@ def test_a_folder_of_options_alone_needs_no_recipe(say, tmp_path):
     assert (code, error) == (1, "error: steps=0: it must be at least 1\n")
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_flags_stand_anywhere_among_the_overrides(place, say, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.yaml").write_text("defaults: [main, _self_]\nsteps: 7\n")
+    overrides = ["seed=-1", "batch.prompts=0"]
+    arguments = [*overrides[:place], "-cn", "run", "-cd", tmp_path / "mine", *overrides[place:], "--cfg=job"]
+    code, out, error = say(*arguments)
+    assert (code, error) == (0, "") and "\nsteps: 7\n" in out and "\nseed: -1\n" in out and "  prompts: 0\n" in out
+
+
 def test_verify_prints_the_certificate_and_trains_nothing(say, tmp_path):
     code, out, error = say("mode=verify", "algorithm=gspo")
     assert (code, error) == (0, "")
