@@ -3,6 +3,7 @@
 import atexit
 import copy
 import functools
+import logging
 import os
 import shutil
 import subprocess
@@ -79,6 +80,15 @@ def resolved():
         return copy.deepcopy(composed_before(overrides, name, read))
 
     return resolve
+
+
+@pytest.fixture(autouse=True)
+def log_handlers():
+    """After the test, the handlers that Hydra adds are gone: they write to a stream that pytest closes."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    yield
+    root.handlers[:] = before
 
 
 @pytest.fixture
