@@ -22,7 +22,8 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     which is often negative if the two policies are close.
     `rollout/kl_reverse`: KL(old, rollout) from the same tokens, rho log rho - (rho - 1), which is never negative.
     `rollout/ppl_gap`: the mean over rows of log(perplexity of old / perplexity of rollout); above 0 the trainer
-    finds the tokens less likely than the engine. Its exp is verl's `ppl_ratio`, its negative verl's `log_ppl_diff`.
+    finds the tokens less likely than the engine. It is verl's `log_ppl_diff`, except for rows without a trained token,
+    which verl counts as 0; verl's `ppl_ratio` is the mean over rows of the ratio, not the exp of this mean.
     `rollout/chi2`: the chi-squared divergence of old from rollout, E[rho^2] - 1.
     `rollout/ess`: the effective sample size as a share of the tokens, (mean rho)^2 / mean rho^2; 1 without a mismatch.
 
