@@ -1,7 +1,9 @@
 """Ranges of numbers. An option states its range with its type, and `rft.registry.convert` checks it:
 
-lr: Annotated[float, Range(low=0, high=10)]
-steps: PositiveInt
+    lr: Annotated[float, Range(low=0, high=10)]
+    steps: PositiveInt
+
+A plain `float` may be any finite number.
 """
 
 import math
