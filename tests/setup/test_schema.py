@@ -1,6 +1,7 @@
 """Every yaml composes into a config that is accepted, and no key can be misspelt."""
 
 import copy
+import importlib
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def selection(name: str) -> list[str]:
 
 @pytest.fixture
 def wandb_installed(monkeypatch):
+    importlib.import_module("rft.strategy.fsdp2")  # torch looks packages up itself while it is imported
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 
