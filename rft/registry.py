@@ -227,7 +227,8 @@ def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> An
     if annotation is Any:
         return value
     if origin is Annotated:
-        return convert(value, arguments[0], key, arguments[1])
+        bounds = next((fact for fact in arguments[1:] if isinstance(fact, Range)), bounds)
+        return convert(value, arguments[0], key, bounds)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

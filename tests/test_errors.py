@@ -165,7 +165,7 @@ def test_a_misspelt_option_is_not_called_missing_as_well(resolved):
 
 
 def test_parts_that_are_wrong_do_not_stop_the_others(resolved):
-    checks = check_config(resolved("seed=x", "algorithm.loss.name=luck"))
+    checks = check_config(resolved("seed=x", "algorithm.loss.name=luck"), {})
     assert keys(checks.messages) == ["seed", "algorithm.loss.name"]
     assert checks.parts["run.batch"].prompts == 32 and checks.parts["train"].key == "data.train"
     assert not checks.has("run.seed") and not checks.has("algorithm")

@@ -184,6 +184,17 @@ def test_an_old_key_in_a_recipe_is_refused_with_the_new_one(body, message, say, 
     assert (code, error) == (1, f"error: {message}\n")
 
 
+def test_a_typed_value_that_the_run_does_not_read_is_refused_with_its_place(say, tmp_path):
+    folder = recipe(tmp_path / "mine", "critic:\n  micro_batch_tokens: 7\n")
+    code, _, error = say("-cd", folder, "-cn", "run", "eval.temperature=0.5")
+    assert (code, error) == (
+        1,
+        f"error: 2 mistakes\n1. {folder / 'run.yaml'}: critic.micro_batch_tokens: this run does not read it (the "
+        "algorithm reads no values, so there is no such model); take it out\n2. eval.temperature: this run does not "
+        "read it (eval.samples=0); take it out\n",
+    )
+
+
 def test_a_misspelt_key_in_a_recipe_is_refused(say, tmp_path):
     code, _, error = say("-cd", recipe(tmp_path / "mine", "batch:\n  promts: 4\n"), "-cn", "run")
     assert (code, error) == (

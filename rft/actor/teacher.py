@@ -1,13 +1,14 @@
 """The model that a policy learns from: of each token's distribution it keeps the most likely tokens."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.init import read_config
+from rft.conditions import ReadWith
 from rft.ranges import PositiveInt
 
 
@@ -35,7 +36,7 @@ class Teacher(Actor):
         ema: None,
         lora: None,
         optimizer: None,
-        top_k: PositiveInt,
+        top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
     ) -> None:
         rows = (micro_batch_tokens, packing, share_prefix)
         super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer)

@@ -100,6 +100,26 @@ class Algorithm:
         """Every column that any part of the algorithm reads. They decide which models exist."""
         return {column for _, columns, _ in self.stages() for column in columns}
 
+    def reads_scores(self) -> bool:
+        """Whether the scores decide what trains: through the advantage, or through the choice of rows."""
+        chooses = self.selection.facts.groups or self.options.mask_tied
+        return chooses or (self.advantage is not None and not self.unread_advantage())
+
+    def unread(self) -> dict[str, str]:
+        """Options of the algorithm that nothing reads, and why."""
+        found = dict.fromkeys(("advantage", "shaping", "reward_kl"), self.unread_advantage())
+        if "old_logprobs" not in self.reads() and not self.current_outputs:
+            found["old_logprobs"] = f"the loss {self.policy.terms[0].name!r} reads no old_logprobs"
+        return {name: reason for name, reason in found.items() if reason}
+
+    def unread_advantage(self) -> str:
+        """Why nothing reads what the advantage writes; empty if something reads it, or if there is no advantage."""
+        if self.advantage is None or self.selection.facts.resamples:
+            return ""
+        reads = {column for objective in (self.policy, *self.learners.values()) for column in objective.reads}
+        writes = tuple(self.advantage.facts.writes)
+        return "" if reads & set(writes) else f"the loss {self.policy.terms[0].name!r} reads no {' or '.join(writes)}"
+
     def old_columns(self, updates: int) -> dict[str, str]:
         """Outputs of the policy that are computed before the update, and the columns they become.
 

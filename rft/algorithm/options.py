@@ -1,10 +1,11 @@
 """The yaml of an algorithm."""
 
 from dataclasses import dataclass, fields, make_dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rft.algorithm.roles import ROLES
 from rft.algorithm.token_weights.correction import CorrectionOptions
+from rft.conditions import SAMPLED, ReadWith
 from rft.ranges import NonNegativeInt, PositiveInt
 
 
@@ -52,7 +53,7 @@ class AlgorithmOptions:
     """
 
     name: str
-    group_size: PositiveInt
+    group_size: Annotated[PositiveInt, ReadWith(SAMPLED)]
     source: Any
     advantage: Any
     loss: Any
@@ -67,7 +68,7 @@ class AlgorithmOptions:
     correction: CorrectionOptions | None
     gradient_mask: Any
     old_logprobs: Literal["actor", "rollout"]
-    mask_truncated: bool
+    mask_truncated: Annotated[bool, ReadWith(SAMPLED)]
     mask_tied: bool
     pick: str | dict[str, Any]
     iteration: NonNegativeInt

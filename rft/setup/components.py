@@ -24,6 +24,7 @@ from rft.rollout.sampler import Sampler
 from rft.setup.parts import check_config, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.schema import Run
+from rft.setup.typed import typed_keys
 from rft.train.schedules import Schedule
 
 
@@ -50,7 +51,7 @@ class Components:
     def __init__(self, config: dict[str, Any]) -> None:
         if renamed := renamed_keys(config):
             raise Problems(renamed)
-        checks = check_config(config)
+        checks = check_config(config, typed_keys())
         self.check_mode(checks)
         checks.end()
         parts = checks.parts

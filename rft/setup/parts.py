@@ -40,18 +40,21 @@ from rft.setup.constraints import (
 )
 from rft.setup.schema import Batch as BatchOptions
 from rft.setup.schema import Data, Eval, Warmup, root_with_roles
+from rft.setup.unread import Parts, check_typed
 from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES, Schedule
 
 GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
+READERS = tuple(field.name for field in fields(Parts))  # the parts that `check_typed` needs
 CONTEXT = ("context",)  # the constructor argument that the run supplies to models, engines and sources
 
 
-def check_config(config: dict[str, Any]) -> Checks:
+def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
     """Makes the parts of a run, and checks each alone and against the others.
 
     Args:
         config: the resolved config as plain containers.
+        typed: where the user typed values, by their keys; see `rft.setup.typed`.
 
     Returns:
         The messages of all mistakes, and the parts without mistakes. A root key is the part `run.<key>`.
@@ -62,11 +65,12 @@ def check_config(config: dict[str, Any]) -> Checks:
     root = root_with_roles()
     values, messages = validate(config, root, "", "the root of the config")
     checks.messages += messages
+    checks.add("root", values)
     for field in fields(root):
         if field.name in values:
             checks.add(f"run.{field.name}", values[field.name])
         else:
-            checks.fail(f"run.{field.name}")
+            checks.fail(f"run.{field.name}", "root")
     _make_models(checks, {role.key: values.get(role.key) for role in ROLES if config.get(role.key) is not None})
     _make_parts(checks)
     _check_numbers(checks)
@@ -82,6 +86,7 @@ def check_config(config: dict[str, Any]) -> Checks:
     checks.run(check_head, "actor", "engine", "stages")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
     checks.run(_check_sinks, "sinks")
+    checks.run(lambda *parts: check_typed(typed, Parts(*parts)), *READERS)
     if not checks.messages:
         checks.add("run", root(**values))
     return checks

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
+from rft.conditions import ANSWERS, GIVEN, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps
 from rft.rollout.engine.sampling import Sampling
@@ -47,10 +48,10 @@ class Eval:
     """When and how held-out sets are evaluated; see `rft.evaluation.generation`."""
 
     every: NonNegativeInt
-    samples: NonNegativeInt
-    temperature: SamplingTemperature
-    pass_k: list[PositiveInt]
-    maj_k: list[PositiveInt]
+    samples: Annotated[NonNegativeInt, ReadWith(ANSWERS)]
+    temperature: Annotated[SamplingTemperature, ReadIf("samples"), ReadWith(ANSWERS)]
+    pass_k: Annotated[list[PositiveInt], ReadIf("samples"), ReadWith(ANSWERS)]
+    maj_k: Annotated[list[PositiveInt], ReadWith(ANSWERS)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Data:
     template_arguments: dict[str, Any]
     system: str | None
     tools: str | None
-    train_on: TrainOn
+    train_on: Annotated[TrainOn, ReadWith(GIVEN)]
     max_prompt_tokens: PositiveInt | None
     streaming: PositiveInt | None
     train: Any

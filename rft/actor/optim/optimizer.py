@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rft.actor.optim import adamw_8bit, muon
+from rft.conditions import ReadIf
 from rft.ranges import Fraction, NonNegativeInt, Range
 
 Beta = Annotated[float, Range(low=0, below=1)]
@@ -58,7 +59,7 @@ class Optimizer:
     max_grad_norm: Annotated[float, Range(above=0, hint="null turns clipping off")] | None
     schedule: Literal["constant", "linear", "cosine"]
     warmup_updates: NonNegativeInt
-    final_lr: Fraction
+    final_lr: Annotated[Fraction, ReadIf("schedule", "linear", "cosine")]
 
     def build(
         self, network: nn.Module, blocks: Iterable[nn.Module], updates: int

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+from rft.conditions import ReadWith
 from rft.ranges import Fraction, PositiveInt, Range, Seed
 
 TASKS: dict[str, Callable[[str], str]] = {
@@ -53,7 +54,7 @@ class Symbolic:
         split: Literal["train", "heldout"],
         count: Annotated[int, Range(low=1, high=1_000_000)],
         length: tuple[PositiveInt, PositiveInt],
-        slips: Fraction,
+        slips: Annotated[Fraction, ReadWith("field demonstration")],
         seed: Seed,
     ) -> None:
         if length[0] > length[1]:

@@ -126,6 +126,11 @@ class Engine(ABC):
         """
 
     @classmethod
+    def unread(cls, options: dict[str, Any]) -> dict[str, str]:
+        """The keys below `rollout` that an engine with these options does not read, and why."""
+        return {}
+
+    @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:
         """Checks that this machine has what the engine needs. `mode=plan`, which may run elsewhere, does not call it.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rft.batch.counter_rng import GOLDEN, mix, shift, signed
+from rft.conditions import GENERATION, SAMPLED, ReadWith
 from rft.ranges import MOST, PositiveInt, Range, SamplingTemperature
 
 
@@ -39,13 +40,13 @@ class Sampling:
         first_token: how the first new token is drawn; None: as the others.
     """
 
-    max_new_tokens: PositiveInt
-    temperature: SamplingTemperature
-    top_p: Annotated[float, Range(above=0, high=1, hint="1 turns it off")]
-    top_k: Annotated[int, Range(low=0, high=MOST, hint="0 turns it off")]
-    min_p: Annotated[float, Range(low=0, high=1, hint="0 turns it off")]
-    stop: list[str]
-    first_token: FirstToken | None
+    max_new_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
+    temperature: Annotated[SamplingTemperature, ReadWith(SAMPLED)]
+    top_p: Annotated[float, Range(above=0, high=1, hint="1 turns it off"), ReadWith(SAMPLED)]
+    top_k: Annotated[int, Range(low=0, high=MOST, hint="0 turns it off"), ReadWith(SAMPLED)]
+    min_p: Annotated[float, Range(low=0, high=1, hint="0 turns it off"), ReadWith(SAMPLED)]
+    stop: Annotated[list[str], ReadWith(GENERATION)]
+    first_token: Annotated[FirstToken | None, ReadWith(SAMPLED)]
 
     def truncates(self) -> bool:
         """True if tokens are drawn from another distribution than the one that training computes."""

@@ -50,6 +50,12 @@ class ServersEngine(ServableEngine):
     facts = EngineFacts(takes_arguments=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
 
+    @classmethod
+    def unread(cls, options: dict[str, Any]) -> dict[str, str]:
+        """See `Engine.unread`."""
+        reason = f"{KEY}.count=0: the run starts no server, and running servers have their own flags"
+        return {"engine_args": reason} if options["servers"].count == 0 else {}
+
     def __init__(
         self,
         context: EngineContext,

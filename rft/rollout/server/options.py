@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from rft.conditions import ReadIf
 from rft.ranges import Range, Seconds
 from rft.remote.retry import ServerPolicy
 from rft.strategy.base import DTYPES
@@ -32,7 +33,7 @@ class Servers(ServerPolicy):
 
     addresses: list[str]
     count: Annotated[int, Range(low=0, high=1024)]
-    python: str | None
+    python: Annotated[str | None, ReadIf("count")]
     dtype: Literal["bfloat16", "float16"] | None
     transport: Literal["folder", "group"]
     deltas: bool

@@ -4,12 +4,13 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, Columns, ModelContext
+from rft.conditions import ReadWith
 from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
@@ -39,7 +40,7 @@ class ServedTeacher(ColumnModel):
         self,
         context: ModelContext,
         addresses: list[str],
-        top_k: PositiveInt,
+        top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
         concurrency: PositiveInt,
         retries: NonNegativeInt,
         start_s: Seconds,

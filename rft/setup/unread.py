@@ -1,0 +1,121 @@
+"""Options that a run does not read. A value that the user typed for one of them is refused; a default is not.
+
+Most options state with their type when they are read, see `rft.conditions`. Here are the facts of the run that decide.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.roles import ROLES
+from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, fields_of, unread_options
+from rft.data.base import SourceFacts
+from rft.evaluation.preference import ScoreEvaluator
+from rft.registry import Target
+from rft.reward.compose import WeightedSum
+from rft.rollout.engine.base import Engine
+
+NO_SAMPLES = "algorithm.source samples no texts"
+COLUMN, FIELD = "column ", "field "
+MODE_NODES = ("plan", "inspect", "serve", "evaluate", "generate", "chat")  # each is read by the mode of its name alone
+TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify")  # the others only sample or score
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run that decide which options are read; see `rft.setup.components.Components`."""
+
+    root: Mapping[str, Any]
+    algorithm: Algorithm
+    facts: SourceFacts
+    warmup_facts: SourceFacts | None
+    needs: set[str]
+    actor: Target
+    helpers: Mapping[str, Target]
+    engine: Target
+    train: Target
+    held_out: Mapping[str, Target]
+    grader: type[ScoreEvaluator] | None
+    reward: WeightedSum
+
+
+def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
+    """Checks that the run reads every value that the user typed.
+
+    Args:
+        typed: where each was typed, by its yaml key.
+        parts: of the run.
+
+    Yields:
+        A message for every value that is not read.
+    """
+    mode = parts.root["mode"]
+    unread = {} if mode not in TRAINING_MODES else unread_keys(parts)
+    for key, place in typed.items():
+        node = key.split(".")[0]
+        if node in MODE_NODES and node != mode and not place:
+            yield f"{key}: mode={mode} does not read it; take it out, or set mode={node}"
+        above = [".".join(key.split(".")[:count]) for count in range(1, key.count(".") + 2)]
+        if reason := next((unread[name] for name in above if name in unread), ""):
+            yield f"{place and f'{place}: '}{key}: this run does not read it ({reason}); take it out"
+
+
+def unread_keys(parts: Parts) -> dict[str, str]:
+    """The reason for every key that a training run does not read; for a node it holds for all keys below."""
+    root, facts, algorithm = parts.root, parts.facts, parts.algorithm
+    absent = _absences(parts)
+    found = unread_options(type(root["rollout"]), fields_of(root["rollout"]), "rollout", absent)
+    for name in ("eval", "data", "algorithm", "warmup"):
+        if root[name] is not None:
+            found |= unread_options(type(root[name]), fields_of(root[name]), name, absent)
+    for target in (parts.actor, *parts.helpers.values(), parts.engine):
+        found |= unread_options(target.factory, target.options, target.key, absent)
+    fields = {parts.train.key: parts.needs}
+    fields |= {target.key: {"prompt", *parts.reward.fields} for target in parts.held_out.values()}
+    for target in (parts.train, *parts.held_out.values()):
+        found |= unread_options(target.factory, target.options, target.key, _fields_absent(fields[target.key], absent))
+    engine: type[Engine] = parts.engine.factory
+    found |= {f"rollout.{name}": reason for name, reason in engine.unread(parts.engine.options).items()}
+    found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
+    if not facts.scores and (reason := absent(ANSWERS)):
+        found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
+    if not (facts.scores and algorithm.reads_scores()):
+        found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
+    reads = algorithm.reads()
+    for role in ROLES:
+        if not role.writes(reads):
+            found[role.key] = f"the algorithm reads no {' or '.join(role.columns)}, so there is no such model"
+    return found
+
+
+def _absences(parts: Parts) -> Absent:
+    facts, warmup = parts.facts, parts.warmup_facts
+    sampled, evaluates = facts.sampled != "never", parts.grader is None and bool(parts.held_out)
+    given = not sampled or facts.given is not None or warmup is not None
+    answers = "the policy scores texts and answers none" if parts.grader is not None else "there is no held-out set"
+    absent = {
+        SAMPLED: "" if sampled else NO_SAMPLES,
+        GIVEN: "" if given else "all texts that train are sampled",
+        ANSWERS: "" if evaluates else answers,
+        GENERATION: "" if sampled or evaluates else f"{NO_SAMPLES}, and {answers}",
+    }
+    reads = parts.algorithm.reads()
+
+    def reason(part: str) -> str:
+        column = part.removeprefix(COLUMN)
+        if column == part:
+            return absent.get(part, "")
+        return "" if column in reads else f"the algorithm reads no {column}"
+
+    return reason
+
+
+def _fields_absent(read: set[str], absent: Absent) -> Absent:
+    def reason(part: str) -> str:
+        field = part.removeprefix(FIELD)
+        if field == part:
+            return absent(part)
+        return "" if field in read else f"nothing reads the field {field!r} of these rows"
+
+    return reason
