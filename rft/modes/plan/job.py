@@ -27,6 +27,7 @@ from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
 from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
+from rft.setup.loadable import check_loadable
 from rft.setup.schema import Data, Plan, Rollout
 
 
@@ -188,7 +189,9 @@ def _check_streaming(data: Data) -> Iterator[str]:
 def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
     vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
-    return read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
+    config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
+    check_loadable(config, actor["path"], actor["head"], POLICY)
+    return config
 
 
 def _check_prompt_tokens(plan: Plan, rollout: Rollout, model_config: PretrainedConfig) -> Iterator[str]:
