@@ -37,6 +37,8 @@ from rft.train.trainer import Trainer
 class Job(Components):
     """A checked config, ready to run; see `Components`."""
 
+    reads_weights = True
+
     def fit(self, suffix: str) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
 
@@ -134,7 +136,7 @@ class Job(Components):
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded."""
         config = self.read_model_config(model, tokenizer)
-        check_loadable(config, model.options["path"], model.options["head"], model.key)
+        check_loadable(config, model.options["path"], model.options["head"], model.key, self.reads_weights)
         return config
 
     def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:

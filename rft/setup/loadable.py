@@ -12,7 +12,7 @@ TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
 INDEX = "model.safetensors.index.json"
 
 
-def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: str) -> None:
+def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: str, reads_weights: bool) -> None:
     """Checks that a model is a causal language model of text, that its config can be built, and that its weights fit.
 
     Args:
@@ -20,6 +20,7 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
         path: a folder or hub name; None for a new model. Only the weights of a folder are checked.
         head: of the actor. A classifier is checked where it is loaded.
         key: the yaml key of the actor, for messages.
+        reads_weights: a folder must have weights; mode=plan needs a config alone.
 
     Raises:
         ValueError: names the key and the cure.
@@ -34,7 +35,7 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
     if head not in CLASSIFIERS:
         _check_heads(config, where)
         model = _causal_model(config, where)
-    if path is not None and Path(path).is_dir():
+    if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
         _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where)
 
 

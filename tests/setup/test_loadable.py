@@ -22,7 +22,7 @@ TINY = {
 
 def refused(path, model_config):
     with pytest.raises(ValueError) as caught:
-        check_loadable(read_config(path, model_config, 19, "actor"), path, "lm", "actor")
+        check_loadable(read_config(path, model_config, 19, "actor"), path, "lm", "actor", reads_weights=True)
     return str(caught.value)
 
 
@@ -70,7 +70,7 @@ def folder(tmp_path):
 
 def test_damaged_folders(folder):
     path, config, weights = str(folder), folder / "config.json", folder / "model.safetensors"
-    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor")
+    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor", reads_weights=True)
     saved, whole = config.read_text(), weights.read_bytes()
     config.write_text(json.dumps(json.loads(saved) | {"vocab_size": 99}))
     assert "lm_head.weight in model.safetensors has the shape [19, 16], but config.json needs [99, 16]" in refused(
@@ -82,6 +82,7 @@ def test_damaged_folders(folder):
     weights.write_bytes(whole[: len(whole) // 2])
     assert "model.safetensors is damaged" in refused(path, None)
     weights.unlink()
+    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor", reads_weights=False)
     assert "the folder has no weights" in refused(path, None)
     (folder / "model-1.safetensors").write_bytes(whole)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-2.safetensors"}}))

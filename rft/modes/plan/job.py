@@ -72,6 +72,8 @@ class PlanJob(Job):
         Problems: all errors of the config, including those that a run finds when it reads its data.
     """
 
+    reads_weights = False
+
     def __init__(self, config: dict[str, Any], launched: int) -> None:
         self._launched = launched
         super().__init__(config)
@@ -190,7 +192,7 @@ def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedCo
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
     vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
     config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
-    check_loadable(config, actor["path"], actor["head"], POLICY)
+    check_loadable(config, actor["path"], actor["head"], POLICY, reads_weights=False)
     return config
 
 
