@@ -1,9 +1,12 @@
 """The processes of a run: a single one, or many under torchrun, with the same collectives."""
 
 import atexit
+import json
 import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+FAILURE = "rft/failure"  # key in the store of the process group: [rank, message] of the first error
 
 
 class World:
@@ -103,6 +108,8 @@ def start(device: str) -> World:
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
+        if "RANK" in os.environ and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _on_terminate)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         if "RANK" in os.environ:
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
@@ -127,6 +134,53 @@ def pretend(ranks: int) -> Iterator[World]:
         yield World(torch.device("cpu"), init_device_mesh("cpu", (ranks,)))
     finally:
         dist.destroy_process_group()
+
+
+class PeerError(ValueError):
+    """This rank stops because another rank has failed; the message is that of the other rank."""
+
+
+class FirstFailure:
+    """Makes the first error of any rank in the block the error of all ranks.
+
+    An error in the block is published to the other ranks. If the collective of a waiting rank then fails, or torchrun
+    terminates that rank, a PeerError with the published message replaces its own error.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and dist.is_initialized() and "RANK" in os.environ:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; this one ends by itself
+            own = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            rank, text = _failure(json.dumps([dist.get_rank(), own]))
+            if rank != dist.get_rank() and _from_collective(error):
+                raise PeerError(f"rank {rank} failed first: {text}") from None
+
+
+def _failure(own: str) -> tuple[int, str]:
+    """The rank that failed first and its message; publishes this rank's own if there is none. `own` may be empty."""
+    store = dist.distributed_c10d._get_default_store()
+    rank, text = json.loads(store.compare_set(FAILURE, "", own) or '[-1, ""]')
+    return rank, text
+
+
+def _from_collective(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, may be that of a collective."""
+    while error is not None:
+        if isinstance(error, PeerError | RuntimeError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _on_terminate(number: int, _: Any) -> None:
+    """At SIGTERM: raises a PeerError where another rank has failed; otherwise ends the process, as the default does."""
+    signal.signal(number, signal.SIG_DFL)
+    rank, text = _failure("") if dist.is_initialized() else (-1, "")
+    if rank < 0:
+        os.kill(os.getpid(), number)
+    raise PeerError(f"rank {rank} failed first: {text}")
 
 
 def stop() -> None:

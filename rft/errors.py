@@ -1,6 +1,10 @@
 """Reports all mistakes of a config at once: every check whose parts exist runs, then one error has all messages."""
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -17,6 +21,53 @@ class Problems(ValueError):
 
     def __reduce__(self) -> tuple[type["Problems"], tuple[list[str]]]:
         return Problems, (self.messages,)  # pickled when it is sent to other ranks
+
+
+class FunctionError(ValueError):
+    """A function that the config names has raised an error during a step, or returned what it must not."""
+
+
+def describe(error: BaseException, file: str) -> str:
+    """`my_losses.py:12: ZeroDivisionError: division by zero`: an error at its last frame in the folder of a file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    folder = Path(file).parent if file else Path("/nowhere")
+    own = [frame for frame in frames if folder in Path(frame.filename).parents]
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    return f"{place}{type(error).__name__}: {error}".rstrip(": ")
+
+
+def spell_type(value: Any) -> str:
+    """What a function returned, for messages: `a tuple of (Tensor, Tensor)`, `a NoneType`."""
+    if isinstance(value, tuple):
+        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
+    return f"a {type(value).__name__}"
+
+
+class naming:
+    """An error that a user's function raises in the block becomes a FunctionError with the title and the line.
+
+    Errors of functions of this package pass: they name the key themselves, or are bugs, which need a traceback.
+    """
+
+    def __init__(self, title: str, function: Callable[..., Any]) -> None:
+        self.title = title
+        self.module = function.__module__
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and self.module.split(".")[0] != __package__:
+            file = vars(sys.modules[self.module]).get("__file__") or ""
+            raise FunctionError(f"{self.title} failed: {describe(error, file)}") from error
+
+
+@contextmanager
+def at_step(step: int) -> Iterator[None]:
+    """A FunctionError raised in the block names the step."""
+    try:
+        yield
+    except FunctionError as error:
+        raise FunctionError(f"step {step}: {error}") from error.__cause__
 
 
 class Checks:

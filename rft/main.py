@@ -8,9 +8,11 @@
 No slow module is imported before the config is composed, so `--help` and `--cfg job` are fast.
 """
 
+import json
 import os
 import re
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,11 @@ def main() -> None:
         error = failed.error
     except USER_ERRORS as raised:
         error = raised
+    finally:
+        if isinstance(bug := sys.exception(), Exception):
+            report_to_torchrun(f"{type(bug).__name__}: {bug}", late=False)
     if error is not None:
+        report_to_torchrun(explain(error), late=type(error).__name__ == "PeerError")
         if full_error:
             raise error
         rank = os.environ.get("RANK")
@@ -95,6 +101,17 @@ def main() -> None:
         from rft.distributed import leave
 
         leave()
+
+
+def report_to_torchrun(message: str, late: bool) -> None:
+    """Writes the error of this rank to the file that torchrun prints last; it prints the earliest as the cause.
+
+    Args:
+        late: the error follows from that of another rank.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"timestamp": str(int(time.time()) + late)}
+        Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
 
 
 def explain(error: Exception) -> str:

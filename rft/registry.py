@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Union
 
-from rft.errors import Problems, messages_of
+from rft.errors import Problems, messages_of, naming
 from rft.ranges import Range
 
 FINITE = Range()
@@ -31,14 +31,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Plugin:
     """A registered function with its yaml options bound and its facts resolved.
 
+    An error that a user's function raises is a FunctionError, which names the function and the line.
+
     Attributes:
         name: the name under which it is registered.
+        title: what messages call it.
         options: its yaml options, checked against its signature.
         facts: what it reads, writes and needs (one attribute per fact of its registry).
     """
 
-    def __init__(self, name: str, function: Callable, options: dict[str, Any], facts: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, kind: str, function: Callable, options: dict[str, Any], facts: dict[str, Any]
+    ) -> None:
         self.name = name
+        self.title = f"the {kind} {name!r}"
         self.options = options
         self.facts = types.SimpleNamespace(**facts)
         self._function = function
@@ -47,15 +53,16 @@ class Plugin:
     def __call__(self, *args: Any, **supplied: Any) -> Any:
         """Calls the function with those keyword arguments that it takes; the others are dropped."""
         taken = {name: value for name, value in supplied.items() if name in self._supplied}
-        return self._function(*args, **taken, **self.options)
+        with naming(self.title, self._function):
+            return self._function(*args, **taken, **self.options)
 
     def call(self, fact: str, *args: Any, **supplied: Any) -> Any:
         """Calls a fact that is a function with those options and keyword arguments that it takes."""
         function = vars(self.facts)[fact]
         known = {**supplied, **self.options}
-        return function(
-            *args, **{name: known[name] for name in inspect.signature(function).parameters if name in known}
-        )
+        taken = {name: known[name] for name in inspect.signature(function).parameters if name in known}
+        with naming(f"{fact} of {self.title}", function):
+            return function(*args, **taken)
 
 
 class Registry:
@@ -130,7 +137,7 @@ class Registry:
                 facts[fact] = value(options)
         if (fault := facts.pop("fault")) is not None:
             raise ValueError(f"{key}.{fault}")
-        return Plugin(name, function, options, facts)
+        return Plugin(name, self.kind, function, options, facts)
 
 
 class Target:

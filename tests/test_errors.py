@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from rft.errors import Checks, Problems, build_each
+from rft.errors import Checks, FunctionError, Problems, at_step, build_each, naming
 from rft.main import explain
 from rft.setup.assembly import Job
 from rft.setup.parts import check_config
@@ -178,3 +178,22 @@ def test_other_ranks_are_told_the_same():
 def test_the_command_line_numbers_several_mistakes_and_not_a_single_one():
     assert explain(Problems(["only"])) == "only"
     assert explain(Problems(["first", "second"])) == "2 mistakes\n1. first\n2. second"
+
+
+def divide():
+    return 1 / 0
+
+
+def test_an_error_of_a_users_function_names_the_function_the_line_and_the_step():
+    line = divide.__code__.co_firstlineno + 1
+    with pytest.raises(FunctionError) as caught, at_step(3), naming("the loss 'mine'", divide):
+        divide()
+    assert str(caught.value) == (
+        f"step 3: the loss 'mine' failed: test_errors.py:{line}: ZeroDivisionError: division by zero"
+    )
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_of_a_function_of_this_package_is_left_as_it_is():
+    with pytest.raises(ZeroDivisionError), at_step(3), naming("a check", check_config):
+        divide()

@@ -1,5 +1,6 @@
 """An actor: a transformers model that computes columns of the batch and maybe trains. Policy, reference and critic."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -111,6 +113,21 @@ class Actor(TrainableModel):
     def own_tensors(self) -> Iterable[Tensor]:
         """See `ColumnModel.own_tensors`."""
         return self.network.state_dict().values()
+
+    @torch.no_grad()
+    def nonfinite_tensor(self) -> str | None:
+        """See `TrainableModel.nonfinite_tensor`; each rank reads its own shards, without a copy of them."""
+        local = {
+            name: (p.to_local() if isinstance(p, DTensor) else p)
+            for name, p in self.network.named_parameters()
+            if p.is_floating_point()
+        }
+        local = {name: tensor for name, tensor in local.items() if tensor.numel()}
+        sums = torch.stack(
+            [torch.stack(torch.aminmax(tensor)).float().sum() for tensor in local.values()]
+        )  # infinity and nan stay
+        own = next(itertools.compress(local, (~sums.isfinite()).tolist()), None)
+        return next((name for name in self.world.gather(own) if name is not None), None)
 
     @cached_property
     def cost(self) -> Cost:
@@ -221,6 +238,8 @@ class Actor(TrainableModel):
         if state.scale.moves:
             metrics.add(f"{prefix}loss_scale", state.scale.factor)
         step = self.strategy.step(self.network, state, loss)
+        if state.scale.moves:
+            metrics.add(f"{prefix}skipped_updates", float(not step.finite))
         if not step.finite:
             return bool(torch.isfinite(step.loss)) and state.scale.retreat()
         metrics.add(f"{prefix}grad_norm", step.grad_norm)

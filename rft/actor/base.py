@@ -223,6 +223,10 @@ class TrainableModel(ColumnModel):
     def work(self, batch: TensorDict) -> Tensor:
         """Predicted work of each row, (B,) float64, for the balance over ranks."""
 
+    def nonfinite_tensor(self) -> str | None:
+        """The name of the first weight that is not finite, or None. A collective."""
+        return next((name for name, tensor in self.weights() if not bool(tensor.isfinite().all())), None)
+
     @abstractmethod
     def plain_model(self) -> PreTrainedModel:
         """The unsharded model without weights yet, for engines of this process and for export."""

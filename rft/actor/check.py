@@ -32,8 +32,8 @@ def check_architecture(model_config: Mapping[str, Any] | None, key: str) -> Iter
         yield f"{key}: expected a transformers config as {{model_type: ..., options}}, got {model_config!r}"
         return
     kind = model_config["model_type"]
-    if kind not in CONFIG_MAPPING:
-        yield f"{key}.model_type={kind}: transformers has no such type{did_you_mean(kind, CONFIG_MAPPING)}"
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        yield f"{key}.model_type={kind}: transformers has no such type{did_you_mean(str(kind), CONFIG_MAPPING)}"
         return
     architecture = CONFIG_MAPPING[kind]
     known = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}

@@ -1,12 +1,14 @@
 """Loads the transformers model of an actor from a path or hub name, or creates one from a config in memory."""
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
@@ -18,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values
 LOAD_WEIGHTS = ContextVar("LOAD_WEIGHTS", default=True)
 
 
@@ -67,22 +70,24 @@ def read_config(
         key: the yaml key of the actor, for messages.
 
     Raises:
-        ValueError: the path cannot be read, or neither or both are given; names the key.
+        ValueError: the path cannot be read, transformers refuses a value, or neither or both are given; names the key.
     """
     if (path is None) == (model_config is None):
         raise ValueError(f"{key}: set one of {key}.path (a folder or hub name) and {key}.model_config (a new model)")
     if path is not None:
         try:
             return AutoConfig.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{key}.path: no model can be read from {path!r} ({_first_line(error)})") from error
+        except CONFIG_ERRORS as error:
+            raise ValueError(f"{key}.path: no model can be read from {path!r} ({_reason(error)})") from error
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
     try:
         return AutoConfig.for_model(kind, vocab_size=vocab_size, **options)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{key}.model_config: transformers cannot use it ({_first_line(error)})") from error
+    except CONFIG_ERRORS as error:
+        field = re.search(r"for field '(\w+)'", str(error))
+        where = f"{key}.model_config.{field[1]}={options.get(field[1])}" if field else f"{key}.model_config"
+        raise ValueError(f"{where}: transformers cannot use it ({_reason(error)})") from error
 
 
 def load_scorer(
@@ -158,5 +163,7 @@ def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    """The line of an error that says what is wrong: that below the headline of a validation, or else the first."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[1].strip() if lines[0].startswith(("Validation error", "Class validation error")) else lines[0]

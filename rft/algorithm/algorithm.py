@@ -19,7 +19,7 @@ from rft.algorithm.scores.pairs import both
 from rft.algorithm.scores.rewards import token_rewards
 from rft.algorithm.token_weights.aggregation import unit_weights
 from rft.algorithm.token_weights.correction import Correction
-from rft.errors import Checks
+from rft.errors import Checks, FunctionError, spell_type
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
 
@@ -186,9 +186,12 @@ class Algorithm:
         assert self.advantage is not None
         scores = batch["scores"]
         for shape in self.shaping:
-            scores = shape(scores, batch)
-        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
-            raise ValueError(f"the scores of rows {wrong} are not finite after algorithm.shaping: {scores[wrong]}")
+            scores = _checked(shape, shape(scores, batch), scores.shape)
+            if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+                raise FunctionError(
+                    f"the scores of rows {wrong} are not finite after algorithm.shaping ({shape.name}): "
+                    f"{scores[wrong].tolist()}"
+                )
         if self.shaping:
             metrics.mean("reward/shaped", scores)
         penalty = None
@@ -203,7 +206,13 @@ class Algorithm:
             used &= informative_groups(batch["scores"], batch["group"])
         rows = batch.exclude("fields")[used]
         supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
-        for name, column in self.advantage(scores[used], rewards[used], rows, **supplied).items():
+        columns = self.advantage(scores[used], rewards[used], rows, **supplied)
+        if not isinstance(columns, dict):
+            raise FunctionError(
+                f"{self.advantage.title} returned {spell_type(columns)}; it must return a dict of columns"
+            )
+        for name, found in columns.items():
+            column = _checked(self.advantage, found, rewards[used].shape)
             batch[name] = torch.zeros(batch["loss_mask"].shape, device=scores.device)
             batch[name][used] = column.float()
 
@@ -255,6 +264,14 @@ class Algorithm:
         self.reward_control.load_state_dict(state["reward_kl"])
         for term in self.policy.terms[1:]:
             term.coef.load_state_dict(state["terms"][term.name])
+
+
+def _checked(plugin: Plugin, found: Any, shape: torch.Size) -> Tensor:
+    """What a plugin returned, which must be a tensor of this shape."""
+    if not isinstance(found, Tensor) or found.shape != shape:
+        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else spell_type(found)
+        raise FunctionError(f"{plugin.title} returned {what}; it must return a tensor of shape {list(shape)}")
+    return found
 
 
 def _term(name: str, node: Any, key: str) -> Term:

@@ -9,6 +9,7 @@ from torch import Tensor
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
 from rft.batch.columns import over
+from rft.errors import FunctionError, spell_type
 from rft.registry import Plugin
 
 
@@ -76,12 +77,17 @@ class Objective:
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
-        loss, statistics = term.plugin(*given, batch)
+        found = term.plugin(*given, batch)
         unit = term.plugin.facts.unit
         weights = batch["loss_weights"] if unit == "token" else batch["unit_weights"]
+        if not (isinstance(found, tuple) and [type(part) for part in found] == [Tensor, dict]):
+            raise FunctionError(
+                f"{term.plugin.title} returned {spell_type(found)}; it must return (tensor, statistics)"
+            )
+        loss, statistics = found
         if loss.shape != weights.shape:
             each = "token" if unit == "token" else "row"
-            raise ValueError(
+            raise FunctionError(
                 f"the loss {term.plugin.name!r} returned a value of shape {list(loss.shape)}; with unit={unit!r} it "
                 f"must return {list(weights.shape)}: one number per {each}, not reduced"
             )

@@ -1,15 +1,18 @@
 """The score of a response: a weighted sum of reward terms."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rft.errors import Checks
+from rft.errors import Checks, FunctionError, naming
 from rft.registry import Plugin, Target, convert, did_you_mean
 from rft.reward import REWARDS
 from rft.reward.term import Term
+
+LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 
 
 class WeightedSum:
@@ -73,12 +76,15 @@ class WeightedSum:
             The weighted sum (N,) float32, and the raw value (N,) float32 of every term.
 
         Raises:
-            ValueError: a term failed or returned a number that is not finite; names the term, rows and responses.
+            FunctionError: a term failed, or returned what is no number, not finite or above `LARGEST_SCORE`; names the
+                term, rows and responses.
         """
-        raw = {name: _finite(name, term.values(responses, rows), responses) for name, (_, term) in self._terms.items()}
-        total = torch.zeros(len(responses))
-        for name, (weight, _) in self._terms.items():
-            total += weight * raw[name]
+        raw, total = {}, torch.zeros(len(responses))
+        for name, (weight, term) in self._terms.items():
+            with naming(f"the reward term {name!r}", type(term).values):
+                values = term.values(responses, rows)
+            raw[name] = _finite(f"the reward term {name!r}", values, responses)
+            total += _finite(f"reward.terms.{name}.weight={weight}", (weight * raw[name]).tolist(), responses)
         return total, raw
 
     def extract(self, responses: Sequence[str]) -> list[str | None]:
@@ -96,18 +102,21 @@ class Rule(Term):
         self._name = name
         self._plugin = plugin
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
-        values = []
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """See `Term.values`; `WeightedSum` checks that they are numbers."""
+        values: list[Any] = []
         for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
             try:
-                values.append(float(self._plugin(response, row)))
-            except Exception as error:  # a user's rule may raise anything; the message names the row
-                raise ValueError(
-                    f"the reward term {self._name!r} failed on row {number}, response {_head(response)}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+                values.append(self._plugin(response, row))
+            except FunctionError as error:
+                raise FunctionError(f"{self._failed(number, response)}: {error}") from error.__cause__
+            except Exception as error:  # a rule may raise anything; the message names the row
+                what = f"{type(error).__name__}: {error}"
+                raise FunctionError(f"{self._failed(number, response)}: {what}") from error
         return values
+
+    def _failed(self, number: int, response: str) -> str:
+        return f"the reward term {self._name!r} failed on row {number}, response {_head(response)}"
 
     def extract(self, response: str) -> str | None:
         """See `Term.extract`."""
@@ -127,13 +136,35 @@ def _term(name: str, node: Mapping[str, Any]) -> tuple[float, Term]:
     return convert(node["weight"], float, f"{key}.weight"), term
 
 
-def _finite(name: str, values: Sequence[float], responses: Sequence[str]) -> Tensor:
-    scores = torch.tensor(values, dtype=torch.float32)  # (N,)
-    wrong = (~scores.isfinite()).nonzero().flatten().tolist()
-    if wrong:
-        shown = "; ".join(f"row {n}: {values[n]}, response {_head(responses[n])}" for n in wrong[:3])
-        raise ValueError(f"the reward term {name!r} gave {len(wrong)} scores that are not finite: {shown}")
+def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
+    """The scores (N,) float32; raises a FunctionError with the title for what cannot be the scores of the responses."""
+    found = list(values) if isinstance(values, Sequence | Tensor) else [values]
+    if len(found) != len(responses):
+        raise FunctionError(f"{title} gave {len(found)} scores for {len(responses)} responses")
+    numbers = [_number(value) for value in found]
+
+    def refuse(wrong: list[int], what: str) -> None:
+        shown = "; ".join(f"row {n}: {found[n]!r}, response {_head(responses[n])}" for n in wrong[:3])
+        if wrong:
+            raise FunctionError(f"{title} gave {len(wrong)} scores that are {what}: {shown}")
+
+    refuse([n for n, number in enumerate(numbers) if number is None], "no numbers")
+    scores = torch.tensor([number or 0.0 for number in numbers], dtype=torch.float32)  # (N,)
+    refuse((~scores.isfinite()).nonzero().flatten().tolist(), "not finite")
+    refuse((scores.abs() > LARGEST_SCORE).nonzero().flatten().tolist(), f"above {LARGEST_SCORE:g} in size")
     return scores
+
+
+def _number(value: Any) -> float | None:
+    """A number of python, numpy or torch as a float; None for anything else, text included."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _head(response: str) -> str:

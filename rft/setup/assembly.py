@@ -17,7 +17,7 @@ from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
 from rft.data.base import GivenTexts, Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, World, start
+from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
@@ -26,6 +26,7 @@ from rft.rollout.source.base import RolloutContext, Score
 from rft.setup.components import Components
 from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
+from rft.setup.loadable import check_loadable
 from rft.train.checkpoint import Checkpoints
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
@@ -35,6 +36,8 @@ from rft.train.trainer import Trainer
 
 class Job(Components):
     """A checked config, ready to run; see `Components`."""
+
+    reads_weights = True
 
     def fit(self, suffix: str) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
@@ -46,7 +49,8 @@ class Job(Components):
         world, loaded = self.begin()
         wanted = Path(run.output_dir + suffix)
         folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
-        with RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog() as log:
+        opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+        with opened as log, FirstFailure():
             for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)
             if run.rollout.truncates():
@@ -102,7 +106,7 @@ class Job(Components):
         )
         checks.add("held_out", self.load_held_out())
         checks.run(run.data.check_apart)
-        checks.make("model_config", partial(self.read_model_config, self.actor), "tokenizer")
+        checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
         checks.run(check_tokenizer, "tokenizer", "model_config")
         if ROUTER_BALANCE in self.algorithm.policy.outputs:
             checks.run(check_routers, "model_config")
@@ -129,6 +133,12 @@ class Job(Components):
         """
         return read_config(model.options["path"], model.options["model_config"], len(tokenizer), model.key)
 
+    def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+        """As `read_model_config`, of a model that can be built and loaded."""
+        config = self.read_model_config(model, tokenizer)
+        check_loadable(config, model.options["path"], model.options["head"], model.key, self.reads_weights)
+        return config
+
     def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:
         """Checks the model of a role if the run loads it.
 
@@ -140,6 +150,8 @@ class Job(Components):
             model = self.helpers[role.key]
             temperature = 1.0 if self.facts.sampled == "never" else self.run.rollout.temperature
             model.factory.check(model.options, role.key, tokenizer, temperature)
+            if model.factory.has_weights:
+                self.read_loadable_config(model, tokenizer)
 
     def check_frozen(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
         """Checks that the patterns of `frozen` name parameters of the model.

@@ -3,8 +3,10 @@
 A check raises a ValueError, or yields a message for every mistake. `rft.setup.components` lists what each needs.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -15,6 +17,25 @@ from rft.data.rows.mixture import Mixture
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.setup.schema import Batch, Eval, Profile, Rollout, Warmup
+
+LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
+
+
+def check_name(name: str) -> Iterator[str]:
+    """Checks that the name of the run can be the name of a folder."""
+    if name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME or re.search(r"[/\\\x00-\x1f]", name):
+        yield (
+            f"name={name!r}: a run folder has this name: choose 1 to {LONGEST_NAME} bytes without slashes; output_dir "
+            "sets where the folder is"
+        )
+
+
+def check_folders(output_dir: str, cache: str | None) -> Iterator[str]:
+    """Checks that `output_dir` and `cache` name folders."""
+    if Path(output_dir).name in ("", "..") or "\0" in output_dir:
+        yield f"output_dir={output_dir!r}: name a folder of this run's own, such as outputs/first"
+    if cache is not None and ("\0" in cache or not cache.strip()):
+        yield f"cache={cache!r}: name a folder, or set cache=null to store no token counts"
 
 
 def check_batch(batch: Batch, options: AlgorithmOptions) -> Iterator[str]:

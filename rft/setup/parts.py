@@ -5,6 +5,7 @@ need. See `rft.errors.Checks`.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -21,7 +22,7 @@ from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.data.rows.stream import check_stream
-from rft.errors import Checks, build_each
+from rft.errors import Checks, build_each, describe
 from rft.evaluation.generation import metric_names
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
 from rft.evaluation.process import StepEvaluator
@@ -32,9 +33,11 @@ from rft.setup.constraints import (
     check_batch,
     check_engine,
     check_eval,
+    check_folders,
     check_head,
     check_metric,
     check_mixtures,
+    check_name,
     check_profile,
     check_vote,
 )
@@ -60,8 +63,10 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
         The messages of all mistakes, and the parts without mistakes. A root key is the part `run.<key>`.
     """
     checks = Checks()
-    for name in config.get("plugins") or ():
-        checks.run(partial(import_plugin, name))
+    plugins = config.get("plugins")
+    for name in plugins if isinstance(plugins, list) else ():  # `validate` refuses other types
+        if isinstance(name, str):
+            checks.run(partial(import_plugin, name))
     root = root_with_roles()
     values, messages = validate(config, root, "", "the root of the config")
     checks.messages += messages
@@ -143,6 +148,8 @@ def _make_parts(checks: Checks) -> None:
 
 
 def _check_numbers(checks: Checks) -> None:
+    checks.run(check_name, "run.name")
+    checks.run(check_folders, "run.output_dir", "run.cache")
     checks.run(check_batch, "run.batch", "run.algorithm")
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")
@@ -343,13 +350,16 @@ def import_plugin(name: str) -> None:
     """Imports a module of the user, which registers its functions.
 
     Raises:
-        ValueError: the module is not on the path.
+        ValueError: the module is not on the path, or an error is raised in it.
     """
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ValueError(
-            f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on PYTHONPATH"
-        ) from error
+    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
+        if not name or (isinstance(error, ModuleNotFoundError) and error.name == name):
+            raise ValueError(
+                f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
+                "PYTHONPATH"
+            ) from error
+        spec = importlib.util.find_spec(name)
+        file = "" if spec is None else spec.origin or ""
+        raise ValueError(f"plugins: the module {name!r} cannot be imported: {describe(error, file)}") from error

@@ -93,6 +93,18 @@ class Checkpoints:
             if path not in best and path not in newest:
                 shutil.rmtree(path)
 
+    def nonfinite_weight(self, step: int, key: str, name: str) -> ValueError:
+        """The error for a weight of a model that is not finite after a step; step 0 is before the first."""
+        if step == 0:
+            return ValueError(f"{key}.path: the weight {name} is not finite as it was loaded; choose another model")
+        last = self.latest()
+        resume = f"the last good one is {last}" if last is not None else "there is none before it"
+        return ValueError(
+            f"step {step}: the weight {name} of the {key} is not finite after the update. Likely causes: "
+            f"{key}.optimizer.lr is too high, {key}.optimizer.max_grad_norm is null or too high, or the loss has no "
+            f"bound. No checkpoint of this step is written and nothing is sampled from it; {resume}"
+        )
+
     def dump_nonfinite(self, step: int, problem: NonFiniteError) -> ValueError:
         """Saves the rows of a step whose loss or gradient is not finite. Returns the error that says where they are."""
         folder = self.run / "diverged"

@@ -18,6 +18,7 @@ from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
 from rft.distributed import World
+from rft.errors import at_step
 from rft.evaluation.base import SOURCE, Evaluator
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
@@ -94,6 +95,7 @@ class Trainer:
             self.precompute(stage, None)
         saved = self.checkpoints.read()
         if saved is None:
+            self.check_weights()
             self.log.rewind(-1)
             texts: list[dict[str, Any]] = []
             self.record(stages[0].name, self.evaluate(texts), texts)
@@ -112,12 +114,13 @@ class Trainer:
                     if stage.source.samples():
                         self.publish(stage, stage_step - 1)
                     self.step += 1
-                    with self.profiler.step(self.step):
+                    with self.profiler.step(self.step), at_step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
                         batch = stage.source.next(metrics)
                         self.sampler.release()
                         step = self.compute_columns(stage, batch, metrics)
                         self.update(stage, stage_step, batch, step)
+                        self.check_weights()
                         stage.after_step(stage_step, self.models)
                         if stage.source.samples():
                             self.refresh(stage, stage_step, metrics)
@@ -197,6 +200,12 @@ class Trainer:
         except NonFiniteError as problem:
             raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 
+    def check_weights(self) -> None:
+        """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""
+        for key, model in self.models.items():
+            if model.optimizer_options is not None and (name := trainable(model).nonfinite_tensor()) is not None:
+                raise self.checkpoints.nonfinite_weight(self.step, key, name)
+
     def compute(
         self, actor: ColumnModel, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
     ) -> dict[str, torch.Tensor]:
@@ -254,7 +263,8 @@ class Trainer:
         """Numbers of all held-out sets; their answers are added to the texts."""
         started = time.perf_counter()
         self.sampler.publish(self.step, self.policy.weights(), POLICY)
-        numbers, answers = self.evaluator.run(self.log.progress)
+        with at_step(self.step):
+            numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
         return numbers | {"time/eval_s": time.perf_counter() - started}

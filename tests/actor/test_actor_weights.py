@@ -157,3 +157,12 @@ def test_a_reference_holds_no_optimizer_and_no_gradients(world):
     reference = small_actor(world, "reference", trains=False)
     assert not any(parameter.requires_grad for parameter in reference.network.parameters())
     assert set(reference.state_dict()) == {"network", "as_loaded"}
+
+
+def test_a_weight_that_is_not_finite_is_found_by_name(world):
+    actor = small_actor(world)
+    assert actor.nonfinite_tensor() is None
+    name, weight = list(actor.network.named_parameters())[2]
+    with torch.no_grad():
+        weight.flatten()[3] = float("inf")
+    assert actor.nonfinite_tensor() == name

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import rft
+from rft.errors import FunctionError
 from rft.registry import Registry, Target
 from rft.reward import REWARDS
 from rft.reward.compose import WeightedSum
@@ -149,3 +150,15 @@ def test_terms_compose_on_the_command_line() -> None:
     node = reward_node("+reward=exact", "reward/terms=[exact_match,format]", "reward.terms.format.weight=0.5")
     assert node["terms"]["format"]["weight"] == 0.5
     assert Target(node, "reward").build().names == ("exact_match", "format")
+
+
+@pytest.mark.parametrize(("value", "what"), [(None, "no numbers"), ("1", "no numbers"), (1e38, "above 1e+15 in size")])
+def test_a_value_that_is_no_usable_score_names_its_row(own: Registry, value: Any, what: str) -> None:
+    @own.register("odd", reads=())
+    def odd(response: str, row: Any) -> Any:
+        return value if response == "b" else 1.0
+
+    terms = {"odd": {"name": "odd", "weight": 1.0}}
+    with pytest.raises(FunctionError) as caught:
+        WeightedSum(terms, "odd").score(["a", "b"], [{}, {}])
+    assert str(caught.value) == f"the reward term 'odd' gave 1 scores that are {what}: row 1: {value!r}, response 'b'"

@@ -333,3 +333,18 @@ def test_numbers_out_of_their_range_are_refused_by_key(key, refused):
 @pytest.mark.parametrize("key", NUMBERS)
 def test_numbers_in_their_range_are_accepted(key, resolved):
     Job(resolved(f"{key}={NUMBERS[key][1]}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.stop=['']", "rollout.stop=['']: an empty string ends every text"),
+        ("name=../x", "name='../x': a run folder has this name"),
+        ("output_dir=''", "output_dir='': name a folder"),
+        ("plugins=-1", "plugins: expected list[str], got -1"),
+        ("plugins=['']", "plugins: no module '' is found"),
+        ("++actor.model_config.hidden_act=nosuch", "actor.model_config: transformers cannot build the model"),
+    ],
+)
+def test_texts_and_lists_that_cannot_be_used(override, message, refused):
+    assert refused(override).startswith(message)

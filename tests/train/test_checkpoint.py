@@ -137,3 +137,13 @@ def test_an_inquest_saves_the_rows_and_says_where_to_look(tmp_path):
 def test_an_inquest_without_a_suspect_says_so(tmp_path):
     batch = TensorDict({"advantages": torch.zeros(1, 2)}, batch_size=[1])
     assert "none of its columns" in str(checkpoints(tmp_path).dump_nonfinite(1, NonFiniteError("actor", {}, batch)))
+
+
+def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
+    saved = checkpoints(tmp_path)
+    assert str(saved.nonfinite_weight(0, "actor", "w")).startswith("actor.path: the weight w is not finite as it was")
+    assert str(saved.nonfinite_weight(1, "actor", "w")).endswith("there is none before it")
+    write(saved, 1)
+    said = str(saved.nonfinite_weight(2, "actor", "w"))
+    assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
+    assert said.endswith(str(tmp_path / "checkpoints" / "step_00000001"))

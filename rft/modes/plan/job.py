@@ -27,6 +27,7 @@ from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
 from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
+from rft.setup.loadable import check_loadable
 from rft.setup.schema import Data, Plan, Rollout
 
 
@@ -70,6 +71,8 @@ class PlanJob(Job):
     Raises:
         Problems: all errors of the config, including those that a run finds when it reads its data.
     """
+
+    reads_weights = False
 
     def __init__(self, config: dict[str, Any], launched: int) -> None:
         self._launched = launched
@@ -188,7 +191,9 @@ def _check_streaming(data: Data) -> Iterator[str]:
 def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
     vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
-    return read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
+    config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY)
+    check_loadable(config, actor["path"], actor["head"], POLICY, reads_weights=False)
+    return config
 
 
 def _check_prompt_tokens(plan: Plan, rollout: Rollout, model_config: PretrainedConfig) -> Iterator[str]:

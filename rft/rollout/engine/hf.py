@@ -152,7 +152,14 @@ class HFEngine(Engine):
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **masks)
             caches.append(cache)
             logits.append(out.logits[:, -1])
-        return expand(caches, [samples[part.start : part.stop] for part in parts]), torch.cat(logits)
+        last = torch.cat(logits)
+        if not last.isnan().logical_not().all():
+            raise ValueError(
+                f"the logits after a prompt are not finite with the weights of step {self.version}, so nothing can be "
+                "sampled. Likely causes: the model's folder is damaged, actor.optimizer.lr or "
+                "actor.optimizer.max_grad_norm is too high, or the loss has no bound"
+            )
+        return expand(caches, [samples[part.start : part.stop] for part in parts]), last
 
     def _completions(
         self, history: list[tuple[Tensor, Tensor, Tensor, Tensor]], count: int, stop: list[str]

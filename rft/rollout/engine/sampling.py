@@ -48,6 +48,12 @@ class Sampling:
     stop: Annotated[list[str], ReadWith(GENERATION)]
     first_token: Annotated[FirstToken | None, ReadWith(SAMPLED)]
 
+    def __post_init__(self) -> None:
+        if "" in self.stop:
+            raise ValueError(
+                f"rollout.stop={self.stop}: an empty string ends every text before its first token; take it out"
+            )
+
     def truncates(self) -> bool:
         """True if tokens are drawn from another distribution than the one that training computes."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None

@@ -1,0 +1,100 @@
+"""Checks that a model can be built, loaded and trained, before its weights are read. Messages name the key."""
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+
+from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+
+TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
+INDEX = "model.safetensors.index.json"
+
+
+def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: str, reads_weights: bool) -> None:
+    """Checks that a model is a causal language model of text, that its config can be built, and that its weights fit.
+
+    Args:
+        config: of the model.
+        path: a folder or hub name; None for a new model. Only the weights of a folder are checked.
+        head: of the actor. A classifier is checked where it is loaded.
+        key: the yaml key of the actor, for messages.
+        reads_weights: a folder must have weights; mode=plan needs a config alone.
+
+    Raises:
+        ValueError: names the key and the cure.
+    """
+    where = f"{key}.model_config" if path is None else f"{key}.path={path}"
+    if head not in CLASSIFIERS and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
+    text = config.get_text_config()
+    if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
+        raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
+    model = None
+    if head not in CLASSIFIERS:
+        _check_heads(config, where)
+        model = _causal_model(config, where)
+    if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
+        _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where)
+
+
+def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
+    """The model on the meta device; raises a ValueError for one that does not compute text from left to right alone."""
+    if config.to_dict().get("is_decoder") is False:
+        raise ValueError(f"{where}: each token of a {config.model_type} reads those after it; {TEXT}")
+    try:
+        model = meta_model(config)
+    except (*CONFIG_ERRORS, RuntimeError, ArithmeticError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{where}: transformers cannot build the model ({type(error).__name__}: {reason}); correct its config"
+        ) from error
+    if empty := next((name for name, tensor in model.named_parameters() if not tensor.numel()), None):
+        raise ValueError(f"{where}: the weight {empty} has no element; all sizes must be at least 1")
+    if model.config.get_text_config() is not model.config:
+        raise ValueError(f"{where}: {type(model).__name__} reads more than text; {TEXT}")
+    if model.base_model is model:
+        raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
+    return model
+
+
+def _check_heads(config: PretrainedConfig, where: str) -> None:
+    """Raises a ValueError if the attention heads of a model do not fit each other."""
+    sizes = config.get_text_config().to_dict()
+    heads, shared, size = (sizes.get(name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    if heads is not None and shared is not None and (heads < 1 or shared < 1 or heads % shared):
+        raise ValueError(
+            f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={shared}; correct one of them"
+        )
+    if size is not None and size % 2:
+        raise ValueError(f"{where}: head_dim={size}: rotary embeddings turn pairs of numbers; choose an even one")
+
+
+def _check_weights(folder: Path, model: PreTrainedModel | None, where: str) -> None:
+    """Raises a ValueError if weights of a folder are missing or damaged, or of other shapes than those of the model."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        if not any(folder.glob("*.bin")):
+            raise ValueError(f"{where}: the folder has no weights (*.safetensors); copy them there, or name another")
+        return
+    expected = {} if model is None else {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    if (index := folder / INDEX).is_file():
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: {INDEX} cannot be read ({error}); copy it there again") from error
+        if missing := sorted(named - {file.name for file in files}):
+            raise ValueError(f"{where}: {INDEX} names {missing[0]}, which is not in the folder; copy it there")
+    for file in files:
+        try:
+            with safe_open(file, "pt") as tensors:
+                shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{where}: {file.name} is damaged ({error}); copy it there again") from error
+        for name in sorted(shapes.keys() & expected.keys()):
+            if shapes[name] != expected[name]:
+                raise ValueError(
+                    f"{where}: {name} in {file.name} has the shape {shapes[name]}, but config.json needs "
+                    f"{expected[name]}; one of the two belongs to another model"
+                )

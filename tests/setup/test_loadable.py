@@ -1,0 +1,89 @@
+"""What is refused of a model before its weights are read."""
+
+import json
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rft.actor.init import read_config
+from rft.setup.loadable import check_loadable
+
+TINY = {
+    "model_type": "qwen3",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+
+
+def refused(path, model_config):
+    with pytest.raises(ValueError) as caught:
+        check_loadable(read_config(path, model_config, 19, "actor"), path, "lm", "actor", reads_weights=True)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "abc"}, "actor.model_config.hidden_size=abc: transformers cannot use it (TypeError: Field"),
+        ({"hidden_size": -1}, "actor.model_config: transformers cannot build the model (RuntimeError"),
+        ({"hidden_size": 0}, "actor.model_config: the weight model.embed_tokens.weight has no element"),
+        ({"hidden_act": "nosuch"}, "actor.model_config: transformers cannot build the model (KeyError: 'nosuch')"),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 3},
+            "actor.model_config: num_attention_heads=4 is no multiple",
+        ),
+        ({"head_dim": 3}, "actor.model_config: head_dim=3: rotary embeddings turn pairs"),
+        ({"num_hidden_layers": -1}, "actor.model_config: transformers cannot use it (ValueError: `num_hidden_layers`"),
+    ],
+)
+def test_values_of_a_new_model_that_cannot_be_built(changes, message):
+    assert refused(None, TINY | changes).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("clip", "transformers has no causal language model of type clip"),
+        ("t5", "transformers has no causal language model of type t5"),
+        ("whisper", "a whisper states no max_position_embeddings"),
+        ("mamba", "a mamba states no max_position_embeddings"),
+        ("bert", "each token of a bert reads those after it"),
+        ("gemma3", "Gemma3ForConditionalGeneration reads more than text"),
+        ("llama4", "Llama4ForCausalLM has no backbone apart from its head"),
+    ],
+)
+def test_models_that_are_not_for_text(kind, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert refused(str(tmp_path), None).startswith(f"actor.path={tmp_path}: {message}")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=19, **TINY)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_damaged_folders(folder):
+    path, config, weights = str(folder), folder / "config.json", folder / "model.safetensors"
+    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor", reads_weights=True)
+    saved, whole = config.read_text(), weights.read_bytes()
+    config.write_text(json.dumps(json.loads(saved) | {"vocab_size": 99}))
+    assert "lm_head.weight in model.safetensors has the shape [19, 16], but config.json needs [99, 16]" in refused(
+        path, None
+    )
+    config.write_text(saved[:40])
+    assert refused(path, None).startswith("actor.path: no model can be read from")
+    config.write_text(saved)
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "model.safetensors is damaged" in refused(path, None)
+    weights.unlink()
+    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor", reads_weights=False)
+    assert "the folder has no weights" in refused(path, None)
+    (folder / "model-1.safetensors").write_bytes(whole)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-2.safetensors"}}))
+    assert "names model-2.safetensors, which is not in the folder" in refused(path, None)
