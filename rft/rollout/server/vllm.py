@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rft.actor.lora.adapters import LoraWeights
-from rft.remote.http_client import ServerClient
+from rft.remote.http_client import RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
@@ -41,6 +41,7 @@ from rft.rollout.server.weight_store import WeightVersion
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
 REMOTE = str(Path(remote.__file__).parent)
+SAMPLES = "/inference/v1/generate"
 RECEIVER = "rft_receiver.Receiver"
 WITH_RECEIVER = f"start it with --worker-extension-cls {RECEIVER} and PYTHONPATH={REMOTE}, or by mode=serve"
 FIXED = {
@@ -180,7 +181,7 @@ class VLLMApi:
             "logprobs": 0,  # of the sampled token only
             "detokenize": bool(sampling.stop),
         }
-        return Call("/inference/v1/generate", {"token_ids": prompt, "sampling_params": how})
+        return Call(SAMPLES, {"token_ids": prompt, "sampling_params": how})
 
     def parse(self, answer: Any) -> Sampled:
         """The only choice. Its version is None also where the label names an adapter that was not applied."""
@@ -248,6 +249,7 @@ class VLLMApi:
                 "it does not accept adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
                 f"--max-lora-rank, or {MERGE}"
             )
+        await self._check_scale_out(client)
         slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
         if slept:
             await client.post("/wake_up?tags=weights")
@@ -266,6 +268,14 @@ class VLLMApi:
             await client.post("/wake_up?tags=kv_cache")
         await client.post("/update_weight_version", {"new_version": label})
         await client.post("/resume")
+
+    async def _check_scale_out(self, client: ServerClient) -> None:
+        """Raises `RequestRefused` where the server lacks the endpoint for samples, which accepts only a POST."""
+        try:
+            await client.get(SAMPLES)
+        except RequestRefused as error:
+            if error.missing:
+                raise
 
     async def _config(self, client: ServerClient) -> Any:
         """The options of the server."""

@@ -104,6 +104,8 @@ class FakeServer:
                 fake.sockets.discard(self.connection)
 
             def do_GET(self):
+                if self.path == "/inference/v1/generate":
+                    return self.send_error(405)
                 fake.serve(self, b"{}")
 
             def do_POST(self):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rft
-from rft.remote.http_client import BadResponse, ServerClient
+from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.engine.vllm_checks import unloaded
 from rft.rollout.server.options import Servers
@@ -192,10 +192,13 @@ class Scripted(ServerClient):
             "/reset_prefix_cache": {"success": True},
             "/weight_info": {"weight_version": "default"},
             "/collective_rpc": {"results": [None]},
+            "/inference/v1/generate": None,
             **answers,
         }
 
     async def get(self, path):
+        if path not in self.answers:
+            raise RequestRefused(f"{self.name}: GET {path}: status 404", 404)
         return self.answers[path]
 
     async def post(self, path, body=None):
@@ -258,3 +261,11 @@ def test_a_server_that_would_leave_experts_unpacked_is_given_none():
     peer = Scripted(**{INFO: told(extension="rft_receiver.Receiver")})
     asyncio.run(VLLMApi({}).load(peer, experts, None, None))
     assert "rft_load" in peer.told
+
+
+def test_a_server_without_the_endpoint_for_samples_is_given_no_weights():
+    peer = Scripted()
+    del peer.answers["/inference/v1/generate"]
+    with pytest.raises(RequestRefused, match="status 404") as caught:
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+    assert caught.value.missing and not peer.told
