@@ -161,7 +161,7 @@ class RunLog:
         """Stops the live display, writes the report and prints the summary. A second call does nothing.
 
         Args:
-            failure: why the run stopped early; empty if it did not.
+            failure: a line that says why the run stopped early; empty if it did not.
         """
         if self._closed:
             return
@@ -182,7 +182,11 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
+        if kind is KeyboardInterrupt:
+            rows = History.of(self.run).rows
+            self.close(f"interrupted after step {rows[-1]['step'] if rows else 0}; run the same command to resume")
+        else:
+            self.close("" if kind is None else f"stopped by {kind.__name__}: {error}".rstrip(": "))
 
 
 class SilentLog(RunLog):
