@@ -141,6 +141,10 @@ class RunConsole:
         """A line above the live display."""
         self.console.print(Text(text), soft_wrap=True)
 
+    def warning(self, text: str) -> None:
+        """A red line above the live display."""
+        self.console.print(Text(text, style="bold red"), soft_wrap=True)
+
     def stop(self) -> None:
         """Stops the live display, leaves its last state on the screen and restores the log handlers."""
         if self._live is None:

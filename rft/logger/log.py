@@ -19,6 +19,7 @@ from rft.logger.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
+    WARNINGS,
     WORST_TOKENS,
     History,
     read_lines,
@@ -127,6 +128,12 @@ class RunLog:
         """Prints a line on the console."""
         self.console.message(text)
 
+    def warning(self, text: str) -> None:
+        """Prints a line in red, and adds it to the file from which the report takes it."""
+        self.console.warning(text)
+        with (self.run / WARNINGS).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         """Logs the numbers of a step; adds `time/elapsed_s`, the seconds since the run began.
 
@@ -207,6 +214,9 @@ class SilentLog(RunLog):
         yield lambda done: None
 
     def message(self, text: str) -> None:
+        pass
+
+    def warning(self, text: str) -> None:
         pass
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:

@@ -14,8 +14,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import TrainableModel
+from rft.algorithm.mismatch import TOLERANCE
 from rft.metrics import Metrics
-from rft.modes.doctor.causes import TOLERANCE, CauseSearch
+from rft.modes.doctor.causes import CauseSearch
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.train.stage import Stage
