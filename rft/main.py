@@ -33,6 +33,7 @@ from rft.registry import did_you_mean
 from rft.setup.renamed import renamed_group, renamed_key, renamed_option
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
+INTERRUPTED = 130  # exit status after SIGINT, as a shell has it
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -70,7 +71,8 @@ def run_job(config: DictConfig) -> float:
 
 
 def main() -> None:
-    """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback."""
+    """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback. After an
+    interrupt it prints nothing: the log of a run has done so."""
     given = get_args_parser().parse_intermixed_args(sys.argv[1:])
     if given.config_dir:
         sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
@@ -81,6 +83,8 @@ def main() -> None:
     error: Exception | None = None
     try:
         run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except JobFailed as failed:
         error = failed.error
     except USER_ERRORS as raised:

@@ -63,6 +63,14 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_ends_without_a_traceback(say, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "fit", interrupted)
+    assert say() == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

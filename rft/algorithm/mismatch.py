@@ -12,6 +12,7 @@ from rft.metrics import Metrics
 
 WORST = 5  # tokens of a step that are written one by one
 CONTEXT = 8  # tokens before each of them
+TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # largest allowed gap of a token, in nats
 
 
 def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict) -> None:

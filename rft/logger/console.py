@@ -141,6 +141,10 @@ class RunConsole:
         """A line above the live display."""
         self.console.print(Text(text), soft_wrap=True)
 
+    def warning(self, text: str) -> None:
+        """A red line above the live display."""
+        self.console.print(Text(text, style="bold red"), soft_wrap=True)
+
     def stop(self) -> None:
         """Stops the live display, leaves its last state on the screen and restores the log handlers."""
         if self._live is None:
@@ -167,7 +171,7 @@ class RunConsole:
             run: the run folder.
             report: the page of the run; None if there is none.
             seconds: duration of the run.
-            failure: why the run stopped early; empty if it did not.
+            failure: a line that says why the run stopped early; empty if it did not.
             conclusions: lines below the table.
         """
         title = Text(f"{run.name}, {duration(seconds)}", style="bold")
@@ -183,7 +187,7 @@ class RunConsole:
         for line in conclusions:
             self.message(line)
         if failure:
-            self.console.print(Text(f"stopped by {failure}", style="bold red"), soft_wrap=True)
+            self.console.print(Text(failure, style="bold red"), soft_wrap=True)
         for label, path in (("run folder", run), ("report", report)):
             if path is not None:
                 link = Text.assemble((f"{label:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))

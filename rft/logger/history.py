@@ -9,6 +9,7 @@ from typing import Any
 
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories"
+WARNINGS = "warnings.txt"
 WORST_TOKENS = "worst_tokens.jsonl"
 ELAPSED = "time/elapsed_s"
 STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`

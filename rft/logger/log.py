@@ -19,6 +19,7 @@ from rft.logger.history import (
     ELAPSED,
     METRICS,
     TRAJECTORIES,
+    WARNINGS,
     WORST_TOKENS,
     History,
     read_lines,
@@ -127,6 +128,12 @@ class RunLog:
         """Prints a line on the console."""
         self.console.message(text)
 
+    def warning(self, text: str) -> None:
+        """Prints a line in red, and adds it to the file from which the report takes it."""
+        self.console.warning(text)
+        with (self.run / WARNINGS).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         """Logs the numbers of a step; adds `time/elapsed_s`, the seconds since the run began.
 
@@ -161,7 +168,7 @@ class RunLog:
         """Stops the live display, writes the report and prints the summary. A second call does nothing.
 
         Args:
-            failure: why the run stopped early; empty if it did not.
+            failure: a line that says why the run stopped early; empty if it did not.
         """
         if self._closed:
             return
@@ -182,7 +189,11 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
+        if kind is KeyboardInterrupt:
+            rows = History.of(self.run).rows
+            self.close(f"interrupted after step {rows[-1]['step'] if rows else 0}; run the same command to resume")
+        else:
+            self.close("" if kind is None else f"stopped by {kind.__name__}: {error}".rstrip(": "))
 
 
 class SilentLog(RunLog):
@@ -203,6 +214,9 @@ class SilentLog(RunLog):
         yield lambda done: None
 
     def message(self, text: str) -> None:
+        pass
+
+    def warning(self, text: str) -> None:
         pass
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:

@@ -4,7 +4,8 @@ A script that needs the standard library alone: `python process_supervisor.py <s
 input is a pipe into which the parent writes nothing; the pipe closes when the parent ends. The command then gets
 SIGTERM, and after so many seconds SIGKILL. Shared memory outlives killed processes, so the supervisor removes files of
 it that processes of the command have mapped, if they were created after the start, are accessible to the owner alone,
-as such memory is, and no other process has mapped them.
+as such memory is, and no other process has mapped them. Servers leave sockets in the folder for temporary files too, so
+the command gets a folder of its own there, which the supervisor removes.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -23,8 +25,18 @@ PRIVATE = 0o100600  # a regular file that its owner alone can read and write
 
 def main() -> None:
     """Exits with the status of the command."""
+    with tempfile.TemporaryDirectory(prefix="rft-", ignore_cleanup_errors=True) as temporary:
+        status = supervise(temporary)
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+def supervise(temporary: str) -> int:
+    """Runs the command with this folder for temporary files until all its processes have ended; returns its status."""
     before = set(glob.glob(f"{SHARED}/*"))
-    child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
+    # torch compiles into the common folder, so that the next server finds what this one compiles
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
+    environment = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ, "TMPDIR": temporary}
+    child = subprocess.Popen(sys.argv[2:], env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     held: set[str] = set()
 
     def scan() -> None:
@@ -62,7 +74,7 @@ def main() -> None:
             about = os.stat(file)
             if about.st_mode == PRIVATE and about.st_ino not in others:
                 os.unlink(file)
-    sys.exit(status if status >= 0 else 128 - status)
+    return status
 
 
 def exists(group: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from rft.logger.history import (
     ELAPSED,
     STDERR,
+    WARNINGS,
     History,
     direction,
     duration,
@@ -49,7 +50,8 @@ LONGEST = 1600  # characters of a text
 def write_report(run: Path) -> Path:
     """Writes `<run>/report.html` from the current content of the folder, also of a killed run. Returns the path."""
     history = History.of(run)
-    body = [_tiles(history), *_scaling(history), *_charts(history), _table(history), *_samples(run), _config(run)]
+    body = [*_warnings(run), _tiles(history), *_scaling(history), *_charts(history), _table(history)]
+    body += [*_samples(run), _config(run)]
     return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
 
 
@@ -91,6 +93,11 @@ def _tiles(history: History) -> str:
         path = " · ".join(f"{html.escape(label)} {short(value)}" for label, value in marks)
         tiles.append(f'<div class="card tile"><small>{html.escape(name)}</small>{arrow}<small>{path}</small></div>')
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+
+
+def _warnings(run: Path) -> Iterator[str]:
+    for line in dict.fromkeys((run / WARNINGS).read_text().splitlines()) if (run / WARNINGS).exists() else ():
+        yield f'<p class="failed">{html.escape(line)}</p>'
 
 
 def _scaling(history: History) -> Iterator[str]:

@@ -28,6 +28,7 @@ from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.train.checkpoint import Checkpoints
+from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
 from rft.train.stage import Stage
@@ -284,9 +285,19 @@ class Job(Components):
             checkpoints=Checkpoints(folder, run.checkpoint, world),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
+            exact=self.exact(),
             seed=run.seed,
         )
         return trainer, stages
+
+    def exact(self) -> bool:
+        """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
+        run = self.run
+        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        engine = run.rollout.engine_args.get("dtype", DTYPE)
+        fresh = run.algorithm.old_logprobs == "actor" or run.batch.minibatches * run.batch.epochs == 1
+        same = run.algorithm.sampler == POLICY and not run.rollout.truncates()
+        return fresh and same and (trainer, engine) == (DTYPE, DTYPE)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""

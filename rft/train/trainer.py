@@ -26,6 +26,7 @@ from rft.ranges import NonNegativeInt, PositiveInt
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint import Checkpoints
+from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
@@ -54,6 +55,7 @@ class Trainer:
         checkpoints: where states go.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
+        exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
         seed: of the run.
     """
 
@@ -71,6 +73,7 @@ class Trainer:
         checkpoints: Checkpoints,
         trajectories: Trajectories,
         profiler: Profiler,
+        exact: bool,
         seed: int,
     ) -> None:
         self.world = world
@@ -85,6 +88,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.trajectories = trajectories
         self.profiler = profiler
+        self.exact = exact
         self.seed = seed
         self.step = 0  # steps done
         self.numbers: dict[str, float] = {}
@@ -252,6 +256,10 @@ class Trainer:
             numbers |= self.evaluate(texts)
         done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
         self.record(stage.name, numbers, texts)
+        if self.exact and GAP in numbers:
+            self.exact = False  # one warning is enough
+            if warning := gap_warning(self.step, numbers):
+                self.log.warning(warning)
         self.log.worst_tokens(
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )

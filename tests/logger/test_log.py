@@ -141,6 +141,19 @@ def test_a_failing_run_leaves_a_report_and_says_why(tmp_path: Path) -> None:
     assert "stopped by FloatingPointError: loss/policy is NaN at step 2" in out.getvalue()
 
 
+@pytest.mark.parametrize("steps", [0, 7])
+def test_an_interrupted_run_says_how_it_is_resumed(tmp_path: Path, steps: int) -> None:
+    out = io.StringIO()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunLog(tmp_path, {}, console=RunConsole(Console(file=out, width=200))) as log,
+    ):
+        for step in range(1, steps + 1):
+            log.log(step, "train", {"reward/mean": 0.5})
+        raise KeyboardInterrupt
+    assert f"\ninterrupted after step {steps}; run the same command to resume\n" in f"\n{out.getvalue()}"
+
+
 def test_the_report_is_rewritten_after_an_evaluation_but_not_too_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

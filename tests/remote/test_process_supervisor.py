@@ -20,9 +20,10 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what it starts in t
 process = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True)
 process.wait()
 """
-# A server that has a worker of its own; both write their ids. It may be deaf to SIGTERM.
+# A server that has a worker of its own; both write their ids and leave a socket. It may be deaf to SIGTERM.
 SERVER = """
-import os, signal, subprocess, sys, time
+import os, signal, socket, subprocess, sys, tempfile, time
+socket.socket(socket.AF_UNIX).bind(tempfile.mktemp())
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if sys.argv[1] != "worker":
@@ -73,11 +74,16 @@ def serve(tmp_path):
 
 @pytest.mark.parametrize("kind", ["plain", "deaf"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number):
+def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(folder := tmp_path / "temporary"))
+    folder.mkdir()
     starter, pids = serve(kind)
     assert all(map(lives, pids))
+    [own] = folder.iterdir()
+    assert len(list(own.iterdir())) == 2, "the server's socket and the worker's"
     os.kill(starter.pid, number)
     await_that(lambda: not any(map(lives, pids)))
+    await_that(lambda: not list(folder.iterdir()))
 
 
 def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_path):

@@ -7,11 +7,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm.mismatch import TOLERANCE
 from rft.batch.columns import kind_of
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.strategy.base import DTYPES
 
-TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # largest allowed gap of a token, in nats
 TEMPERATURES = (1.0, 0.6, 0.7, 0.8, 0.9)  # that an engine may use instead of rollout.temperature
 ALIKE = 3.0  # gaps of equal size differ by less than this factor; rounding differs from operation to operation
 

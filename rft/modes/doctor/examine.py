@@ -14,14 +14,18 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import TrainableModel
+from rft.actor.lora.adapters import LoraWeights
+from rft.algorithm.mismatch import TOLERANCE
 from rft.metrics import Metrics
-from rft.modes.doctor.causes import TOLERANCE, CauseSearch
+from rft.modes.doctor.causes import CauseSearch
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
 SCALE = 1.1  # factor of the scaled weights, which must change what the engine computes
+CHANGE, OFFSET, WAVES = 0.2, 1e-3, 1e3  # of changed tensors: relative and absolute change, radians per unit of value
+SHOWN_TENSORS = 5  # names of tensors in a message
 ALONE = 8  # rows that are scored one by one, at most
 SHOWN = 60  # characters of a prompt that are printed
 
@@ -95,6 +99,8 @@ class Examination:
         agree = self.report.add_check(gap.largest <= self.tolerance, text)
         self.seeds(batch, again)
         failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
+        if agree and not failed:
+            failed += self.tensors()
         if agree:
             self.report.add_check(True, "temperature, template, rounding and dtype: there is no gap to explain")
         else:
@@ -163,6 +169,43 @@ class Examination:
         if not self.report.add_check(follows and returns and restored < scaled, text):
             failure = "return to the policy's weights" if follows else "use the weights that it receives"
             yield f"the engine has stale weights, it does not {failure}: fix update_weights of rollout.engine._target_"
+
+    def tensors(self) -> Iterator[str]:
+        """Checks that the engine takes over every tensor: the policy holds changed ones while the two are compared."""
+        policy = self.trainer.policy
+        names, tensors = [name for name, _ in policy.weights()], list(policy.own_tensors())
+        if isinstance(policy.weights(), LoraWeights) or len(names) != len(tensors):
+            return  # the engine gets other tensors than the policy has
+        pairs = zip(names, tensors, strict=True)
+        named = [(name, tensor) for name, tensor in pairs if tensor.is_floating_point()]
+        largest = self.changed_gap(named)
+        text = f"tensors: with all {len(named)} tensors changed the largest gap is {largest:.2g}"
+        if not self.report.add_check(largest <= self.tolerance, text):
+            found = self.stale(named)
+            shown = ", ".join(found[:SHOWN_TENSORS]) or "no single one shows it"
+            shown += f" and {more} more" if (more := len(found) - SHOWN_TENSORS) > 0 else ""
+            yield f"the engine does not take over all tensors ({shown}): fix update_weights of rollout.engine._target_"
+
+    def stale(self, named: list[tuple[str, Tensor]]) -> list[str]:
+        """The names of the tensors that the engine does not take over, found by halving."""
+        if not named or self.changed_gap(named) <= self.tolerance:
+            return []
+        half = len(named) // 2
+        return self.stale(named[:half]) + self.stale(named[half:]) if half else [named[0][0]]
+
+    @torch.no_grad()
+    def changed_gap(self, named: list[tuple[str, Tensor]]) -> float:
+        """The largest gap of greedy tokens while the policy holds other values in these tensors."""
+        kept = [tensor.clone() for _, tensor in named]
+        for (_, tensor), before in zip(named, kept, strict=True):
+            wave = (before.float() * WAVES).sin()  # a function of the value, so that copies of a tensor stay equal
+            tensor.copy_(before * (1 + CHANGE * wave) + OFFSET * wave.cos())
+        self.publish()
+        sampled = self.greedy()
+        gaps = (self.score(sampled, 1.0).double() - sampled["rollout_logprobs"])[sampled["loss_mask"]].abs()
+        for (_, tensor), before in zip(named, kept, strict=True):
+            tensor.copy_(before)
+        return float(torch.cat(self.world.gather(gaps)).max())
 
     def seeds(self, batch: TensorDict, again: TensorDict) -> None:
         """Reports how many rows are the same when the requests are repeated."""

@@ -24,8 +24,9 @@ from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Requ
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions
-from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
+from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
+from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 
@@ -164,12 +165,14 @@ class VLLMEngine(ServableEngine):
         With `merge_lora=false` it takes the adapters of `LoraWeights`, and the other weights only if they have changed.
 
         Raises:
-            ValueError: vLLM does not support the adapters.
+            ValueError: vLLM does not support the adapters or the experts, or has weights that the policy lacks.
         """
         apart = tensors if isinstance(tensors, LoraWeights) and not self._merge else None
         if apart is None or apart.base_version != self.base_version:
             whole = iter(tensors) if apart is None else apart.base()
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
+            for missing in self._llm.collective_rpc(load_weights, kwargs={"weights_iterator": whole}):
+                if missing:
+                    raise ValueError(f"rollout.engine: {unloaded(missing)}")
             self.base_version = None if apart is None else apart.base_version
             self.adapter = None
         if apart is not None:

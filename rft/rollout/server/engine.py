@@ -93,7 +93,7 @@ class ServersEngine(ServableEngine):
             for number, port in enumerate(ports):
                 command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
                 self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
-            self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device)
+            self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device, model_folder)
             self._do(self._pool.watch())
         atexit.register(self.close)
 

@@ -8,8 +8,10 @@ version wakes it.
 import asyncio
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ class ServerMonitor:
         serves: the version that the server serves, None where that is unknown.
         loaded: the weights that it loaded last. Its version may be of another run and have the same number.
         problem: what was wrong at the last check.
-        failures: failed checks since the last new version or sleep.
+        failures: failed checks since the last new version or sleep; of a lost server, since its last successful check.
         refusals: of these, how often the server was up and refused, since its last restart for that.
         restarted: it was restarted because it refused.
         asleep: it sleeps, and every check since then has succeeded.
@@ -68,6 +70,7 @@ class ServerPool:
         server_api, clients, options: of the servers.
         processes: of the servers that the run started, one per client; else empty.
         device: of this process.
+        model: the folder that servers start from.
     """
 
     def __init__(
@@ -77,8 +80,10 @@ class ServerPool:
         processes: list[ServerProcess],
         options: Servers,
         device: torch.device,
+        model: Path,
     ) -> None:
         self._server_api = server_api
+        self._model = model
         self._options = options
         started: list[ServerProcess | None] = [*processes] or [None] * len(clients)
         connections = [Connection(client, server_api.join, device, options) for client in clients]
@@ -133,8 +138,9 @@ class ServerPool:
 
     async def _reach(self, what: str) -> None:
         for monitor in self._monitors:
-            monitor.failures = monitor.refusals = 0
-            monitor.restarted = False
+            if monitor.failures <= self._options.retries:  # else it is lost until a check succeeds: no wait for it
+                monitor.failures = 0
+            monitor.refusals, monitor.restarted = 0, False
             monitor.wake.set()
         try:
             limit = self._options.sync_s + self._options.start_s
@@ -196,11 +202,21 @@ class ServerPool:
                 monitor.connection.close()
                 monitor.serves, monitor.asleep, monitor.problem = None, False, str(error)
                 monitor.failures += 1 + isinstance(error, TimeoutError) * self._options.retries
+                if isinstance(error, RequestRefused) and error.missing and monitor.process is None:
+                    monitor.refusals = self._options.retries + 1  # waiting does not cure it
+                    monitor.problem += f"\n{self._start_by_hand(monitor.client)}"
             finally:
                 self._checked.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_s):
                     await monitor.wake.wait()
+
+    def _start_by_hand(self, client: ServerClient) -> str:
+        command, environment = self._server_api.command("python", self._model, client.port, client.host)
+        variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        return f"It was started without an endpoint that this run needs. Start it with\n{' '.join(variables)} " + (
+            shlex.join(command)
+        )
 
     async def _check(self, monitor: ServerMonitor) -> None:
         """Checks a server, and brings it to the current version or to sleep where it is not.

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rft.actor.lora.adapters import LoraWeights
-from rft.remote.http_client import ServerClient
+from rft.remote.http_client import RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.vllm_checks import check_sampling, check_speculation
+from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
@@ -41,7 +41,9 @@ from rft.rollout.server.weight_store import WeightVersion
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
 REMOTE = str(Path(remote.__file__).parent)
+SAMPLES = "/inference/v1/generate"
 RECEIVER = "rft_receiver.Receiver"
+WITH_RECEIVER = f"start it with --worker-extension-cls {RECEIVER} and PYTHONPATH={REMOTE}, or by mode=serve"
 FIXED = {
     "load_format": "dummy",  # the run sends the weights
     "generation_config": "vllm",  # ignore sampling options in the model's generation config
@@ -179,7 +181,7 @@ class VLLMApi:
             "logprobs": 0,  # of the sampled token only
             "detokenize": bool(sampling.stop),
         }
-        return Call("/inference/v1/generate", {"token_ids": prompt, "sampling_params": how})
+        return Call(SAMPLES, {"token_ids": prompt, "sampling_params": how})
 
     def parse(self, answer: Any) -> Sampled:
         """The only choice. Its version is None also where the label names an adapter that was not applied."""
@@ -209,10 +211,9 @@ class VLLMApi:
         """Lets the workers join, which need `Receiver`."""
         config = await self._config(client)
         workers = config["parallel_config"]
-        if RECEIVER.rpartition(".")[0] not in workers["worker_extension_cls"]:
+        if not has_receiver(config):
             raise client.bad_response(
-                f"its workers cannot join a process group: start it with --worker-extension-cls {RECEIVER} and "
-                f"PYTHONPATH={REMOTE}, or by mode=serve, or set {KEY}.transport=folder"
+                f"its workers cannot join a process group: {WITH_RECEIVER}, or set {KEY}.transport=folder"
             )
         if workers["data_parallel_size"] != 1:
             raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
@@ -248,12 +249,13 @@ class VLLMApi:
                 "it does not accept adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
                 f"--max-lora-rank, or {MERGE}"
             )
+        await self._check_scale_out(client)
         slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
         if slept:
             await client.post("/wake_up?tags=weights")
         await client.post("/pause?mode=abort")
         if before is None or not before.shares_tensors(weights):
-            await self._reload(client, weights, before, group)
+            await self._reload(client, config, weights, before, group)
         for name in await self._adapters(client) if config["lora_config"] is not None else ():
             await client.post_raw("/v1/unload_lora_adapter", {"lora_name": name})
         if weights.adapter is not None:
@@ -267,22 +269,43 @@ class VLLMApi:
         await client.post("/update_weight_version", {"new_version": label})
         await client.post("/resume")
 
+    async def _check_scale_out(self, client: ServerClient) -> None:
+        """Raises `RequestRefused` where the server lacks the endpoint for samples, which accepts only a POST."""
+        try:
+            await client.get(SAMPLES)
+        except RequestRefused as error:
+            if error.missing:
+                raise
+
     async def _config(self, client: ServerClient) -> Any:
         """The options of the server."""
         return (await client.get("/server_info?config_format=json"))["vllm_config"]
 
     async def _reload(
-        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
+        self,
+        client: ServerClient,
+        config: Any,
+        weights: WeightVersion,
+        before: WeightVersion | None,
+        group: BroadcastGroup | None,
     ) -> None:
         if group is None:
+            experts = any(".experts." in name for name in weights.tensors)
+            if experts and not has_receiver(config) and config["device_config"]["device"] == "cpu":
+                raise client.bad_response(
+                    f"on a CPU vLLM alone samples from wrong experts once it gets new weights: {WITH_RECEIVER}"
+                )
             # vLLM reads no files into a model that it started with dummy weights, unless it gets another format.
             await self._workers(client, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
-            await self._workers(client, "reload_weights", kwargs={"weights_path": str(weights.folder)})
+            load = "rft_load" if has_receiver(config) else "reload_weights"
+            check_loaded(client, await self._workers(client, load, kwargs={"weights_path": str(weights.folder)}))
         elif buckets := missing_tensors(weights, before):
             arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
             messages = (part for bucket in buckets for part in bucket.messages(before, group.copies, group.device))
-            await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
+            missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
+            if before is None:  # else only the layers that have changed are sent
+                check_loaded(client, missing)
             group.record_copies(buckets)
 
     async def _adapters(self, client: ServerClient) -> list[str]:
@@ -290,8 +313,22 @@ class VLLMApi:
         names = [model["id"] for model in (await client.get("/v1/models"))["data"]]
         return [name for name in names if name.startswith(ADAPTER)]
 
-    async def _workers(self, client: ServerClient, method: str, **arguments: Any) -> None:
-        await client.post("/collective_rpc", {"method": method, **arguments})
+    async def _workers(self, client: ServerClient, method: str, **arguments: Any) -> list[Any]:
+        """Calls a method of every worker and returns the results."""
+        results: list[Any] = (await client.post("/collective_rpc", {"method": method, **arguments}))["results"]
+        return results
+
+
+def has_receiver(config: Any) -> bool:
+    """True if the workers of a server were started with `Receiver`."""
+    return RECEIVER.rpartition(".")[0] in config["parallel_config"]["worker_extension_cls"]
+
+
+def check_loaded(client: ServerClient, workers: list[list[str] | None]) -> None:
+    """Raises `BadResponse` where a worker has parameters that got no weights; None: the worker does not tell."""
+    for missing in workers:
+        if missing:
+            raise client.bad_response(unloaded(missing))
 
 
 @PROMPT_LOGPROBS.register("vllm")

@@ -7,6 +7,8 @@ import torch
 
 from rft.rollout.engine.hf import HFEngine
 
+ONE = "model.layers.1.self_attn.q_proj.weight"
+
 
 class ForgetsTemperature(HFEngine):
     def generate(self, requests, sampling, progress=None):
@@ -17,6 +19,17 @@ class KeepsFirstWeights(HFEngine):
     def update_weights(self, version, tensors):
         if self.version == 0:
             super().update_weights(version, [(name, tensor.clone()) for name, tensor in tensors])
+
+
+class KeepsOneTensor(HFEngine):
+    """It never takes over one matrix, whose first value is the right one."""
+
+    kept = None
+
+    def update_weights(self, version, tensors):
+        given = {name: tensor.clone() for name, tensor in tensors}
+        self.kept = given[ONE] if self.kept is None else self.kept
+        super().update_weights(version, (given | {ONE: self.kept}).items())
 
 
 class OneVersionBehind(HFEngine):

@@ -32,7 +32,7 @@ def examined(tiny, capsys):
 def test_a_sound_run(examined, tmp_path):
     gap, text = examined()
     assert 0 <= gap < 1e-5
-    for check in ("agreement", "weights", "drift", "padding and packing", "prompt", "temperature, template"):
+    for check in ("agreement", "weights", "tensors", "drift", "padding and packing", "prompt", "temperature, template"):
         assert f"✓ {check}" in text
     assert "✗" not in text and "• seeds: sampled again, 16 of 16 rows have the same tokens" in text
     assert "'reve" in text.replace("<unk>", "v"), "the prompt is shown"
@@ -51,6 +51,11 @@ def test_a_sound_run(examined, tmp_path):
             "KeepsFirstWeights",
             "weights",
             "has stale weights, it does not use the weights that it receives: fix update_weights",
+        ),
+        (
+            "KeepsOneTensor",
+            "tensors",
+            "not take over all tensors (model.layers.1.self_attn.q_proj.weight): fix update_",
         ),
         ("OneVersionBehind", "weights", "has stale weights, it does not return to the policy's weights"),
         ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 changes the gap"),

@@ -116,6 +116,15 @@ def test_limits_and_stop_strings(engine):
 
 @needs_vllm
 @pytest.mark.slow
+def test_weights_that_the_policy_does_not_send_are_named(engine):
+    weights = model().state_dict()
+    with pytest.raises(ValueError, match=r"rollout\.engine: vLLM's model has weights .*: model\.norm\.weight\. "):
+        engine.update_weights(9, iter((name, weights[name]) for name in weights if name != "model.norm.weight"))
+    engine.update_weights(9, iter(weights.items()))
+
+
+@needs_vllm
+@pytest.mark.slow
 def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
     small = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, hidden_size=48, num_attention_heads=2, head_dim=24))
     with pytest.raises(ValueError, match=r"actor.model_config.head_dim=24: on a CPU vLLM has attention for 32, 64"):
@@ -145,6 +154,18 @@ def test_the_built_in_task_is_learned(tmp_path):
     rows = run(tmp_path, [sys.executable], "steps=30")
     assert rows[-1]["eval/heldout/accuracy"] > 0.95
     assert max(row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row) < 1e-4
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_mixture_of_experts_is_sampled_as_it_is_trained(tmp_path):
+    """vLLM itself packs experts for the CPU at the first load only."""
+    experts = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32")
+    words = [f"+actor.model_config.{word}" for word in experts]
+    words += ["~actor.model_config.head_dim", "actor.model_config.hidden_size=128", "warmup=none", "steps=3"]
+    rows = run(tmp_path, [sys.executable], "actor.model_config.model_type=qwen3_moe", *words)
+    gaps = [row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row]
+    assert len(gaps) == 3 and max(gaps) < 1e-4
 
 
 @pytest.fixture

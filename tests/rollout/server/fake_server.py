@@ -77,6 +77,7 @@ class FakeServer:
         calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
         running, most: samples at work now, and at most so far.
         memory: what it has memory for; `loaded`: what it had it for at the last load.
+        missing: parameters that no load brings.
         workers, wait_s: see fake_workers.py; how long they wait, where no message says it.
     """
 
@@ -87,6 +88,7 @@ class FakeServer:
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
         self.paused, self.dummy = False, True
+        self.missing = []
         self.memory = self.loaded = PARTS
         self.workers, self.wait_s = None, 10.0
         self.gone = threading.Event()
@@ -102,6 +104,8 @@ class FakeServer:
                 fake.sockets.discard(self.connection)
 
             def do_GET(self):
+                if self.path == "/inference/v1/generate":
+                    return self.send_error(405)
                 fake.serve(self, b"{}")
 
             def do_POST(self):
@@ -206,11 +210,15 @@ class FakeServer:
             self.load(body["model_path"])
             self.version = body.get("weight_version") or self.version
         elif path == "/collective_rpc":
-            if body["method"] == "reload_weights":
+            result = None
+            if body["method"] in ("reload_weights", "rft_load"):
                 self.load(body["kwargs"]["weights_path"])
+                result = self.missing
             elif body["method"] in ("rft_join", "rft_receive"):
                 getattr(self.workers, body["method"])(**body["kwargs"])
                 self.take(checksum(self.workers.held))
+                result = self.missing
+            return 200, {"results": [result]}
         elif path.endswith(("_weights_update_group", "_weights_from_distributed")):
             if not self.workers.message(path, body, self.wait_s):
                 return 400, {"success": False, "message": "as its workers say"}

@@ -22,10 +22,11 @@ class Workers(Receiver):
         self.held, self.loads = {}, []
         self.groups = {}
 
-    def reload_weights(self, weights_iterator):
+    def rft_load(self, weights_iterator):
         found = {name: tensor.numpy().tobytes() for name, tensor in weights_iterator}
         self.held |= found
         self.loads.append(sorted(found))
+        return []
 
     def message(self, path, body, seconds):
         """What SGLang does; whether it succeeds."""

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import rft
-from rft.remote.http_client import BadResponse, ServerClient
+from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.engine.vllm_checks import unloaded
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
@@ -172,10 +173,12 @@ def test_an_answer_that_makes_no_sense_is_refused(changes):
         VLLMApi({}).parse(answer(**changes))
 
 
-def told(lora=None, speculative=None, **changes):
+def told(lora=None, speculative=None, extension="", **changes):
     """What a server says of itself."""
     model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
-    return {"vllm_config": {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}}
+    config = {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}
+    workers = {"parallel_config": {"worker_extension_cls": extension}, "device_config": {"device": "cpu"}}
+    return {"vllm_config": config | workers}
 
 
 class Scripted(ServerClient):
@@ -188,10 +191,14 @@ class Scripted(ServerClient):
             INFO: told(),
             "/reset_prefix_cache": {"success": True},
             "/weight_info": {"weight_version": "default"},
+            "/collective_rpc": {"results": [None]},
+            "/inference/v1/generate": None,
             **answers,
         }
 
     async def get(self, path):
+        if path not in self.answers:
+            raise RequestRefused(f"{self.name}: GET {path}: status 404", 404)
         return self.answers[path]
 
     async def post(self, path, body=None):
@@ -235,3 +242,30 @@ def test_a_server_that_keeps_old_prefixes_is_neither_stamped_nor_resumed():
     with pytest.raises(BadResponse, match="prefixes"):
         asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert peer.told == ["/pause?mode=abort", "update_config", "reload_weights", "/reset_prefix_cache"]
+
+
+def test_workers_of_a_run_tell_which_weights_did_not_come():
+    missing = {"/collective_rpc": {"results": [[], ["model.norm.weight"]]}}
+    peer = Scripted(**{INFO: told(extension="rft_receiver.Receiver")}, **missing)
+    with pytest.raises(BadResponse, match=r"vLLM's model has weights .*: model\.norm\.weight\. .*rollout=hf"):
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+    assert peer.told == ["/pause?mode=abort", "update_config", "rft_load"]
+    assert ": a, b, c, d, e and 2 more. " in unloaded([*"abcdefg"])
+
+
+def test_a_server_that_would_leave_experts_unpacked_is_given_none():
+    experts = replace(WEIGHTS, tensors={"model.layers.0.mlp.experts.down_proj": None})
+    with pytest.raises(BadResponse, match=r"on a CPU vLLM alone samples from wrong experts .*--worker-extension-cls"):
+        asyncio.run(VLLMApi({}).load(peer := Scripted(), experts, None, None))
+    assert peer.told == ["/pause?mode=abort"]
+    peer = Scripted(**{INFO: told(extension="rft_receiver.Receiver")})
+    asyncio.run(VLLMApi({}).load(peer, experts, None, None))
+    assert "rft_load" in peer.told
+
+
+def test_a_server_without_the_endpoint_for_samples_is_given_no_weights():
+    peer = Scripted()
+    del peer.answers["/inference/v1/generate"]
+    with pytest.raises(RequestRefused, match="status 404") as caught:
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+    assert caught.value.missing and not peer.told

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
@@ -39,20 +40,23 @@ def model():
     return tied_model(VOCABULARY)
 
 
+def started(model, folder, count):
+    """An engine whose servers are coming up."""
+    python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+    options = yaml_options("rollout/engine/servers/_base.yaml", count=count, python=python, poll_s=0.5)
+    tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    context = engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS)
+    return VLLMServers(context, Servers(**options), merge_lora=True)
+
+
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
     """Two real servers, which serve version 1: the model as it is. They leave nothing behind."""
-    python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
-    options = yaml_options("rollout/engine/servers/_base.yaml", count=2, python=python, poll_s=0.5)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
-        tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
-        tokenizer.chat_template = "{{ messages[-1].content }}"
-        folder, servers = tmp_path_factory.mktemp("run"), Servers(**options)
-        made = VLLMServers(
-            engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS), servers, merge_lora=True
-        )
+        made = started(model, tmp_path_factory.mktemp("run"), 2)
         try:
             made.update_weights(1, model.state_dict().items())
             yield made
@@ -187,6 +191,28 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
             least, most = {3: (0.99, 1.01), 4: (0.1, 0.13), 5: (0.0, 0.01)}[version]
             assert least < sent < most, "all, a matrix, seven elements"
         assert {number for group in found for c in group for number in c.versions} == {version}
+
+
+@pytest.mark.slow
+def test_experts_are_those_of_the_last_update(tmp_path, monkeypatch):
+    """vLLM itself packs experts for the CPU at the first load only."""
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.2}
+    config = Qwen3MoeConfig(**sizes, **experts, vocab_size=VOCABULARY, head_dim=32, dtype="float32", eos_token_id=5)
+    model, requests = Qwen3MoeForCausalLM(config).eval().requires_grad_(False), [Request(PROMPT, list(range(8)))]
+    engine = started(model, tmp_path, 1)
+    try:
+        for version, transport, part in ((1, "folder", ""), (2, "group", ""), (3, "group", "1.mlp.experts")):
+            monkeypatch.setattr(engine._options, "transport", transport)
+            for name, weight in model.named_parameters():
+                weight += 0.1 * torch.randn_like(weight) * (part in name)
+            engine.update_weights(version, model.state_dict().items())
+            assert gap(model, requests, engine.generate(requests, how())) < 1e-4
+    finally:
+        engine.close()
 
 
 @pytest.mark.slow

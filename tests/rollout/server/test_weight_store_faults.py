@@ -288,6 +288,40 @@ def test_a_type_that_is_not_written_ends_the_walk_all_the_same(fakes, engine):
     assert walked == ["first", "second"], "other ranks gather along"
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("vllm", "/is_paused"), ("vllm", "/server_info?config_format=json"), ("sglang", "/model_info")],
+)
+def test_a_server_without_an_endpoint_is_not_waited_for(fakes, engine, kind, message):
+    [server] = fakes(1)
+    server.always[message] = 404
+    error = outcome(engine(kind, [server], start_s=600.0, sync_s=600.0, poll_s=600.0), 0)
+    assert error.startswith(f"server 0 ({server.address}): GET {message}: status 404")
+    shown = error.splitlines()[-1]
+    assert f"--port {server.port}" in shown and ("VLLM_SERVER_DEV_MODE=1" in shown) == (kind == "vllm")
+    assert ("--enable-scale-out" in shown) == (kind == "vllm")
+
+
+def test_a_lost_server_is_not_waited_for_again_and_comes_back(kind, fakes, engine):
+    alive, dead = fakes(2)
+    samples = engine(kind, [alive, dead])
+    assert outcome(samples, 0) == ""
+    dead.kill()
+    assert outcome(samples, 1) == ""
+    samples._options.poll_s = 600.0  # between two checks; a second one would come too late
+    for version in (2, 3):
+        assert outcome(samples, version) == "" and committed(samples, version)
+        assert samples._pool.current() == 1
+    samples._options.poll_s = 0.02
+    back = FakeServer(dead.port)
+    try:
+        assert outcome(samples, 4) == ""
+        until(lambda: samples._pool.current() == 2, 10)
+        assert committed(samples, 4)
+    finally:
+        back.kill()
+
+
 def test_only_the_current_version_stays_on_disk(kind, fakes, engine, tmp_path):
     samples = engine(kind, fakes())
     for version in range(4):

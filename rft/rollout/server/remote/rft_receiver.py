@@ -1,11 +1,12 @@
 """The receiving end of a process group for weights, as it runs in a server's workers.
 
 It needs torch alone, and has a folder of its own: a server with this folder in PYTHONPATH imports it without the rest
-of the package. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls rft_receiver.Receiver`); rank 0 of the
-trainer joins with the same function.
+of the package. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls
+rft_receiver.Receiver`). Rank 0 of the trainer joins with the same function, and the engine in the trainer's process
+loads with the same one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -127,16 +128,91 @@ def checksum(data: Tensor) -> Tensor:
     return total
 
 
+class PackExperts:
+    """Replaces how a layer of experts is prepared after a load, where vLLM computes on a CPU.
+
+    vLLM packs experts for the CPU at the first load only, so the experts of every later load would be wrong.
+
+    Args:
+        method: the `quant_method` of the layer.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self._packed = False
+        self._prepare, self._pack = method.process_weights_after_loading, method.moe_kernel.fused_experts
+        self._own_pack = self._pack.process_weights_after_loading
+        self._pack.process_weights_after_loading = self._pack_layer
+
+    def __call__(self, layer: Any) -> None:
+        self._packed = False
+        self._prepare(layer)
+        if not self._packed:  # a later vLLM may do it itself
+            self._pack_layer(layer)
+
+    def _pack_layer(self, layer: Any) -> None:
+        self._packed = True
+        self._own_pack(layer)
+
+
+def pack_experts(model: Any) -> None:
+    """Lets vLLM pack experts for the CPU after every load; see `PackExperts`.
+
+    Raises:
+        ValueError: the experts are quantised, and this cannot be done.
+    """
+    for layer in model.modules():
+        if "RoutedExperts" in [kind.__name__ for kind in type(layer).__mro__]:  # not imported: see the top
+            method = layer.quant_method
+            if type(method).__name__ != "UnquantizedFusedMoEMethod":
+                raise ValueError(
+                    f"on a CPU quantised experts ({type(method).__name__}) are packed at the first load only, so later "
+                    "weights would be wrong: take the quantisation out of the model, or choose rollout=hf"
+                )
+            if not isinstance(method.process_weights_after_loading, PackExperts):
+                method.process_weights_after_loading = PackExperts(method)
+
+
+def load_weights(worker: Any, **source: Any) -> list[str]:
+    """Loads new weights into a worker of vLLM.
+
+    Args:
+        source: an argument of `reload_weights`: `weights_path` or `weights_iterator`.
+
+    Returns:
+        The parameters that got no weights, sorted. vLLM itself only logs them. Empty for a quantised model, whose
+        parameters are not those that are sent.
+
+    Raises:
+        ValueError: see `pack_experts`.
+    """
+    model: Any = worker.get_model()
+    loaded: set[str] = set()
+    if worker.device.type == "cpu":
+        pack_experts(model)
+    wanted = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # with adapters
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        names = type(model).load_weights(model, weights)
+        loaded.update(wanted if names is None else names)
+        return names
+
+    model.load_weights = load
+    try:
+        worker.reload_weights(**source)
+    finally:
+        del model.load_weights
+    return sorted(wanted - loaded) if worker.model_config.quantization is None else []
+
+
 class Receiver:
     """A mixin for the worker of a server.
 
     Attributes:
-        rank, device, reload_weights: the worker's own.
+        rank, device: the worker's own.
     """
 
     rank: int
     device: torch.device
-    reload_weights: Callable[..., None]
     rft_group: Any = None
     rft_copies: dict[str, Tensor]
 
@@ -147,11 +223,18 @@ class Receiver:
         store = TCPStore(address, port, is_master=False, timeout=limit)
         self.rft_group = join(store, name, self.rank + 1, size, backend, timeout_s)
 
-    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> None:
+    def rft_load(self, **source: Any) -> list[str]:
+        """See `load_weights`."""
+        return load_weights(self, **source)
+
+    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> list[str]:
         """Receives weights and loads them.
 
         Args:
             deltas: each bucket is preceded by the numbers of changed elements, and copies are kept.
+
+        Returns:
+            The parameters that got no weights.
 
         Raises:
             RuntimeError: they did not arrive, or were damaged. The loaded weights are unusable then.
@@ -160,10 +243,11 @@ class Receiver:
             raise RuntimeError("it is in no process group")
         failures: list[str] = []
         # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
-        self.reload_weights(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
+        missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
         if failures:
             self.rft_group = None
             raise RuntimeError(failures[0])
+        return missing
 
     def _rft_arriving(
         self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, failures: list[str]

@@ -1,0 +1,27 @@
+"""The warning of a run whose engine samples from another distribution than the one that trains."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+
+from rft.algorithm.mismatch import TOLERANCE
+
+DTYPE = "float32"  # in other dtypes rounding explains large gaps
+GAP = "rollout/logprob_gap_max"
+
+
+def gap_warning(step: int, numbers: Mapping[str, float]) -> str:
+    """The warning for the first step that has sampled; empty if its largest gap is allowed.
+
+    Args:
+        step: that has just been taken.
+        numbers: of the step; trainer and engine compute in float32 and nothing truncates the distribution.
+    """
+    if numbers[GAP] <= TOLERANCE[DTYPE]:
+        return ""
+    words = [word for word in sys.argv[1:] if not word.startswith("mode=")]
+    return (
+        f"WARNING: {GAP}={numbers[GAP]:.2g} at step {step}; {DTYPE} allows {TOLERANCE[DTYPE]:g}. The engine does not "
+        "sample from the distribution that trains, so the run learns from wrong log-probabilities. This command finds "
+        f"the cause: {shlex.join(['python', '-m', 'rft.main', *words, 'mode=doctor'])}"
+    )
