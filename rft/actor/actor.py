@@ -18,7 +18,7 @@ from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.lora.adapters import Lora, LoraWeights
-from rft.actor.model import build_model, empty_like, set_end_tokens
+from rft.actor.model import build_model, empty_like, set_end_tokens, with_end_token
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.cost import model_cost, row_work
@@ -96,6 +96,7 @@ class Actor(TrainableModel):
         )
         self.network, self.adapters = model.network, model.adapters
         self._blocks, self._plain = model.blocks, model.plain
+        self._scores_texts = head == "score"
         self._as_loaded = True
         self._base_version = 0
 
@@ -311,7 +312,8 @@ class Actor(TrainableModel):
         state = {name: tensor.to("cpu", torch.float32) for name, tensor in tensors}
         if self.world.rank != 0:
             return
-        self.tokenizer.save_pretrained(folder)
+        tokenizer = with_end_token(self.tokenizer) if self._scores_texts else self.tokenizer
+        tokenizer.save_pretrained(folder)
         if alone is not None:
             alone.save(state, folder)
         else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from tokenizers import processors
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -136,3 +137,18 @@ def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     # Not its pad_token_id: an embedding that knows its padding does not train it, and it may be the end token.
     if model.config.eos_token_id is None:
         model.config.eos_token_id = generation.eos_token_id
+
+
+def with_end_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer that appends the end token to a text, for the export of a model that scores whole texts.
+
+    Without it such a model reads its score from the token before. A tokenizer without a fast backend stays unchanged.
+    """
+    end, end_id = tokenizer.eos_token, tokenizer.eos_token_id
+    if not tokenizer.is_fast or tokenizer("a").input_ids[-1:] == [end_id]:
+        return tokenizer
+    ending = copy.deepcopy(tokenizer)
+    append = processors.TemplateProcessing(single=["$A", end], special_tokens=[(end, end_id)])
+    before = ending.backend_tokenizer.post_processor
+    ending.backend_tokenizer.post_processor = append if before is None else processors.Sequence([before, append])
+    return ending

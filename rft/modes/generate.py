@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.data.rows.files import json_lines
+from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import require
 from rft.logger.history import write_atomically
@@ -23,6 +23,8 @@ from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_lengths
+
+KEY = "generate.input"
 
 
 def generate(config: dict[str, Any], console: Console) -> float:
@@ -111,10 +113,14 @@ def read(path: str | None, field: str) -> Rows:
         ValueError: there is no such file, it holds no rows, or a row has no prompt; names the key.
     """
     if path is None:
-        raise ValueError("generate.input is null: give the path of a jsonl file with prompts")
+        raise ValueError("generate.input is null: give the path of a file with prompts (jsonl, json, csv or parquet)")
     rows = []
-    for where, row in json_lines(path, "generate.input"):
+    for where, row in (pair for file in find_files(path, KEY) for pair in WHOLE[Path(file).suffix](file, KEY)):
         require(row, field, where, "set generate.prompt to the name of the field that holds the prompt")
+        try:
+            json.dumps(row)
+        except TypeError as error:
+            raise ValueError(f"{where}: the output is jsonl, which cannot hold a field ({error}); remove it") from error
         rows.append(row)
     if not rows:
         raise ValueError(f"generate.input={path}: the file holds no rows")
@@ -126,8 +132,11 @@ def origin(job: Answering) -> dict[str, Any]:
     run, options = job.run, job.run.generate
     sampling = asdict(run.rollout)
     assert options.input is not None, "the input has been read"
+    content = hashlib.sha256()
+    for file in find_files(options.input, KEY):
+        content.update(Path(file).expanduser().read_bytes())
     return {
-        "generate.input": f"sha256 {hashlib.sha256(Path(options.input).expanduser().read_bytes()).hexdigest()}",
+        KEY: f"sha256 {content.hexdigest()}",
         "generate.checkpoint": job.title,
         "generate.prompt": options.prompt,
         "generate.samples": options.samples,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, filter_overlong_prompts
+from rft.data.encode.lengths import Lengths, limit_prompts
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows, check_room
 from rft.errors import Checks
@@ -44,7 +44,9 @@ class Datasets:
         if self.stream is None:
             return self.train
         assert run.data.streaming is not None
-        return self.stream.open(run.data.streaming, self.encoder, run.data.max_prompt_tokens, log)
+        limit = self.encoder.limit
+        drop_above = limit.most if limit is not None and limit.truncation == "drop" else None
+        return self.stream.open(run.data.streaming, self.encoder, drop_above, log)
 
     def fit(
         self,
@@ -55,7 +57,7 @@ class Datasets:
         samples: bool,
         examples: Callable[[], list[int]] | None,
     ) -> None:
-        """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model.
+        """Applies `data.truncation` to long prompts, and adds a message to `check` for rows too long for the model.
 
         Args:
             model_config: the transformers config of the policy.
@@ -80,14 +82,14 @@ class Datasets:
             if samples:
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
-            check.attempt(self._fit_train, most, model_config, new_tokens if samples else None)
+            check.attempt(self._fit_train, model_config, new_tokens if samples else None)
         fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
         if examples is not None:
             check.run(lambda: check_examples(examples(), context))
 
-    def _fit_train(self, most: int | None, model_config: PretrainedConfig, new_tokens: int | None) -> None:
-        counts = self.lengths.prompts(self.train)
-        self.train, counts = filter_overlong_prompts(self.train, counts, most, "data.train", self.messages.append)
+    def _fit_train(self, model_config: PretrainedConfig, new_tokens: int | None) -> None:
+        counts, limit = self.lengths.whole_prompts(self.train), self.encoder.limit
+        self.train, counts = limit_prompts(self.train, counts, limit, "data.train", self.messages.append)
         if new_tokens is not None:
             check_lengths("data.train", counts, model_config, new_tokens)
 
@@ -100,7 +102,7 @@ def fit_held_out(
     model_config: PretrainedConfig,
     log: Callable[[str], None],
 ) -> None:
-    """Drops rows with long prompts from held-out sets; adds a message to `check` if an answer does not fit the context.
+    """Applies `data.truncation` to held-out sets; adds a message to `check` if an answer does not fit the context.
 
     Args:
         lengths: counts the tokens of rows.
@@ -109,8 +111,8 @@ def fit_held_out(
     """
 
     def fit(name: str) -> None:
-        key, counts = f"data.eval.{name}", lengths.prompts(sets[name])
-        sets[name], counts = filter_overlong_prompts(sets[name], counts, run.data.max_prompt_tokens, key, log)
+        key, counts = f"data.eval.{name}", lengths.whole_prompts(sets[name])
+        sets[name], counts = limit_prompts(sets[name], counts, run.data.prompt_limit, key, log)
         check_lengths(key, counts, model_config, run.rollout.max_new_tokens)
 
     for name in list(sets):

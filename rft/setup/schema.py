@@ -11,6 +11,7 @@ from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
 from rft.conditions import ANSWERS, GIVEN, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
+from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
@@ -73,13 +74,28 @@ class Data:
     tools: str | None
     train_on: Annotated[TrainOn, ReadWith(GIVEN)]
     max_prompt_tokens: PositiveInt | None
+    truncation: Truncation
     streaming: PositiveInt | None
     train: Any
     eval: dict[str, Any]
+    path: str | None = None  # only the yaml of data=hub has this key, and its sets interpolate it
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens is None and self.truncation != "drop":
+            raise ValueError(
+                f"data.truncation={self.truncation} has no effect without a limit; set data.max_prompt_tokens, or "
+                "data.truncation=drop"
+            )
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
         """The encoder, which turns rows into token ids."""
-        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, self.template_arguments)
+        arguments, limit = self.template_arguments, self.prompt_limit
+        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, arguments, limit)
+
+    @property
+    def prompt_limit(self) -> PromptLimit | None:
+        """What happens to long prompts; None if they have no limit."""
+        return None if self.max_prompt_tokens is None else PromptLimit(self.max_prompt_tokens, self.truncation)
 
     def check_apart(self) -> None:
         """Raises a ValueError if a held-out set is the training set."""
@@ -114,8 +130,15 @@ class Inspect:
 
 
 @dataclass
-class Serve:
-    """The servers of mode=serve; see `rft.modes.serve`."""
+class Evaluate:
+    """Which weights mode=evaluate loads; see `rft.modes.model`."""
+
+    checkpoint: Literal["latest", "best"] | NonNegativeInt | None
+
+
+@dataclass
+class Serve(Evaluate):
+    """The servers of mode=serve and their weights; see `rft.modes.serve`."""
 
     host: str
     port: PositiveInt
@@ -125,13 +148,6 @@ class Serve:
     def __post_init__(self) -> None:
         if not 1024 <= self.port <= 65536 - self.count:
             raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
-
-
-@dataclass
-class Evaluate:
-    """Which weights mode=evaluate loads; see `rft.modes.model`."""
-
-    checkpoint: Literal["latest", "best"] | NonNegativeInt | None
 
 
 @dataclass

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rft.actor.model import with_end_token
 from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
+from rft.data.encode.encoder import Encoder
 from tests.helpers import (
     LAYOUTS,
     make_actor,
@@ -81,6 +83,23 @@ def exported(actor, folder):
     actor.save_model(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     return model, AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_tokenizer_of_the_export_appends_the_end_token(world, tmp_path):
+    """The score is read from it. Encoding for this project stays the same, and a second export adds no second one."""
+    actor = small_actor(world, head="score")
+    model, tokenizer = exported(actor, tmp_path)
+    plain, end = actor.tokenizer("12").input_ids, actor.tokenizer.eos_token_id
+    assert tokenizer("12").input_ids == [*plain, end]
+    with torch.no_grad():
+        given = model(torch.tensor([[*plain, end]])).logits
+        same(model(**tokenizer(["12", "1"], return_tensors="pt", padding=True)).logits[:1], given)
+    again = with_end_token(tokenizer)
+    assert again("12").input_ids == [*plain, end]
+    row = {"prompt": "1", "response": "2"}
+    assert Encoder(tokenizer, "none", None).example(row) == Encoder(actor.tokenizer, "none", None).example(row)
+    tokenizer.bos_token = tokenizer.eos_token  # as GPT-2: it is no BOS that the tokenizer adds
+    assert Encoder(tokenizer, "none", None).prompt(row) == plain[:1]
 
 
 def test_the_export_is_a_classifier_with_the_same_scores(world, tmp_path):

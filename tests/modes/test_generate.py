@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 import rft
-from rft.modes.generate import generate
+from rft.modes.generate import generate, read
 from rft.rollout.engine.hf import HFEngine
 
 ROOT = Path(rft.__file__).parent.parent
@@ -53,6 +55,33 @@ def test_completions_stand_beside_their_prompts(generated):
     assert len({line["completions"][0]["text"] for line in lines}) > 1
     assert any(line["completions"][0] != line["completions"][1] for line in lines)
     assert "11 rows, completed by" in printed and "step_00000003/actor" in printed.replace("\n", "")
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "parquet"])
+def test_the_format_of_the_input_does_not_matter(ending, generated, tmp_path):
+    """The same completions as from jsonl; a csv file has texts in all fields."""
+    file = tmp_path / f"prompts.{ending}"
+    if ending == "json":
+        file.write_text(json.dumps(ROWS))
+    elif ending == "csv":
+        file.write_text("id,question\n" + "".join(f"{row['id']},{row['question']}\n" for row in ROWS))
+    else:
+        pq.write_table(pa.Table.from_pylist(ROWS), file)
+    expected = [json.loads(line) for line in generated()[0].splitlines()]
+    found = [json.loads(line) for line in generated(f"generate.input={file}", output="b.jsonl")[0].splitlines()]
+    assert [row | {"id": int(row["id"])} for row in found] == expected
+
+
+def test_several_files_are_one_input(generated, tmp_path):
+    for name, rows in (("part-1.jsonl", ROWS[:3]), ("part-2.json", ROWS[3:])):
+        (tmp_path / name).write_text("\n".join(json.dumps(row) for row in rows))
+    assert generated(f"generate.input='{tmp_path}/part-*'", output="b.jsonl")[0] == generated()[0]
+
+
+def test_a_field_that_json_cannot_hold_names_its_row(tmp_path):
+    pq.write_table(pa.table({"prompt": ["a", "b"], "raw": [None, b"x"]}), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"rows\.parquet row 2: the output is jsonl, .*bytes is not JSON"):
+        read(str(tmp_path / "rows.parquet"), "prompt")
 
 
 def test_the_size_of_chunks_does_not_matter(generated):
@@ -131,7 +160,7 @@ def test_a_file_of_someone_elses_is_not_touched(generated, tmp_path, unloaded):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["generate.input=null"], "generate.input is null: give the path of a jsonl file"),
+        (["generate.input=null"], "generate.input is null: give the path of a file with prompts \\(jsonl"),
         (["generate.input=no.jsonl"], "generate.input=no.jsonl: there is no such file"),
         (["generate.prompt=qestion"], "no field .qestion. .*did you mean question.*; set generate.prompt"),
         (["generate.checkpoint=9"], "generate.checkpoint=9: .* its checkpoints are of the steps 1, 2, 3"),

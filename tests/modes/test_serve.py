@@ -1,17 +1,26 @@
 """mode=serve, with the fake server in the place of the engine's: it is started, found, looked after and ended."""
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from rft.modes.serve import serve
+from rft.data.encode.tokenizer import characters
+from rft.modes.serve import local_model, serve
+from rft.remote.http_client import ServerClient
 from rft.remote.server_process import free_port
+from rft.rollout.server.sglang import SGLangApi
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
+from rft.rollout.server.weight_store import WeightVersion
+from tests.rollout.server.fake_server import FakeServer
+from tests.rollout.server.scripted import tied_model
 
 INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -21,9 +30,11 @@ SERVER = ROOT / "tests" / "rollout" / "server" / "fake_server.py"
 
 
 class Dialect(VLLMApi):
-    def command(self, python, model, port, host="127.0.0.1"):
+    def command(self, python, model, port, host="127.0.0.1", load_format="dummy"):
         assert (model / "config.json").is_file() and (model / "tokenizer_config.json").is_file()
-        assert not list(model.glob("*.safetensors")), "weights come from the run"
+        assert bool(list(model.glob("*.safetensors"))) == (load_format == "auto"), "else weights come from the run"
+        real, _ = super().command(python, model, port, host, load_format)
+        assert real[real.index("--load-format") + 1] == load_format and real[real.index("--model") + 1] == str(model)
         fail = ["--fail", self._engine_args["fail"]] if "fail" in self._engine_args else []
         return [python, str(SERVER), "--port", str(port), *fail], {"PYTHONPATH": str(ROOT)}
 
@@ -56,17 +67,92 @@ def alive(pid):
 def test_servers_are_started_named_and_ended(tmp_path):
     port = free_port()
     serving = start(tmp_path, f"serve.port={port}", "serve.count=2")
-    said = [next(serving.stdout), next(serving.stdout)]
+    said = [next(serving.stdout) for _ in range(3)]
     addresses = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
-    assert said[0].strip() == f"serving on {addresses.replace(',', ', ')}; a run samples there with"
-    assert said[1].strip() == (
+    assert said[0].strip() == "waiting for weights: no request is answered until a run sends them"
+    assert said[1].strip() == f"addresses: {addresses.replace(',', ', ')}; a run samples there with"
+    assert said[2].strip() == (
         f"rollout=vllm_server rollout.engine.servers.count=0 rollout.engine.servers.addresses=[{addresses}]"
     )
+    assert paused(port) and paused(port + 1)
     pids = [int((tmp_path / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
     serving.send_signal(signal.SIGINT)
     assert "stopping the servers" in serving.communicate(timeout=60)[0]
     assert not any(alive(pid) for pid in pids)
+
+
+def paused(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/is_paused") as answer:
+        return json.load(answer)["is_paused"]
+
+
+def write_run(folder):
+    """A run with one checkpoint, as find_checkpoint sees it; returns the folder of its model."""
+    model = folder / "checkpoints" / "step_00000007" / "actor"
+    tied_model(30).save_pretrained(model)
+    characters(alphabet="0123456789").save_pretrained(model)
+    (folder / "config.yaml").touch()
+    return model
+
+
+def test_a_checkpoint_is_served_with_its_weights_and_answers_at_once(tmp_path):
+    model, port = write_run(tmp_path / "run"), free_port()
+    serving = start(tmp_path, f"serve.port={port}")
+    assert next(serving.stdout).strip() == f"serving {model.resolve()}"
+    next(serving.stdout)
+    assert not paused(port)
+    serving.send_signal(signal.SIGINT)
+    serving.communicate(timeout=60)
+
+
+def test_a_folder_is_served_as_it_is(tmp_path):
+    model = write_run(tmp_path)
+    assert local_model(str(model), "actor.path") == model.resolve()
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"actor\.path=.* has no weights \(\*\.safetensors\)"):
+        local_model(str(model), "actor.path")
+
+
+def test_a_model_that_is_not_there_names_the_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"actor\.path=.*nowhere: no folder, and not found on the hub"):
+        local_model(str(tmp_path / "nowhere"), "actor.path")
+
+
+def test_a_checkpoint_that_is_not_there_names_the_key(resolved, tmp_path):
+    write_run(tmp_path)
+    with pytest.raises(ValueError, match=r"serve\.checkpoint=9: .* its checkpoints are of the steps 7"):
+        serve(resolved("rollout=vllm_server", "serve.checkpoint=9", f"output_dir={tmp_path}"), Console(quiet=True))
+
+
+def test_a_tokenizer_that_would_not_be_served_is_refused(resolved, tmp_path):
+    model, other = write_run(tmp_path / "run"), write_run(tmp_path / "other")
+    config = resolved(
+        "rollout=vllm_server",
+        "actor=hf",
+        f"actor.path={model}",
+        f"actor.tokenizer.path={other}",
+        "serve.checkpoint=null",
+    )
+    with pytest.raises(ValueError, match=r"actor\.tokenizer=.*: mode=serve serves the tokenizer beside the model"):
+        serve(config, Console(quiet=True))
+
+
+@pytest.mark.parametrize("api", [VLLMApi({}), SGLangApi({})], ids=["vllm", "sglang"])
+def test_a_held_server_answers_after_it_has_weights(api, tmp_path):
+    """Holding is repeated while nothing has come, and a server that has weights is not held."""
+    server = FakeServer()
+    client = ServerClient.at(0, server.address)
+    for _ in range(2):
+        asyncio.run(api.hold(client))
+        assert server.paused and asyncio.run(api.version(client)) is None
+    folder = write_run(tmp_path)
+    asyncio.run(api.load(client, WeightVersion(3, folder, {}, None), None, None))
+    assert not server.paused and asyncio.run(api.version(client)) == 3
+    asyncio.run(api.hold(client))
+    assert not server.paused
+    server.kill()
 
 
 def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):

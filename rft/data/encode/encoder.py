@@ -1,6 +1,6 @@
 """Encodes rows as token ids: prompts, and supervised examples that begin with exactly the tokens of the prompt.
 
-Text only. The lengths of prompts are checked elsewhere, where the length of an answer is known.
+Text only. Whether prompts leave room for an answer is checked elsewhere, where the length of an answer is known.
 """
 
 import json
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.data.encode.masks import Turn, answers, conversation
 from rft.data.encode.templates import ChatTemplate
+from rft.data.encode.truncation import PromptLimit
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 SHOWN = 60  # characters of a row that a message quotes
@@ -30,9 +31,11 @@ class Encoder:
         train_on: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
             last of these turns; or every token.
         arguments: variables of the template, see `ChatTemplate`.
+        limit: what happens to long prompts, or None if they have no limit.
 
     Attributes:
         context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
+        limit: as given.
         made_of: everything that the token ids of a row depend on.
 
     Raises:
@@ -47,6 +50,7 @@ class Encoder:
         tools: str | None = None,
         train_on: TrainOn = "response",
         arguments: Mapping[str, Any] = MappingProxyType({}),
+        limit: PromptLimit | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end token (eos_token): an answer could never end; add one")
@@ -61,17 +65,31 @@ class Encoder:
         self._train_on = train_on
         self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
-        begins = template == "none" and begin is not None and tokenizer("").input_ids[:1] == [begin]
+        begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix: list[int] = [begin] if begins else []
         self.context: int | None = None
-        self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments))
+        self.limit = limit
+        cut = limit if limit is not None and limit.cuts else None
+        self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments), cut)
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The prompt tokens of each row. Its `prompt` is a text, or chat messages `{role, content}`.
+        """The prompt tokens of each row, cut by `limit`. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
-            ValueError: a prompt is empty, or not what the template takes; names the index of the row.
+            ValueError: a prompt is empty, longer than `limit` accepts, or not what the template takes; names the index
+                of the row.
         """
+        prompts, limit = self.whole_prompts(rows), self.limit
+        if limit is None:
+            return prompts
+        for number, prompt in enumerate(prompts):
+            if limit.truncation == "error" and len(prompt) > limit.most:
+                begin = _beginning(rows[number]["prompt"])
+                raise ValueError(f"the prompt of row {number} (it begins {begin!r}) has {limit.refusal(len(prompt))}")
+        return [limit.cut(prompt) for prompt in prompts]
+
+    def whole_prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """`prompts` without `limit`."""
         if not rows:
             return []
         encoded = self.encode([self._prompt(row, f"the prompt of row {number}") for number, row in enumerate(rows)])
@@ -100,13 +118,29 @@ class Encoder:
             ValueError: response or prompt are of another type, the template rewrites the answer, or there are more
                 tokens than `context`.
         """
-        ids, trains = self._example(row)
+        ids, trains = self._cut(row, *self._example(row))
         if self.context is not None and len(ids) > self.context:
             raise ValueError(
                 f"a row has {len(ids)} tokens, over the model's context of {self.context}; remove it from the data, or "
                 f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
             )
         return ids, trains
+
+    def _cut(self, row: Mapping[str, Any], ids: list[int], trains: list[bool]) -> tuple[list[int], list[bool]]:
+        """The example with the prompt as `prompts` gives it."""
+        if self.limit is None or row.get("prompt") is None:
+            return ids, trains
+        [whole], cut = self.whole_prompts([row]), self.prompt(row)
+        if len(cut) == len(whole):
+            return ids, trains
+        size = len(whole)
+        if ids[:size] != whole:
+            raise ValueError(
+                f"data.truncation={self.limit.truncation}: the row that begins {_beginning(row['prompt'])!r} does not "
+                "begin with the tokens of its prompt alone, so the prompt cannot be cut; set data.truncation=drop"
+            )
+        ids, trains = cut + ids[size:], self.limit.cut(trains[:size]) + trains[size:]
+        return ids, [False, *trains[1:]]  # nothing predicts the first token
 
     def _example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         response, prompt = row["response"], row.get("prompt")
@@ -258,6 +292,11 @@ def _read(path: str) -> str:
 
 def _but_first(ids: list[int]) -> list[bool]:
     return [False] + [True] * (len(ids) - 1)
+
+
+def _beginning(prompt: Any) -> str:
+    """The beginning of a prompt, or of its last message, for messages."""
+    return str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[:SHOWN]
 
 
 def _no_prompt(prompt: Any, what: str) -> ValueError:

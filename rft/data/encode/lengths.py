@@ -19,10 +19,11 @@ import transformers
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import encoder as encode
-from rft.data.encode import masks, templates
+from rft.data.encode import masks, templates, truncation
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Row, Rows, subset
+from rft.data.encode.truncation import PromptLimit
+from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS, World
 
@@ -46,7 +47,12 @@ class Lengths:
         self._folder = None if folder is None else Path(folder).expanduser()
 
     def prompts(self, rows: Rows) -> list[int]:
-        """Tokens of each row's prompt.
+        """Tokens of each row's prompt, after a cut by `data.truncation`; raises what `whole_prompts` raises."""
+        counts, limit = self.whole_prompts(rows), self._encoder.limit
+        return counts if limit is None or not limit.cuts else [min(count, limit.most) for count in counts]
+
+    def whole_prompts(self, rows: Rows) -> list[int]:
+        """Tokens of each row's prompt, before `data.truncation` cuts it.
 
         Raises:
             ValueError: a prompt cannot be encoded; names its row.
@@ -54,7 +60,7 @@ class Lengths:
 
         def count(world: World) -> list[int]:
             local_rows = subset(rows, range(world.rank, len(rows), world.size))
-            return [len(prompt) for prompt in self._encoder.prompts(local_rows)]
+            return [len(prompt) for prompt in self._encoder.whole_prompts(local_rows)]
 
         return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
 
@@ -116,7 +122,7 @@ class Lengths:
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        code = [Path(inspect.getfile(module)).read_bytes() for module in (encode, masks, templates)]
+        code = [Path(inspect.getfile(module)).read_bytes() for module in (encode, masks, templates, truncation)]
         return [files, code, options]
 
 
@@ -134,27 +140,34 @@ def _code(kind: type) -> list[bytes]:
     return [Path(inspect.getfile(base)).read_bytes() for base in bases]
 
 
-def filter_overlong_prompts(
-    rows: Rows, counts: list[int], most: int | None, key: str, log: Callable[[str], None]
+def limit_prompts(
+    rows: Rows, counts: list[int], limit: PromptLimit | None, key: str, log: Callable[[str], None]
 ) -> tuple[Rows, list[int]]:
-    """The rows whose prompts have at most `most` tokens, and their counts. Logs how many rows are dropped.
+    """The rows that stay in a set, and the tokens that their prompts then have. Logs what happens to long prompts.
 
     Args:
         counts: tokens of each row's prompt, with the template.
-        most: maximal number of tokens; None keeps all rows.
+        limit: None keeps all rows.
         key: the yaml key of the rows.
         log: shows a message to the user.
 
     Raises:
-        ValueError: no row is left, or none of a part of a mixture.
+        ValueError: truncation=error and a prompt is too long; or drop and no row is left, or none of a mixture's part.
     """
-    if most is None or max(counts) <= most:
+    if limit is None or max(counts) <= limit.most:
         return rows, counts
+    most = limit.most
     short = [number for number, count in enumerate(counts) if count <= most]
+    if limit.truncation == "error":
+        longest = counts.index(max(counts))
+        raise ValueError(f"{key}: {place(rows, longest)}: the prompt has {limit.refusal(counts[longest])}")
     message = (
         f"{key}: {len(rows) - len(short)} of {len(rows)} prompts have more tokens than data.max_prompt_tokens={most}; "
         f"the longest has {max(counts)}"
     )
+    if limit.cuts:
+        log(f"{message}. They are cut to {most} tokens (data.truncation={limit.truncation})")
+        return rows, [min(count, most) for count in counts]
     if not short:
         raise ValueError(f"{message}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")

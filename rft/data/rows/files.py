@@ -157,4 +157,5 @@ READERS: dict[str, Callable[[str, str], Iterator[Located]]] = {
     ".csv": csv_rows,
 }
 ENDINGS = (*READERS, ".parquet")
+WHOLE = READERS | {".parquet": parquet_rows}  # for rows that are all held in memory
 STREAMED = {ending: reader for ending, reader in READERS.items() if ending != ".json"} | {".parquet": parquet_rows}

@@ -28,11 +28,13 @@ class LazyRows(Sequence[Row]):
     Args:
         count: number of rows.
         read: returns the row of an index from 0 to count - 1.
+        where: returns the file and line of an index, for messages; None if they are unknown.
     """
 
-    def __init__(self, count: int, read: Callable[[int], Row]) -> None:
+    def __init__(self, count: int, read: Callable[[int], Row], where: Callable[[int], str] | None = None) -> None:
         self._count = count
         self._read = read
+        self.where = where
 
     def __len__(self) -> int:
         return self._count
@@ -55,13 +57,41 @@ class ConcatRows(LazyRows):
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.ends = list(accumulate(map(len, parts)))
         self._parts = parts
-        super().__init__(self.ends[-1], self._find)
+        super().__init__(self.ends[-1], self._find, lambda number: place(*self._locate(number)))
+
+    def _locate(self, number: int) -> tuple[Rows, int]:
+        part = bisect_right(self.ends, number)
+        return self._parts[part], number - self.ends[part] + len(self._parts[part])
 
     def _find(self, number: int) -> Row:
-        part = bisect_right(self.ends, number)
-        return self._parts[part][number - self.ends[part]]
+        part, index = self._locate(number)
+        return part[index]
+
+
+class ListedRows(list[Row]):
+    """Rows in memory.
+
+    Attributes:
+        places: the file and line of each, such as "train.jsonl line 7".
+    """
+
+    def __init__(self, located: Iterable[tuple[str, Row]]) -> None:
+        super().__init__()
+        self.places: list[str] = []
+        for where, row in located:
+            self.places.append(where)
+            self.append(row)
 
 
 def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
     """The rows of these indices."""
-    return LazyRows(len(numbers), lambda index: rows[numbers[index]])
+    return LazyRows(len(numbers), lambda index: rows[numbers[index]], lambda index: place(rows, numbers[index]))
+
+
+def place(rows: Rows, number: int) -> str:
+    """The file and line of a row, for messages, or its number from 1 on if the rows do not know them."""
+    if isinstance(rows, ListedRows):
+        return rows.places[number]
+    if isinstance(rows, LazyRows) and rows.where is not None:
+        return rows.where(number)
+    return f"row {number + 1}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
-from rft.data.rows.lazy import ConcatRows, LazyRows, Row, Rows
+from rft.data.rows.lazy import ConcatRows, LazyRows, ListedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.ranges import PositiveInt
@@ -61,7 +61,7 @@ class FileRows(StreamableRows):
         for file in find_files(self._path, key):
             if Path(file).suffix in READERS:
                 located = READERS[Path(file).suffix](file, key)
-                part: Rows = [convert(where, raw) for where, raw in itertools.islice(located, left)]
+                part: Rows = ListedRows((where, convert(where, raw)) for where, raw in itertools.islice(located, left))
             else:
                 part = table_rows(open_parquet(file, key), convert, file, left)
             if not part:
@@ -192,7 +192,7 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
     count = len(table) if limit is None else min(limit, len(table))
     for number in range(count):
         convert(where(number), without_nulls(table[number]))
-    return LazyRows(count, lambda number: convert(where(number), without_nulls(table[number])))
+    return LazyRows(count, lambda number: convert(where(number), without_nulls(table[number])), where)
 
 
 def row_converter(

@@ -62,13 +62,16 @@ class ServerApi(Protocol):
         log-probabilities they do not report as `Completion` defines them."""
         ...
 
-    def command(self, python: str, model: Path, port: int, host: str = LOCAL) -> tuple[list[str], dict[str, str]]:
+    def command(
+        self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
+    ) -> tuple[list[str], dict[str, str]]:
         """How to start a server.
 
         Args:
             python: the interpreter whose environment has the package.
-            model: a folder with config, tokenizer and generation config; the weights come with `load`.
+            model: a folder with config, tokenizer and generation config.
             port, host: where the server listens.
+            load_format: "dummy": the weights come with `load`; "auto": the server reads those of the folder.
 
         Returns:
             The command line, and variables to add to the environment.
@@ -94,6 +97,10 @@ class ServerApi(Protocol):
 
     async def version(self, client: ServerClient) -> int | None:
         """The version of the weights that the server serves; None for weights that this run did not send."""
+        ...
+
+    async def hold(self, client: ServerClient) -> None:
+        """Lets requests wait until `load` has sent weights to a server that has dummy ones. May be repeated."""
         ...
 
     async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:

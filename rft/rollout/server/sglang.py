@@ -102,10 +102,12 @@ class SGLangApi:
                     f"set rollout{'/first_token=none' if value is None else f'.{name}={value}'} or rollout=hf"
                 )
 
-    def command(self, python: str, model: Path, port: int, host: str = LOCAL) -> tuple[list[str], dict[str, str]]:
-        """Starts a server with dummy weights that does not access the hub."""
+    def command(
+        self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
+    ) -> tuple[list[str], dict[str, str]]:
+        """Starts a server that does not access the hub."""
         on_cpu = self._engine_args.get("device", "cuda" if torch.cuda.is_available() else "cpu") == "cpu"
-        arguments = {"model_path": str(model), "host": host, "port": port, **FIXED}
+        arguments = {"model_path": str(model), "host": host, "port": port, **FIXED, "load_format": load_format}
         arguments |= (ON_CPU if on_cpu else {}) | self._engine_args
         # Nothing uses the gRPC port. Its default, port + 10000, may exceed 65535, at which the server fails.
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_GRPC_PORT": str(port - 1)}
@@ -141,6 +143,12 @@ class SGLangApi:
     async def version(self, client: ServerClient) -> int | None:
         """The label that `load` set last."""
         return labelled_version(await self._label(client))
+
+    async def hold(self, client: ServerClient) -> None:
+        """See `ServerApi.hold`. The label makes `load` end the pause."""
+        if await self._label(client) == NEW:
+            await self._set_label(client, LOADING)
+            await client.post("/pause_generation", {"mode": "abort"})
 
     async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
         """Destroys the previous group, and lets all workers join the new one."""

@@ -159,9 +159,12 @@ class VLLMApi:
         """See `check_sampling`."""
         check_sampling(sampling)
 
-    def command(self, python: str, model: Path, port: int, host: str = LOCAL) -> tuple[list[str], dict[str, str]]:
-        """Starts a server with dummy weights that does not access the hub."""
+    def command(
+        self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
+    ) -> tuple[list[str], dict[str, str]]:
+        """Starts a server that does not access the hub."""
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
+        arguments["load_format"] = load_format
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
@@ -206,6 +209,11 @@ class VLLMApi:
             return None
         label, _, adapter = (await client.get("/weight_info"))["weight_version"].partition(SEPARATOR)
         return labelled_version(label) if not adapter or adapter in await self._adapters(client) else None
+
+    async def hold(self, client: ServerClient) -> None:
+        """See `ServerApi.hold`."""
+        if await self.version(client) is None:
+            await client.post("/pause?mode=abort")
 
     async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
         """Lets the workers join, which need `Receiver`."""

@@ -163,10 +163,12 @@ def test_it_is_known_when_the_weights_beside_the_adapters_change(world):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("export", "quantize"), [("merged", None), ("adapter", None), ("merged", "nf4")])
-def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantize, tied):
+def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantize, tied, monkeypatch):
     base = make(world, model_config=MODEL | {"tie_word_embeddings": tied}, seed=4)
     base.save_model(tmp_path / "base")
-    actor, batch = make(world, {"export": export, "quantize": quantize}, path=str(tmp_path / "base")), make_batch()
+    (tmp_path / "latest").symlink_to("base")
+    monkeypatch.chdir(tmp_path)
+    actor, batch = make(world, {"export": export, "quantize": quantize}, path="latest"), make_batch()
     update(actor, batch, 2)
     actor.save_model(tmp_path / "saved")
     files = {path.name for path in (tmp_path / "saved").iterdir()}
@@ -177,7 +179,7 @@ def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantiz
         tensors = load_file(tmp_path / "saved" / "adapter_model.safetensors")
         assert sum(tensor.numel() for tensor in tensors.values()) == 3 * 2 * 260
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "saved")
-        assert model.peft_config["default"].base_model_name_or_path == str(tmp_path / "base")
+        assert model.peft_config["default"].base_model_name_or_path == str((tmp_path / "base").resolve())
     ids = batch["tokens", "input_ids"]
     theirs = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     ours = actor.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:]

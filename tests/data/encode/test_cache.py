@@ -21,9 +21,9 @@ class Counting(Encoder):
 
     asked = 0
 
-    def prompts(self, rows):
+    def whole_prompts(self, rows):
         self.asked += len(rows)
-        return super().prompts(rows)
+        return super().whole_prompts(rows)
 
     def example(self, row):
         self.asked += 1

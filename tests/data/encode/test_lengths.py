@@ -6,8 +6,9 @@ import re
 import pytest
 
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, filter_overlong_prompts
+from rft.data.encode.lengths import Lengths, limit_prompts
 from rft.data.encode.tokenizer import characters
+from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
@@ -19,7 +20,8 @@ ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
 def drop(rows, most):
     said: list[str] = []
     counts = Lengths(SINGLE_PROCESS, ENCODER, None).prompts(rows)
-    left, counts = filter_overlong_prompts(rows, counts, most, "data.train", said.append)
+    limit = None if most is None else PromptLimit(most, "drop")
+    left, counts = limit_prompts(rows, counts, limit, "data.train", said.append)
     assert counts == [len(row["prompt"]) for row in left]
     return left, said
 

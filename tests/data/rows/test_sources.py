@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rft.data.rows.lazy import load
 from rft.data.rows.sources import FileRows, HubRows
 from rft.registry import Target
 
@@ -160,6 +161,28 @@ def test_hub_errors_name_the_key(folder: Path) -> None:
 def test_a_split_has_to_be_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.train\.split: .*table has the splits train; name one of them"):
         hub(folder, NAMES, split=None).load([])
+
+
+def test_a_data_set_is_named_on_the_command_line(folder: Path, resolved: Any) -> None:
+    """data=hub: one path for both sets; what holds for the training set holds for the other."""
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(ROWS[:4])
+    for split in ("train", "test"):
+        table.to_parquet(folder / "named" / f"{split}.parquet")
+    data = resolved("data=hub", f"data.path={folder / 'named'}", "+data.train.columns.prompt=question")["data"]
+    for key, node in (("data.train", data["train"]), ("data.eval.heldout", data["eval"]["heldout"])):
+        rows = load(Target(node, key, ("key",)), ["prompt"])
+        assert [row["prompt"] for row in rows] == [row["question"] for row in ROWS[:4]]
+    assert data["train"]["split"] == "train" and data["eval"]["heldout"]["split"] == "test"
+
+
+def test_a_hub_that_cannot_be_reached_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ValueError, match=r"data\.train: cannot load path='openai/no-such-set' name=None split='train':"
+    ):
+        hub(Path("openai/no-such-set"), {}).load([])
 
 
 def test_a_saved_data_set(folder: Path) -> None:
