@@ -29,6 +29,7 @@ from rft.errors import Problems
 from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import renamed_group, renamed_key, renamed_option
+from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
@@ -81,6 +82,11 @@ def main() -> None:
         run()
     except JobFailed as failed:
         error = failed.error
+    except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file
+        found = broken_yaml((given.config_dir, given.config_path))
+        if found is None and not isinstance(raised, ValueError):
+            raise
+        error = raised if found is None else ValueError(found)
     except USER_ERRORS as raised:
         error = raised
     if error is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.data.encode.text_only import check_text, refuse_media
 from rft.data.rows.files import json_lines
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import require
@@ -108,13 +109,16 @@ def read(path: str | None, field: str) -> Rows:
     """The rows of the input.
 
     Raises:
-        ValueError: there is no such file, it holds no rows, or a row has no prompt; names the key.
+        ValueError: there is no such file, it holds no rows, or a row has no prompt that is text; names the key.
     """
     if path is None:
         raise ValueError("generate.input is null: give the path of a jsonl file with prompts")
     rows = []
     for where, row in json_lines(path, "generate.input"):
-        require(row, field, where, "set generate.prompt to the name of the field that holds the prompt")
+        cure = "set generate.prompt to the name of the field that holds the prompt"
+        refuse_media(row, where)
+        require(row, field, where, cure)
+        check_text(row[field], field, where, cure)
         rows.append(row)
     if not rows:
         raise ValueError(f"generate.input={path}: the file holds no rows")

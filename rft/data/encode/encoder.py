@@ -5,7 +5,6 @@ Text only. The lengths of prompts are checked elsewhere, where the length of an 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.data.encode.masks import Turn, answers, conversation
 from rft.data.encode.templates import ChatTemplate
+from rft.data.rows.files import read_text
+from rft.data.rows.lazy import Rows, located, place
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 SHOWN = 60  # characters of a row that a message quotes
@@ -59,31 +60,37 @@ class Encoder:
         self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self._system = system
         self._train_on = train_on
-        self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
+        self._tools = None if tools is None else self._schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("").input_ids[:1] == [begin]
         self._prefix: list[int] = [begin] if begins else []
         self.context: int | None = None
         self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments))
 
-    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def prompts(self, rows: Rows) -> list[list[int]]:
         """The prompt tokens of each row. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
-            ValueError: a prompt is empty, or not what the template takes; names the index of the row.
+            ValueError: a prompt is empty, or not what the template takes; names the place of the row.
         """
         if not rows:
             return []
-        encoded = self.encode([self._prompt(row, f"the prompt of row {number}") for number, row in enumerate(rows)])
-        prompts = [self._prefix + ids for ids in encoded]
+        texts = []
+        for number, row in enumerate(rows):
+            with located(rows, number):
+                texts.append(self._prompt(row, "the prompt"))
+        prompts = [self._prefix + ids for ids in self.encode(texts)]
         for number, prompt in enumerate(prompts):
             if not prompt:
-                raise ValueError(f"the prompt of row {number} is empty; remove the row")
+                raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
         return prompts
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """`prompts` of one row."""
-        return self.prompts([row])[0]
+        """`prompts` of one row, whose place is not known."""
+        [ids] = self.encode([self._prompt(row, "the prompt")])
+        if not self._prefix + ids:
+            raise ValueError("the prompt is empty; remove the row")
+        return self._prefix + ids
 
     def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
@@ -237,7 +244,7 @@ class Encoder:
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
             try:
                 tools = json.loads(tools)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
@@ -247,13 +254,6 @@ class Encoder:
                 "template that renders them, such as chatml, or remove them"
             )
         return tools
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"data.tools={path}: cannot be read ({error}); give the path of a json file") from error
 
 
 def _but_first(ids: list[int]) -> list[bool]:

@@ -1,7 +1,8 @@
 """Rows that are read when they are indexed, so that large data sets need not be in memory."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -22,17 +23,37 @@ def load(target: Target, fields: Iterable[str]) -> Rows:
     return rows
 
 
+def numbered(number: int) -> str:
+    """The place of a row that is known only by its index."""
+    return f"row {number + 1}"
+
+
+class PlacedRows(list[Row]):
+    """Rows in memory that know the place of each: file and line.
+
+    Args:
+        located: (place, row) pairs.
+    """
+
+    def __init__(self, located: Iterable[tuple[str, Row]]) -> None:
+        pairs = list(located)
+        super().__init__(row for _, row in pairs)
+        self.places = [where for where, _ in pairs]
+
+
 class LazyRows(Sequence[Row]):
     """A sequence that calls `read` whenever a row is indexed, and caches nothing.
 
     Args:
         count: number of rows.
         read: returns the row of an index from 0 to count - 1.
+        where: returns the place of such a row, such as its file and line, for messages.
     """
 
-    def __init__(self, count: int, read: Callable[[int], Row]) -> None:
+    def __init__(self, count: int, read: Callable[[int], Row], where: Callable[[int], str] = numbered) -> None:
         self._count = count
         self._read = read
+        self.where = where
 
     def __len__(self) -> int:
         return self._count
@@ -55,13 +76,33 @@ class ConcatRows(LazyRows):
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.ends = list(accumulate(map(len, parts)))
         self._parts = parts
-        super().__init__(self.ends[-1], self._find)
+        super().__init__(self.ends[-1], self._find, self._place)
 
     def _find(self, number: int) -> Row:
         part = bisect_right(self.ends, number)
         return self._parts[part][number - self.ends[part]]
 
+    def _place(self, number: int) -> str:
+        part = bisect_right(self.ends, number)
+        return place(self._parts[part], number - self.ends[part])
+
 
 def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
     """The rows of these indices."""
-    return LazyRows(len(numbers), lambda index: rows[numbers[index]])
+    return LazyRows(len(numbers), lambda index: rows[numbers[index]], lambda index: place(rows, numbers[index]))
+
+
+def place(rows: Rows, number: int) -> str:
+    """The place of a row, for messages: its file and line, or its number if the rows know no more."""
+    if isinstance(rows, PlacedRows):
+        return rows.places[number]
+    return rows.where(number) if isinstance(rows, LazyRows) else numbered(number)
+
+
+@contextmanager
+def located(rows: Rows, number: int) -> Iterator[None]:
+    """Puts the place of a row before the message of a ValueError that is raised inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place(rows, number)}: {error}") from error
