@@ -84,9 +84,9 @@ def main() -> None:
         error = failed.error
     except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file
         found = broken_yaml((given.config_dir, given.config_path))
-        if found is None and not isinstance(raised, ValueError):
+        if found is None and isinstance(raised, RecursionError):
             raise
-        error = raised if found is None else ValueError(found)
+        error = ValueError(found or " ".join(str(raised).split()))  # a yaml elsewhere, such as that of a resumed run
     except USER_ERRORS as raised:
         error = raised
     if error is not None:

@@ -31,7 +31,7 @@ def check_held_out(
     Yields:
         A message for every set all of whose rows train.
     """
-    if not held_out or any(field not in train[0] for field in fields):
+    if not held_out or any(field not in row for row in train[:1] for field in fields):
         return
     digests = {name: [_digest(row, fields) for row in rows] for name, rows in held_out.items()}
     known = {digest for found in digests.values() for digest in found}
@@ -40,7 +40,7 @@ def check_held_out(
     compared = " and ".join(fields)
     for name, found in digests.items():
         count = sum(digest in trained for digest in found)
-        if count == len(found):
+        if found and count == len(found):
             yield (
                 f"data.eval.{name}: all of its {count} rows are in data.train (compared by {compared}), so nothing is "
                 f"held out; give one of them another path, or split the rows with rft.data.rows.split.HashSplit"

@@ -254,7 +254,7 @@ def open_parquet(path: str, key: str) -> Any:
     try:
         return datasets.Dataset.from_parquet(path)
     except (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"{key}={path}: not a parquet file that can be read ({error})") from error
+        raise unreadable(f"{key}={path}", error) from error
 
 
 def parquet_rows(path: str, key: str) -> Iterator[Located]:
@@ -271,8 +271,13 @@ def parquet_rows(path: str, key: str) -> Iterator[Located]:
             for start, rows in enumerate(table.iter_batches(READ_AHEAD)):
                 for number, row in enumerate(rows.to_pylist(), start * READ_AHEAD + 1):
                     yield f"{path} row {number}", without_nulls(row)
-    except (OSError, ArrowException) as error:
-        raise ValueError(f"{key}={path}: not a parquet file that can be read ({error})") from error
+    except (OSError, ValueError, ArrowException) as error:
+        raise unreadable(f"{key}={path}", error) from error
+
+
+def unreadable(where: str, error: Exception) -> ValueError:
+    """The error of a table that another package cannot read, in one line."""
+    return ValueError(f"{where}: not a parquet file that can be read ({' '.join(str(error).split())}); write it again")
 
 
 def without_nulls(row: dict[str, Any]) -> dict[str, Any]:

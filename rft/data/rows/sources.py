@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.data.encode.text_only import FIELDS, MEDIA, check_text, refuse_media
-from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
+from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
 from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
@@ -197,9 +197,17 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
         for number in range(count):
             refuse_media(column[number].to_pylist()[0], where(number))
         table = table.remove_columns(name)
+
+    def read(number: int) -> Row:
+        try:
+            raw = table[number]
+        except ValueError as error:  # such as a text that is not UTF-8
+            raise unreadable(where(number), error) from error
+        return convert(where(number), without_nulls(raw))
+
     for number in range(count):
-        convert(where(number), without_nulls(table[number]))
-    return LazyRows(count, lambda number: convert(where(number), without_nulls(table[number])), where)
+        read(number)
+    return LazyRows(count, read, where)
 
 
 def row_converter(

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from rft.data.encode.text_only import LONGEST
 from rft.data.rows.sources import FileRows
@@ -181,3 +184,19 @@ def test_the_worse_answer_may_be_empty(tmp_path: Path) -> None:
     path.write_text('{"chosen": "a", "rejected": "", "completion": ""}\n')
     rows = FileRows(str(path), {}, None, None, "data.train")
     assert len(rows.load(["chosen", "rejected", "completion"])) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_parquet_file_is_named_in_one_line(stream: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    path = tmp_path / "rows.parquet"
+    text = "p" * 40
+    parquet.write_table(pyarrow.table({"prompt": [text]}), path, compression="none")
+    whole, rows = path.read_bytes(), FileRows(str(path), {}, None, None, "data.train")
+    for data in (whole[: len(whole) // 2], whole[:-40] + b"\0" * 40, whole.replace(text.encode(), b"\xff" * 40)):
+        path.write_bytes(data)
+        with pytest.raises(
+            ValueError, match=r"^[^\n]*rows\.parquet[^\n]*: not a parquet file that can be read [^\n]*$"
+        ):
+            rows.stream(["prompt"]).preview() if stream else rows.load(["prompt"])
