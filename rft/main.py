@@ -31,6 +31,7 @@ from rft.errors import Problems
 from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import renamed_group, renamed_key, renamed_option
+from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 INTERRUPTED = 130  # exit status after SIGINT, as a shell has it
@@ -87,6 +88,11 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except JobFailed as failed:
         error = failed.error
+    except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file
+        found = broken_yaml((given.config_dir, given.config_path))
+        if found is None and isinstance(raised, RecursionError):
+            raise
+        error = ValueError(found or " ".join(str(raised).split()))  # a yaml elsewhere, such as that of a resumed run
     except USER_ERRORS as raised:
         error = raised
     finally:

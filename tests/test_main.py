@@ -211,6 +211,31 @@ def test_a_misspelt_key_in_a_recipe_is_refused(say, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (b"data:\n\tname: x\n", " line 5: while scanning for the next token, found character '\\t' that cannot"),
+        (
+            b"name: a\nname: b\n",
+            " line 5: while constructing a mapping, found duplicate key name; remove one of the two",
+        ),
+        (b"seed: 1\0\n", " line 4: the character U+0000 is no part of yaml; remove it"),
+        (b"seed: !foo 1\n", " line 4: could not determine a constructor for the tag '!foo'; yaml of a config has no"),
+        (b"a: caf\xe9\n", " line 4: not UTF-8 (byte 0xe9); save the file in UTF-8"),
+        (b"a: " + b"[" * 500, ": lists and mappings are nested too deeply; write a flatter file"),
+        (b"a: *b\n", " line 4: found undefined alias 'b'; quote a text that begins with '*'"),
+    ],
+)
+@pytest.mark.parametrize("option", [False, True])
+def test_a_yaml_file_that_cannot_be_read_is_named_with_its_line(option, more, message, say, tmp_path):
+    folder = tmp_path / "mine"
+    path = folder / "data" / "own.yaml" if option else folder / "run.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"defaults:\n  - main\n  - _self_\n" + more)
+    code, out, error = say("-cd", folder, *(["data=own"] if option else ["-cn", "run"]))
+    assert (code, out) == (1, "") and error.startswith(f"error: {path}{message}") and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("flag", [["-cd", "{}"], ["--config-dir", "{}"], ["--config-dir={}"]])
 def test_a_plugin_beside_the_recipe_is_found(flag, say, tmp_path, request):
     """Its ValueError passes through main: the module was imported."""

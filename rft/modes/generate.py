@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.data.encode.text_only import check_text, refuse_media
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import require
@@ -110,13 +111,16 @@ def read(path: str | None, field: str) -> Rows:
     """The rows of the input.
 
     Raises:
-        ValueError: there is no such file, it holds no rows, or a row has no prompt; names the key.
+        ValueError: there is no such file, it holds no rows, or a row has no prompt that is text; names the key.
     """
     if path is None:
         raise ValueError("generate.input is null: give the path of a file with prompts (jsonl, json, csv or parquet)")
     rows = []
+    cure = "set generate.prompt to the name of the field that holds the prompt"
     for where, row in (pair for file in find_files(path, KEY) for pair in WHOLE[Path(file).suffix](file, KEY)):
-        require(row, field, where, "set generate.prompt to the name of the field that holds the prompt")
+        refuse_media(row, where)
+        require(row, field, where, cure)
+        check_text(row[field], field, where, cure)
         try:
             json.dumps(row)
         except TypeError as error:

@@ -1,12 +1,14 @@
 """`mode=inspect`: prints what a run will read and train on, token by token, without loading a model."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.init import read_config
@@ -23,10 +25,17 @@ MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colo
 
 
 class Example(NamedTuple):
-    """A row: T token ids, and T flags of those that train."""
+    """A text of a row: T token ids, and T flags of those that train.
+
+    Attributes:
+        row: number of the row in the order of the run, from 1.
+        part: what the text is to its row if a row has several texts: chosen, rejected or mismatched.
+    """
 
     ids: list[int]
     trains: list[bool]
+    row: int
+    part: str
 
 
 def inspect(config: dict[str, Any], console: Console) -> float:
@@ -64,9 +73,10 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     if reads and facts.sampled != "never":
         does = "the given texts, trained tokens are highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
-    for number, example in enumerate(examples[: run.inspect.rows], 1):
+    for example in (example for example in examples if example.row <= run.inspect.rows):
         trained = f", {sum(example.trains):,} train" if reads else ""
-        console.print(Text(f"row {number}: {len(example.ids):,} tokens{trained}", style="cyan"), soft_wrap=True)
+        title = f"row {example.row}{example.part and f', {example.part}'}: {len(example.ids):,} tokens{trained}"
+        console.print(Text(title, style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
     model_config = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
     context = model_config.get_text_config().max_position_embeddings
@@ -84,15 +94,26 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
 
 
 def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int) -> Iterable[Example]:
-    """The rows of an epoch in the order of the run."""
+    """The texts of the rows of an epoch in the order of the run, without rows that are drawn again to fill a batch."""
     context = SourceContext(SINGLE_PROCESS, seed, loaded.encoder, loaded.train, prompts, columns=())
-    for batch in given.epoch(context):
-        rows = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
-        yield from (Example(ids[:length].tolist(), trains[:length].tolist()) for ids, trains, length in rows)
+    for number, batch in enumerate(given.epoch(context)):
+        each = len(batch) // prompts  # texts of a row
+        left = each * (len(loaded.train) - number * prompts)
+        texts = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
+        for index, (ids, trains, length) in enumerate(islice(texts, left)):
+            row = number * prompts + index // each + 1
+            yield Example(ids[:length].tolist(), trains[:length].tolist(), row, _part(batch, index))
+
+
+def _part(batch: TensorDict, index: int) -> str:
+    if "chosen" in batch:
+        return "chosen" if batch["chosen"][index] else "rejected"
+    return "mismatched" if "mismatched" in batch and batch["mismatched"][index] else ""
 
 
 def _prompts(loaded: Datasets) -> Iterable[Example]:
-    return (Example(ids, [False] * len(ids)) for ids in loaded.encoder.prompts(loaded.train))
+    prompts = enumerate(loaded.encoder.prompts(loaded.train), 1)
+    return (Example(ids, [False] * len(ids), number, "") for number, ids in prompts)
 
 
 def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequence[str]) -> Text:
@@ -125,9 +146,10 @@ def _numbers(examples: Sequence[Example], context: int, room: int) -> Table:
         counted["answers that train"] = [_runs(example.trains) for example in examples]
     for title, counts in counted.items():
         table.add_row(title, f"{min(counts):,}", f"{sum(counts) / len(counts):,.1f}", f"{max(counts):,}")
-    fit = sum(len(example.ids) + room <= context for example in examples)
+    rows = {example.row for example in examples}
+    fit = len(rows - {example.row for example in examples if len(example.ids) + room > context})
     beside = f" with an answer of {room:,}" if room else ""
-    table.caption = f"{fit:,} of {len(examples):,} rows fit into the model's context of {context:,} tokens{beside}."
+    table.caption = f"{fit:,} of {len(rows):,} rows fit into the model's context of {context:,} tokens{beside}."
     table.caption_justify = "left"
     return table
 

@@ -27,7 +27,14 @@ def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
     return alone[1] if alone and re.match(r"\s*(?:$|[.):*\]}$])", response[alone.end() :]) else None
 
 
-@REWARDS.register("choice", reads=("answer",), fault=_fault, extract=_chosen)
+def _gold(row: Mapping[str, Any], letters: str) -> str:
+    answer = str(row["answer"]).strip().strip("().").upper()
+    if len(answer) != 1 or answer not in letters.upper():
+        raise ValueError(f"the field 'answer' is none of the letters {letters}: {row['answer']!r:.80}; remove the row")
+    return answer
+
+
+@REWARDS.register("choice", reads=("answer",), fault=_fault, extract=_chosen, gold=_gold)
 def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str]) -> float:
     r"""1 where the letter that the response chooses is the row's `answer`, else 0.
 
@@ -41,7 +48,4 @@ def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list
     Raises:
         ValueError: the row's `answer` is none of the letters.
     """
-    answer = str(row["answer"]).strip().strip("().").upper()
-    if len(answer) != 1 or answer not in letters.upper():
-        raise ValueError(f"the field 'answer' is none of the letters {letters}: {row['answer']!r}")
-    return float(_chosen(response, letters, markers) == answer)
+    return float(_chosen(response, letters, markers) == _gold(row, letters))

@@ -60,6 +60,15 @@ class WeightedSum:
             check.run(term.check)
         check.end()
 
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that a response to this row of the data set can be right, for every term.
+
+        Raises:
+            ValueError: names the field and the cure.
+        """
+        for _, term in self._terms.values():
+            term.check_row(row)
+
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models."""
         for _, term in self._terms.values():
@@ -101,6 +110,11 @@ class Rule(Term):
         self.extracts = plugin.facts.extract is not None
         self._name = name
         self._plugin = plugin
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`."""
+        if self._plugin.facts.gold is not None:
+            self._plugin.call("gold", row)
 
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         """See `Term.values`; `WeightedSum` checks that they are numbers."""

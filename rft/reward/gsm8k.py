@@ -31,7 +31,11 @@ def _stated(response: str, method: str, markers: list[str]) -> str | None:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated)
+def _gold(row: Mapping[str, Any]) -> Decimal:
+    return gold_number(str(row["answer"]))
+
+
+@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated, gold=_gold)
 def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]) -> float:
     """1 where the response's number equals that of the row's `answer`, else 0.
 
@@ -45,7 +49,7 @@ def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "f
     Raises:
         ValueError: the row's `answer` holds no number.
     """
-    return float(number_of(response, method, markers) == gold_number(str(row["answer"])))
+    return float(number_of(response, method, markers) == _gold(row))
 
 
 def number_of(response: str, method: str, markers: Sequence[str]) -> Decimal | None:
@@ -67,7 +71,9 @@ def gold_number(answer: str) -> Decimal:
     if found is None:
         plain = NUMBER.fullmatch(answer.strip())
         if plain is None:
-            raise ValueError(f"the field 'answer' holds no number behind {GOLD_MARKER}: {answer[-80:]!r}")
+            raise ValueError(
+                f"the field 'answer' holds no number behind {GOLD_MARKER}: {answer[-80:]!r}; write it or remove the row"
+            )
         found = value(plain.group())
     return found
 

@@ -25,6 +25,13 @@ class Term(ABC):
             ValueError: names the key and the cure.
         """
 
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that a response to this row of the data set can be right.
+
+        Raises:
+            ValueError: names the field and the cure.
+        """
+
     def place(self, device: torch.device) -> None:
         """Sets the device of the computation; called before `values`."""
 

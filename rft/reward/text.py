@@ -7,11 +7,28 @@ from typing import Any, Literal
 from rft.reward.registry import REWARDS
 
 
+def gold_text(row: Mapping[str, Any]) -> str:
+    """The row's `answer` as a text without white space at its ends.
+
+    Raises:
+        ValueError: it is empty or no single value.
+    """
+    answer = row["answer"]
+    if isinstance(answer, list | dict):
+        raise ValueError(
+            f"the field 'answer' is a {type(answer).__name__}, which no response equals; write a text, or choose a "
+            "reward that reads it"
+        )
+    if not (text := str(answer).strip()):
+        raise ValueError("the field 'answer' is empty, so no answer is right; write one, or remove the row")
+    return text
+
+
 def _whole(response: str, strip: bool) -> str:
     return response.strip() if strip else response
 
 
-@REWARDS.register("exact_match", reads=("answer",), extract=_whole)
+@REWARDS.register("exact_match", reads=("answer",), extract=_whole, gold=gold_text)
 def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     """1 where the response is the row's `answer`, else 0.
 
@@ -54,7 +71,13 @@ def last_group(text: str, pattern: str) -> str | None:
     return found[-1].strip().casefold() if found else None
 
 
-@REWARDS.register("verdict", reads=("answer",), fault=lambda options: bad_group(options["pattern"]), extract=last_group)
+@REWARDS.register(
+    "verdict",
+    reads=("answer",),
+    fault=lambda options: bad_group(options["pattern"]),
+    extract=last_group,
+    gold=gold_text,
+)
 def verdict(response: str, row: Mapping[str, Any], *, pattern: str) -> float:
     """1 where the verdict that the response comes to is the row's `answer`, in any case, else 0.
 

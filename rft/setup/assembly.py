@@ -27,6 +27,7 @@ from rft.setup.components import Components
 from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
+from rft.setup.row_checks import check_held_out, check_rows
 from rft.train.checkpoint import Checkpoints
 from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
@@ -105,6 +106,8 @@ class Job(Components):
         checks.make(
             "train", lambda rows, stream: rows.load(fields) if stream is None else stream.preview(), "rows", "stream"
         )
+        if self.facts.scores:
+            checks.run(lambda rows: check_rows(rows, self.reward.check_row), "train")
         checks.add("held_out", self.load_held_out())
         checks.run(run.data.check_apart)
         checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
@@ -123,6 +126,9 @@ class Job(Components):
             checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
         )
         loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
+        others = {name: rows for name, rows in held_out.items() if run.data.eval[name] != run.data.train}
+        compared = ("prompt",) if self.grader is None else self.grader.fields
+        checks.run(lambda: check_held_out(train, others, compared, counting, loaded.messages.append))
         checks.run(partial(self.fit_rows, loaded), "model_config")
         return loaded
 

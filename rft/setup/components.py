@@ -23,6 +23,7 @@ from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.sampler import Sampler
 from rft.setup.parts import check_config, starts_as_policy
 from rft.setup.renamed import renamed_keys
+from rft.setup.row_checks import check_rows
 from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
 from rft.train.schedules import Schedule
@@ -103,7 +104,10 @@ class Components:
         fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)
-        return {name: rows for name, rows in loaded.items() if rows is not None}
+        found = {name: rows for name, rows in loaded.items() if rows is not None}
+        for rows in found.values() if self.grader is None else ():
+            self.check.attempt(check_rows, rows, self.reward.check_row)
+        return found
 
     def make_engine(
         self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path

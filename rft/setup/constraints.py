@@ -149,7 +149,7 @@ def check_lengths(key: str, counts: list[int], model_config: PretrainedConfig, n
     longest = max(range(len(counts)), key=lambda number: counts[number])
     if counts[longest] + new_tokens > context:
         raise ValueError(
-            f"{key}: the prompt of row {longest} has {counts[longest]} tokens; with rollout.max_new_tokens="
+            f"{key}: the prompt of row {longest + 1} has {counts[longest]} tokens; with rollout.max_new_tokens="
             f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
             "out or choose a model with a longer context"
         )

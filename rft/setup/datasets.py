@@ -83,6 +83,11 @@ class Datasets:
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
             check.attempt(self._fit_train, model_config, new_tokens if samples else None)
+        if self.stream is None and len(self.train) < run.batch.prompts:
+            self.messages.append(
+                f"data.train has {len(self.train)} rows, fewer than batch.prompts={run.batch.prompts}: rows repeat "
+                "within a step"
+            )
         fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
         if examples is not None:
             check.run(lambda: check_examples(examples(), context))

@@ -168,7 +168,7 @@ def test_a_file_of_someone_elses_is_not_touched(generated, tmp_path, unloaded):
         (["generate.samples=0"], "generate.samples=0: it must be at least 1"),
         (["generate.chunk=0"], "generate.chunk=0: it must be at least 1"),
         (["generate.greedy=true", "generate.samples=2"], "generate.samples=2: greedy answers to one prompt are all"),
-        (["rollout.max_new_tokens=125"], "generate.input: the prompt of row 10 has 9 tokens; with rollout.max_new"),
+        (["rollout.max_new_tokens=125"], "generate.input: the prompt of row 11 has 9 tokens; with rollout.max_new"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(overrides, message, generated, unloaded, monkeypatch, tmp_path):

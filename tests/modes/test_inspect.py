@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -88,11 +89,34 @@ def test_rows_that_do_not_fit_are_counted_and_then_refused(shown):
     assert "0 of 64 rows fit into the model's context of 17 tokens." in shown.said
 
 
+def test_rows_that_fill_the_last_batch_are_counted_and_shown_once(shown):
+    said = shown("algorithm=sft", "data.train.count=9", "batch.prompts=8", "inspect.rows=12", "warmup=none")
+    assert said.count("\nrow ") == 9 and "row 9: " in said
+    assert "9 of 9 rows fit into the model's context of 128 tokens." in said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "parts"), [("dpo", ["chosen", "rejected"]), ("kto", ["", "mismatched"])], ids=["pairs", "labels"]
+)
+def test_the_texts_of_a_row_are_told_apart_and_the_row_counts_once(algorithm, parts, shown):
+    said = shown(f"algorithm={algorithm}", "data.train.count=5", "batch.prompts=4", "inspect.rows=5", "warmup=none")
+    titles = [line.split(":")[0] for line in said.splitlines() if line.startswith("row ")]
+    assert titles == [f"row {n}{part and ', '}{part}" for n in range(1, 6) for part in parts]
+    assert "5 of 5 rows fit into the model's context of 128 tokens." in said
+    if algorithm == "dpo":
+        digits, answers = zip(*(re.findall(r"([0-9]+)=⟦(.+)<eos>⟧", said)), strict=True)
+        assert [digits[::-1] for digits in digits[::2]] == list(answers[::2])
+        assert digits[1::2] == answers[1::2]
+
+
 def test_a_conversation_that_cannot_train_is_refused_once_and_by_name(shown, tiny, tmp_path):
     config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}])
     with pytest.raises(ValueError) as caught:
         shown(config=config)
-    assert str(caught.value).startswith("data.template=") and str(caught.value).count("no message is an answer") == 1
+    assert (
+        "rows.jsonl line 1: data.template=" in str(caught.value)
+        and str(caught.value).count("no message is an answer") == 1
+    )
 
 
 def test_another_end_than_that_of_the_tokenizer_is_noted(shown, tiny, tmp_path):
@@ -105,12 +129,13 @@ def test_another_end_than_that_of_the_tokenizer_is_noted(shown, tiny, tmp_path):
 def test_colours_say_what_trains_and_what_is_special():
     tokenizer = characters(alphabet="ab")
     ids = tokenizer.convert_tokens_to_ids(["a", "b", "<pad>", "a", "<eos>"])
-    text = spelled(Example(ids, [False, True, True, False, True]), tokenizer, "")
+    example = Example(ids, [False, True, True, False, True], 1, "")
+    text = spelled(example, tokenizer, "")
     assert text.plain == "ab<pad>a<eos>"
     assert [(text.plain[span.start : span.end], span.style) for span in text.spans] == [
         ("a", READ), ("b", TRAINED), ("<pad>", f"{TRAINED} {SPECIAL}"), ("a", READ), ("<eos>", f"{TRAINED} {SPECIAL}")
     ]  # fmt: skip
-    assert spelled(Example(ids, [False, True, True, False, True]), tokenizer, "[]").plain == "a[b<pad>]a[<eos>]"
+    assert spelled(example, tokenizer, "[]").plain == "a[b<pad>]a[<eos>]"
 
 
 def test_no_rows_are_nothing_to_show(tiny):

@@ -5,7 +5,6 @@ Text only. Whether prompts leave room for an answer is checked elsewhere, where 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -14,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from rft.data.encode.masks import Turn, answers, conversation
 from rft.data.encode.templates import ChatTemplate
 from rft.data.encode.truncation import PromptLimit
+from rft.data.rows.files import read_text
+from rft.data.rows.lazy import Rows, located, place
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 SHOWN = 60  # characters of a row that a message quotes
@@ -63,7 +64,7 @@ class Encoder:
         self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self._system = system
         self._train_on = train_on
-        self._tools = None if tools is None else self._schemas(_read(tools), f"data.tools={tools}")
+        self._tools = None if tools is None else self._schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix: list[int] = [begin] if begins else []
@@ -72,11 +73,11 @@ class Encoder:
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments), cut)
 
-    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def prompts(self, rows: Rows) -> list[list[int]]:
         """The prompt tokens of each row, cut by `limit`. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
-            ValueError: a prompt is empty, longer than `limit` accepts, or not what the template takes; names the index
+            ValueError: a prompt is empty, longer than `limit` accepts, or not what the template takes; names the place
                 of the row.
         """
         prompts, limit = self.whole_prompts(rows), self.limit
@@ -84,24 +85,41 @@ class Encoder:
             return prompts
         for number, prompt in enumerate(prompts):
             if limit.truncation == "error" and len(prompt) > limit.most:
-                begin = _beginning(rows[number]["prompt"])
-                raise ValueError(f"the prompt of row {number} (it begins {begin!r}) has {limit.refusal(len(prompt))}")
+                with located(rows, number):
+                    self._limited(prompt, rows[number])
         return [limit.cut(prompt) for prompt in prompts]
 
-    def whole_prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def whole_prompts(self, rows: Rows) -> list[list[int]]:
         """`prompts` without `limit`."""
         if not rows:
             return []
-        encoded = self.encode([self._prompt(row, f"the prompt of row {number}") for number, row in enumerate(rows)])
-        prompts = [self._prefix + ids for ids in encoded]
+        texts = []
+        for number, row in enumerate(rows):
+            with located(rows, number):
+                texts.append(self._prompt(row, "the prompt"))
+        prompts = [self._prefix + ids for ids in self.encode(texts)]
         for number, prompt in enumerate(prompts):
             if not prompt:
-                raise ValueError(f"the prompt of row {number} is empty; remove the row")
+                raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
         return prompts
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """`prompts` of one row."""
-        return self.prompts([row])[0]
+        """`prompts` of one row, whose place is not known."""
+        return self._limited(self._whole_prompt(row), row)
+
+    def _whole_prompt(self, row: Mapping[str, Any]) -> list[int]:
+        [ids] = self.encode([self._prompt(row, "the prompt")])
+        if not self._prefix + ids:
+            raise ValueError("the prompt is empty; remove the row")
+        return self._prefix + ids
+
+    def _limited(self, prompt: list[int], row: Mapping[str, Any]) -> list[int]:
+        limit = self.limit
+        if limit is None:
+            return prompt
+        if limit.truncation == "error" and len(prompt) > limit.most:
+            raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
+        return limit.cut(prompt)
 
     def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
@@ -130,7 +148,7 @@ class Encoder:
         """The example with the prompt as `prompts` gives it."""
         if self.limit is None or row.get("prompt") is None:
             return ids, trains
-        [whole], cut = self.whole_prompts([row]), self.prompt(row)
+        whole, cut = self._whole_prompt(row), self.prompt(row)
         if len(cut) == len(whole):
             return ids, trains
         size = len(whole)
@@ -271,7 +289,7 @@ class Encoder:
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
             try:
                 tools = json.loads(tools)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
@@ -281,13 +299,6 @@ class Encoder:
                 "template that renders them, such as chatml, or remove them"
             )
         return tools
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"data.tools={path}: cannot be read ({error}); give the path of a json file") from error
 
 
 def _but_first(ids: list[int]) -> list[bool]:

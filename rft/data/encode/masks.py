@@ -52,20 +52,40 @@ def answers(
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:
-    """Chat messages without the nulls that tables fill in for keys of other rows.
+    """Chat messages without the nulls that tables fill in for keys of other rows, each content as one text.
 
     Args:
         what: what error messages call the messages.
 
     Raises:
-        ValueError: `value` is not a list of messages with a role.
+        ValueError: `value` is not a list of messages with a role, or a content is not text.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"{what} is {type(value).__name__ if value != [] else 'empty'}, not a list of chat messages")
+    messages = []
     for number, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(
-                f"message {number} of {what} is {message!r}; expected {{role: user, content: ...}} (map other schemas "
-                "where the rows are loaded)"
+                f"message {number} of {what} is {message!r:.200}; expected {{role: user, content: ...}} (map other "
+                "schemas where the rows are loaded)"
             )
-    return [{key: part for key, part in message.items() if part is not None or key == "content"} for message in value]
+        kept = {key: part for key, part in message.items() if part is not None or key == "content"}
+        if isinstance(kept.get("content"), list):  # OpenAI's content parts
+            kept["content"] = "".join(_text(part, number, what) for part in kept["content"])
+        elif not isinstance(kept.get("content"), str | None) and kept["role"] != "tool":  # a result may be an object
+            raise ValueError(
+                f"the content of message {number} of {what} is {type(kept['content']).__name__}; write it as a text"
+            )
+        messages.append(kept)
+    return messages
+
+
+def _text(part: Any, number: int, what: str) -> str:
+    """The text of a content part."""
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise ValueError(
+        f"message {number} of {what} has a content part of type {kind!r:.60}, and this version trains on text only; "
+        "keep parts of type 'text', or remove the row"
+    )

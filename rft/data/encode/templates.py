@@ -12,6 +12,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
+from rft.data.rows.files import read_text
 from rft.registry import did_you_mean
 
 FOLDER = Path(__file__).parent / "templates"
@@ -150,4 +151,4 @@ def _read(name: str) -> str:
             f"data.template={name}: no such file and no built-in template of this name{did_you_mean(name, known)} "
             f"(known: {', '.join(known)})"
         )
-    return path.read_text(encoding="utf-8")
+    return read_text(str(path), "data.template")

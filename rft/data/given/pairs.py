@@ -1,5 +1,6 @@
 """Batches of given preferences: pairs of a better and a worse response, or single responses that are good or bad."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.data.base import CheckContext, SourceContext, SourceFacts
 from rft.data.given.supervised import DatasetSource
+from rft.data.rows.lazy import located
 from rft.metrics import Metrics
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # spellings in text files
@@ -46,7 +48,7 @@ class PairSource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        return collate([row for position, pair in self._draw() for row in self._pair(position, pair)])
+        return collate(self._draw(self._pair))
 
     def _pair(self, position: int, pair: dict[str, Any]) -> list[dict[str, Any]]:
         margin = {} if self._margin is None else {"margin": _number(pair[self._margin], self._margin)}
@@ -93,20 +95,25 @@ class LabelledSource(DatasetSource):
         rows = []
         for (position, own), (_, other) in pairs:
             row = self._rows[own]
-            for source, mismatched in ((row, False), (self._rows[other], True)):
-                example = self._example(position, row, source[self._response])
+            with located(self._rows, own):
                 label = _truth(row[self._label], self._label)
-                rows.append(example | {"label": label, "mismatched": mismatched})
+                for source, mismatched in ((row, False), (self._rows[other], True)):
+                    example = self._example(position, row, source[self._response])
+                    rows.append(example | {"label": label, "mismatched": mismatched})
         return collate(rows)
 
 
 def _number(value: Any, field: str) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(
-            f"algorithm.source.margin={field}: {value!r} in that field of a row is not a number; name another field"
-        ) from None
+            f"algorithm.source.margin={field}: {value!r:.60} in that field of a row is not a finite number; name "
+            "another field"
+        )
+    return number
 
 
 def _truth(value: Any, field: str) -> bool:

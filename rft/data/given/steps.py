@@ -61,7 +61,7 @@ def step_labels(labels: Any, count: int, where: str) -> list[float]:
     """
     try:
         found = [float(label) for label in labels]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = [-1.0]
     if not all(0 <= label <= 1 for label in found):
         raise ValueError(f"{where}: expected true, false or a number from 0 to 1 for every step, got {labels!r:.60}")

@@ -1,6 +1,6 @@
 """Batches of given texts: supervised rows of a data set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -10,6 +10,7 @@ from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.trajectory import Trajectory, given_segments, to_row
 from rft.data.base import Source, SourceContext, SourceFacts
 from rft.data.encode.encoder import Encoder
+from rft.data.rows.lazy import located
 from rft.data.sampler import make_sampler
 from rft.metrics import Metrics
 
@@ -58,12 +59,22 @@ class DatasetSource(Source):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
-        return collate([self._example(position, row, row[self._response]) for position, row in self._draw()])
+        return collate(self._draw(lambda position, row: [self._example(position, row, row[self._response])]))
 
-    def _draw(self) -> list[tuple[int, dict[str, Any]]]:
-        """This rank's share of the next step: positions and their rows of the data set."""
-        local = self._row_sampler.take(self._prompts)[self._world.rank :: self._world.size]
-        return [(position, self._rows[row]) for position, row in local]
+    def _draw(self, make: Callable[[int, dict[str, Any]], list[Any]]) -> list[Any]:
+        """Draws this rank's share of the next step.
+
+        Args:
+            make: takes a position and its row of the data set, and returns what is made of them.
+
+        Raises:
+            ValueError: `make` raised one; names the place of the row.
+        """
+        made = []
+        for position, number in self._row_sampler.take(self._prompts)[self._world.rank :: self._world.size]:
+            with located(self._rows, number):
+                made += make(position, self._rows[number])
+        return made
 
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
         return supervised_row(self._encoder, position, row, response)

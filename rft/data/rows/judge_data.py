@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rft.data.encode.masks import conversation
 from rft.data.given.pairs import TRUTHS
-from rft.data.rows.files import check_file
+from rft.data.rows.files import read_text
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture
 from rft.ranges import Seed
@@ -38,7 +38,7 @@ class Question:
 
     def __init__(self, text: str, words: list[str], key: str) -> None:
         if not PLACEHOLDER.search(text):
-            text = check_file(text, f"{key}.text").read_text(encoding="utf-8")
+            text = read_text(text, f"{key}.text")
         names = set(PLACEHOLDER.findall(text))
         if names & {"response", "a", "b"} not in ({"response"}, {"a", "b"}):
             raise ValueError(f"{key}.text={text!r:.80}: it needs {{response}}, or {{a}} and {{b}}")

@@ -1,7 +1,8 @@
 """Rows that are read when they are indexed, so that large data sets need not be in memory."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -22,16 +23,34 @@ def load(target: Target, fields: Iterable[str]) -> Rows:
     return rows
 
 
+def numbered(number: int) -> str:
+    """The place of a row that is known only by its index."""
+    return f"row {number + 1}"
+
+
+class PlacedRows(list[Row]):
+    """Rows in memory that know the place of each: file and line.
+
+    Args:
+        located: (place, row) pairs.
+    """
+
+    def __init__(self, located: Iterable[tuple[str, Row]]) -> None:
+        pairs = list(located)
+        super().__init__(row for _, row in pairs)
+        self.places = [where for where, _ in pairs]
+
+
 class LazyRows(Sequence[Row]):
     """A sequence that calls `read` whenever a row is indexed, and caches nothing.
 
     Args:
         count: number of rows.
         read: returns the row of an index from 0 to count - 1.
-        where: returns the file and line of an index, for messages; None if they are unknown.
+        where: returns the place of such a row, such as its file and line, for messages.
     """
 
-    def __init__(self, count: int, read: Callable[[int], Row], where: Callable[[int], str] | None = None) -> None:
+    def __init__(self, count: int, read: Callable[[int], Row], where: Callable[[int], str] = numbered) -> None:
         self._count = count
         self._read = read
         self.where = where
@@ -68,30 +87,22 @@ class ConcatRows(LazyRows):
         return part[index]
 
 
-class ListedRows(list[Row]):
-    """Rows in memory.
-
-    Attributes:
-        places: the file and line of each, such as "train.jsonl line 7".
-    """
-
-    def __init__(self, located: Iterable[tuple[str, Row]]) -> None:
-        super().__init__()
-        self.places: list[str] = []
-        for where, row in located:
-            self.places.append(where)
-            self.append(row)
-
-
 def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
     """The rows of these indices."""
     return LazyRows(len(numbers), lambda index: rows[numbers[index]], lambda index: place(rows, numbers[index]))
 
 
 def place(rows: Rows, number: int) -> str:
-    """The file and line of a row, for messages, or its number from 1 on if the rows do not know them."""
-    if isinstance(rows, ListedRows):
+    """The place of a row, for messages: its file and line, or its number if the rows know no more."""
+    if isinstance(rows, PlacedRows):
         return rows.places[number]
-    if isinstance(rows, LazyRows) and rows.where is not None:
-        return rows.where(number)
-    return f"row {number + 1}"
+    return rows.where(number) if isinstance(rows, LazyRows) else numbered(number)
+
+
+@contextmanager
+def located(rows: Rows, number: int) -> Iterator[None]:
+    """Puts the place of a row before the message of a ValueError that is raised inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place(rows, number)}: {error}") from error

@@ -58,10 +58,12 @@ class Scored:
         score = find(answer, self._score, where, f"set {self._key}.score to its name")
         try:
             number = float(score)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"{where}: the score {score!r} is not a number; set {self._key}.score to another field")
+            raise ValueError(
+                f"{where}: the score {score!r:.60} is not a number; set {self._key}.score to another field"
+            )
         return number
 
     def kept(self, row: Row) -> Row:

@@ -6,12 +6,14 @@ on disk; each is checked once, at the start.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, without_nulls
-from rft.data.rows.lazy import ConcatRows, LazyRows, ListedRows, Row, Rows
+from rft.data.encode.text_only import FIELDS, MEDIA, check_text, refuse_media
+from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
+from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.ranges import PositiveInt
@@ -61,7 +63,7 @@ class FileRows(StreamableRows):
         for file in find_files(self._path, key):
             if Path(file).suffix in READERS:
                 located = READERS[Path(file).suffix](file, key)
-                part: Rows = ListedRows((where, convert(where, raw)) for where, raw in itertools.islice(located, left))
+                part: Rows = PlacedRows((where, convert(where, raw)) for where, raw in itertools.islice(located, left))
             else:
                 part = table_rows(open_parquet(file, key), convert, file, left)
             if not part:
@@ -190,9 +192,22 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
         return f"{title} row {number + 1}"
 
     count = len(table) if limit is None else min(limit, len(table))
+    for name in set(MEDIA) & set(table.column_names):  # before the package decodes them, which may need other packages
+        column = table.select_columns(name).with_format("arrow")
+        for number in range(count):
+            refuse_media(column[number].to_pylist()[0], where(number))
+        table = table.remove_columns(name)
+
+    def read(number: int) -> Row:
+        try:
+            raw = table[number]
+        except ValueError as error:  # such as a text that is not UTF-8
+            raise unreadable(where(number), error) from error
+        return convert(where(number), without_nulls(raw))
+
     for number in range(count):
-        convert(where(number), without_nulls(table[number]))
-    return LazyRows(count, lambda number: convert(where(number), without_nulls(table[number])), where)
+        read(number)
+    return LazyRows(count, read, where)
 
 
 def row_converter(
@@ -208,6 +223,7 @@ def row_converter(
 
     def converter(required: Iterable[str]) -> ConvertRow:
         def convert(where: str, raw: Row) -> Row:
+            refuse_media(raw, where)
             row = dict(raw)
             for name, source in names.items():
                 cure = f"set {key}.columns.{name} to its name"
@@ -220,7 +236,10 @@ def row_converter(
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
             for field in required:
-                require(row, field, where, f"name it with +{key}.columns.{field}=<name in the data>")
+                cure = f"name it with +{key}.columns.{field}=<name in the data>"
+                require(row, field, where, cure)
+                if field in FIELDS:
+                    check_text(row[field], field, where, cure)
             return row
 
         return convert
@@ -252,6 +271,9 @@ def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) ->
 
 
 def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
-    """Raises a ValueError if a row lacks the field or its value is null."""
-    if _get(row, field, field, where, cure) is None:
+    """Raises a ValueError if a row lacks the field, or its value is null or no finite number."""
+    value = _get(row, field, field, where, cure)
+    if value is None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: the field {field!r} is {value}, as tables write a missing value; {cure}")

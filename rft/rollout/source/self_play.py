@@ -46,7 +46,7 @@ class SelfPlaySource(DatasetSource):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's pairs of the next step, two rows each, the chosen one first."""
-        context, drawn = self._context, self._draw()
+        context, drawn = self._context, self._draw(lambda position, row: [(position, row)])
         prompts = self._encoder.prompts([row for _, row in drawn])
         requests = context.requests(prompts, [position for position, _ in drawn])
         with metrics.timer("rollout"):

@@ -125,4 +125,4 @@ def test_what_is_wrong_with_a_row_is_said_on_every_rank_with_its_number(tmp_path
         except ValueError as error:
             return str(error)
 
-    assert ranks(2, said) == ["the prompt of row 2 is empty; remove the row"] * 2
+    assert ranks(2, said) == ["row 3: the prompt is empty; remove the row"] * 2

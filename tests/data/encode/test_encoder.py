@@ -102,11 +102,11 @@ def test_bad_settings_name_the_key() -> None:
 
 def test_bad_rows() -> None:
     encoder = Encoder(tokenizer(), "none", None)
-    with pytest.raises(ValueError, match="the prompt of row 1 is empty"):
+    with pytest.raises(ValueError, match=r"^row 2: the prompt is empty"):
         encoder.prompts([{"prompt": "a"}, {"prompt": ""}])
-    with pytest.raises(ValueError, match=r"the prompt of row 0 is int.*columns\.prompt"):
+    with pytest.raises(ValueError, match=r"^the prompt is int.*columns\.prompt"):
         encoder.prompt({"prompt": 3})
-    with pytest.raises(ValueError, match=r"the prompt of row 0 is a list of chat messages; set data\.template=chat"):
+    with pytest.raises(ValueError, match=r"the prompt is a list of chat messages; set data\.template=chat"):
         encoder.prompt({"prompt": [{"role": "user", "content": "x"}]})
     with pytest.raises(ValueError, match=r"a response is int.*columns\.response"):
         encoder.example({"prompt": "a", "response": 3})
@@ -136,5 +136,5 @@ def test_bad_conversations() -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             encoder.example({"response": response})
-    with pytest.raises(ValueError, match="the prompt of row 0 is empty, not a list of chat messages"):
+    with pytest.raises(ValueError, match="the prompt is empty, not a list of chat messages"):
         encoder.prompt({"prompt": []})

@@ -261,7 +261,7 @@ def test_tools_that_nobody_would_hear_of_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"data\.tools has no effect with data\.template=none"):
         Encoder(made, "none", None, tools="tools.json")
     knows = tokenizer(chats.QWEN25)
-    with pytest.raises(ValueError, match=r"data\.tools=no\.json: cannot be read"):
+    with pytest.raises(ValueError, match=r"data\.tools=no\.json: there is no such file"):
         Encoder(knows, "chat", None, tools="no.json")
     for wrong, message in ((["add"], "expected a list of tool schemas"), ("{", "is not JSON")):
         with pytest.raises(ValueError, match=f"the field tools of a row:? {message}"):

@@ -84,7 +84,7 @@ def test_error_names_file_and_line(tmp_path):
 
 
 def test_error_without_a_file_names_the_row():
-    with pytest.raises(ValueError, match=r"the prompt of row 1 \(it begins '12345'\) has 5 tokens, over data\.max_pro"):
+    with pytest.raises(ValueError, match=r"row 2: the prompt \(it begins '12345'\) has 5 tokens, over data\.max_pro"):
         encoder("error", 4).prompts([{"prompt": "1"}, {"prompt": "12345"}])
 
 

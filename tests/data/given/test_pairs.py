@@ -132,10 +132,12 @@ def test_what_cannot_be_read_is_refused(ranks):
         LabelledSource.check(LABELLED, check_context(prompts=1))
     wrong = [row | {"right": "good", "gap": "wide"} for row in ROWS]
     with pytest.raises(
-        ValueError, match=r"^algorithm\.source\.label=right: 'good' .* not true or false; name another field$"
+        ValueError, match=r"^row \d: algorithm\.source\.label=right: 'good' .* not true or false; name another field$"
     ):
         ranks(1, drawn(lambda world: labelled(world, rows=wrong)))
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: 'wide' .* not a number; name another"):
+    with pytest.raises(
+        ValueError, match=r"^row \d: algorithm\.source\.margin=gap: 'wide' .* not a finite number; name another"
+    ):
         ranks(1, drawn(lambda world: pairs(world, margin="gap", rows=wrong)))
 
 

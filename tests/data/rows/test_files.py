@@ -130,7 +130,7 @@ def test_a_column_can_be_taken_out_and_a_dotted_name_may_be_a_field(tmp_path: Pa
             r"data\.train\.path=.*rows\.txt: the extension gives the format .* \.jsonl, \.json, \.csv, \.par",
         ),
         ("rows.json", "[1]", r"rows\.json row 1: expected a JSON object, got int"),
-        ("rows.json", '[{"a": 1}', r"rows\.json: not JSON .* expected a list of objects"),
+        ("rows.json", '[{"a": 1}', r"rows\.json row 1: not JSON .* expected a list of objects"),
         ("rows.json", "[]", r"data\.train\.path: .*rows\.json holds no rows"),
         ("rows.csv", "", r"data\.train\.path: .*rows\.csv holds no rows"),
         ("rows.csv", "a,b\n1\n", r"rows\.csv line 2: 1 cells, but line 1 names 2 fields"),

@@ -66,7 +66,7 @@ def test_messages_are_read_out_and_what_stands_in_an_answer_is_no_place(verdicts
     assert rows[0]["prompt"] == f"system: be {{b}}\n\nuser: hi|{good}|{bad}"
     assert "tools" not in rows[0], "they were the policy's"
     with pytest.raises(ValueError, match="prompt has a message without text"):
-        verdicts([PAIRS[0] | {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], BETTER)
+        verdicts([PAIRS[0] | {"prompt": [{"role": "assistant", "tool_calls": [{"type": "function"}]}]}], BETTER)
 
 
 def test_a_reference_answer_is_the_rows_own(verdicts, tmp_path):

@@ -194,12 +194,13 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_run_reads_the_format(name: str, tmp_path: Path, resolved) -> None:
     ending, rows, options, trained = FORMATS[name]
-    for part in ("train", "test"):
+    held_out = json.loads(json.dumps(rows).replace("1+1", "2+0").replace("3+4", "4+3"))
+    for part, some in (("train", rows), ("test", held_out)):
         path = tmp_path / f"{part}.{ending}"
         if ending == "parquet":
-            datasets.Dataset.from_list(rows).to_parquet(path)
+            datasets.Dataset.from_list(some).to_parquet(path)
         else:
-            path.write_text(json.dumps(rows) if ending == "json" else "\n".join(map(json.dumps, rows)))
+            path.write_text(json.dumps(some) if ending == "json" else "\n".join(map(json.dumps, some)))
     words = characters(alphabet="abcdefghijklmnopqrstuvwxyz0123456789[]:+= ")
     words.chat_template = TEMPLATE
     words.save_pretrained(tmp_path / "words")

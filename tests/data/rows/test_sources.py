@@ -64,9 +64,9 @@ def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
     [
         ("", {}, r"data\.train\.path: .*train\.jsonl holds no rows"),
         ("\n \n", {}, r"data\.train\.path: .*train\.jsonl holds no rows"),
-        ('{"prompt": 1, "answer": 1}\n{"prompt": \n', {}, r"train\.jsonl line 2: not JSON"),
-        ('{"prompt": 1, "answer": 1}\nprompt\n', {}, r"train\.jsonl line 2: not JSON"),
-        (b'{"prompt": 1, "answer": 1}\n{"prompt": "\xff"}\n', {}, r"train\.jsonl line 2: not JSON"),
+        ('{"prompt": "p", "answer": 1}\n{"prompt": \n', {}, r"train\.jsonl line 2: not JSON"),
+        ('{"prompt": "p", "answer": 1}\nprompt\n', {}, r"train\.jsonl line 2: not JSON"),
+        (b'{"prompt": "p", "answer": 1}\n{"prompt": "\xff"}\n', {}, r"train\.jsonl line 2: not UTF-8 \(byte 0xff\)"),
         ("[1, 2]\n", {}, r"train\.jsonl line 1: expected one JSON object a line, got list"),
         (
             '{"prompt": "p", "answer": 1}\n{"prompt": "p", "anser": 1}\n',

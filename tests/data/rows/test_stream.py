@@ -156,9 +156,13 @@ def config_of(config, files, **data):
 def test_a_run_streams_both_stages_and_goes_on_after_its_last_checkpoint(mixed, files, tiny, tmp_path, capsys):
     config = config_of(tiny("steps=2", "checkpoint.every=3", "eval.every=0", "warmup.eval_every=0"), files)
     data = config["data"]
-    data |= {"max_prompt_tokens": 2, "eval": {"heldout": data["train"] | {"path": files[0]}}}
+    (tmp_path / "heldout.jsonl").write_text(
+        "".join(json.dumps(row | {"prompt": f"{n}+"}) + "\n" for n, row in enumerate(ROWS))
+    )
+    data |= {"max_prompt_tokens": 2, "eval": {"heldout": data["train"] | {"path": str(tmp_path / "heldout.jsonl")}}}
     if mixed:
-        parts = {"few": {"weight": 1, "rows": data["eval"]["heldout"]}, "all": {"weight": 2, "rows": data["train"]}}
+        few = data["train"] | {"path": files[0]}
+        parts = {"few": {"weight": 1, "rows": few}, "all": {"weight": 2, "rows": data["train"]}}
         data["train"] = {"_target_": "rft.data.rows.mixture.Mixture", "parts": parts}
     Job(config).fit("")
     said = " ".join(capsys.readouterr().out.split())
