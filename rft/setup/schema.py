@@ -49,8 +49,12 @@ class Eval:
     every: NonNegativeInt
     samples: NonNegativeInt
     temperature: SamplingTemperature
-    pass_k: list[PositiveInt]
+    pass_k: list[PositiveInt] | None
     maj_k: list[PositiveInt]
+
+    def ks(self) -> list[int]:
+        """The k of pass@k; by default the powers of two up to `samples`."""
+        return [2**power for power in range(self.samples.bit_length())] if self.pass_k is None else self.pass_k
 
 
 @dataclass(frozen=True)
