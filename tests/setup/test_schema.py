@@ -1,6 +1,7 @@
 """Every yaml composes into a config that is accepted, and no key can be misspelt."""
 
 import copy
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,10 @@ def selection(name: str) -> list[str]:
 
 @pytest.fixture
 def wandb_installed(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    find, optional = importlib.util.find_spec, {"wandb", "tensorboard", "vllm", "sglang", "peft", "bitsandbytes"}
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *given: name if name in optional else find(name, *given)
+    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
