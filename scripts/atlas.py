@@ -25,7 +25,7 @@ from rich.text import Text
 
 SEEDS = (0, 1, 2)
 # The model of what is measured and printed in docs/algorithms, which the default has become another than.
-WARM_UP = ["actor.model_config.head_dim=24"]
+WARM_UP = ["actor.model_config.head_dim=24", "actor.tokenizer.alphabet='0123456789 =adeorstubl'"]
 TEACHER = [*WARM_UP, "algorithm=sft", "batch.prompts=128"]  # accuracy 1.00, for those that learn from one
 SETTINGS = ["steps=24", "batch.prompts=16", "batch.minibatches=2", "eval.every=4"]
 ACCURACY, REWARD = "eval/heldout/accuracy", "reward/mean"

@@ -43,6 +43,7 @@ TINY = (
     "reward.terms.format.weight=1.0",
     "rollout.max_new_tokens=6",
     "batch.prompts=4",
+    "batch.minibatches=1",
     "steps=3",
 )
 TINY_GROUPS = ("algorithm.group_size=4",)

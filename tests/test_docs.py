@@ -229,8 +229,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         losses = [algorithm[key]["name"] for key in ("loss", "critic_loss", "prm_loss") if algorithm[key] is not None]
         stand_for["loss"] |= {*losses, *algorithm["terms"]}
         stand_for["rule"] |= set((algorithm["correction"] or {"rules": {}})["rules"])
-        stand_for |= {"term": set(config["reward"]["terms"]), "n": {"4"}}
-        stand_for["k"] = {str(k) for k in config["eval"]["pass_k"]}
+        stand_for |= {"term": set(config["reward"]["terms"]), "n": {"4"}, "k": {"1", "2", "4"}}
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
         logged |= {name for row in rows for name in row} - {"step", "stage"}

@@ -135,6 +135,24 @@ class Algorithm:
             wanted |= {name: f"old_{name}" for name in self.current_outputs}
         return wanted
 
+    def idle_options(self, updates: int) -> list[str]:
+        """Options, as `loss.clip_low`, that have no effect because ratios to the old policy are 1 in every update.
+
+        Args:
+            updates: optimizer steps on the batch. With one, the columns of the old policy are those of the current one,
+                unless the engine's log-probabilities are in their place.
+        """
+        plugins = {f"terms.{term.name}": term.plugin for term in self.policy.terms}
+        plugins["loss"] = plugins.pop(f"terms.{self.policy.terms[0].name}")
+        plugins |= {f"{role}_loss": objective.terms[0].plugin for role, objective in self.learners.items()}
+        return [
+            f"{place}.{name}"
+            for place, plugin in plugins.items()
+            if updates == 1 and (self.options.old_logprobs == "actor" or "old_logprobs" not in plugin.facts.reads)
+            for name in plugin.facts.idle_on_policy
+            if name not in plugin.options or plugin.options[name] is not None  # null turns an option off
+        ]
+
     def build_loss_mask(self, batch: TensorDict) -> None:
         """Writes `loss_mask`, (B, T) bool; a pair trains only if both of its rows do.
 

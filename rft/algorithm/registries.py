@@ -15,6 +15,9 @@ of the whole step through them and need no process group. Trained tokens are `ba
 A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or
 (B,)}. The columns are in the batch when the loss is called on a part of it.
+
+A loss names in `idle_on_policy` its options (a term also `coef`) that do not change the gradient where the old columns,
+`old_logprobs` or `values`, are those of the weights that train: the bounds of a clip, for example.
 """
 
 from collections.abc import Callable
@@ -46,6 +49,7 @@ LOSSES = Registry(
     unit="token",
     prepare=None,
     controlled_by=None,
+    idle_on_policy=(),
     gradient=None,
 )
 AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)

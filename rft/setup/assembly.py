@@ -60,6 +60,12 @@ class Job(Components):
                     "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
                     "that trains: rollout/logprob_gap measures the difference of the two"
                 )
+            if idle := self.algorithm.idle_options(run.batch.minibatches * run.batch.epochs):
+                log.message(
+                    "one update per batch: the old policy is the one that trains, so ratios are 1 and "
+                    f"{', '.join(f'algorithm.{name}' for name in idle)} have no effect; set batch.minibatches or "
+                    "batch.epochs above 1"
+                )
             trainer, stages = self.assemble(world, loaded, folder, log)
             try:
                 numbers = trainer.fit(stages)

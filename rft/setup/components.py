@@ -143,7 +143,7 @@ class Components:
             greedy=run.rollout.untruncated(0.0),
             sampling=run.rollout.untruncated(run.eval.temperature),
             samples=run.eval.samples,
-            pass_k=run.eval.pass_k,
+            pass_k=run.eval.ks(),
             maj_k=run.eval.maj_k,
             seed=run.seed,
         )

@@ -56,9 +56,8 @@ def check_ranks(batch: Batch, ranks: int) -> Iterator[str]:
 
 def check_eval(evaluation: Eval) -> Iterator[str]:
     """Checks that an evaluation samples the answers that its metrics need."""
-    default = evaluation.samples == 0  # then pass_k has no effect
-    for name, wanted, unused in (("pass_k", evaluation.pass_k, default), ("maj_k", evaluation.maj_k, False)):
-        if max(wanted, default=0) > evaluation.samples and not unused:
+    for name, wanted in (("pass_k", evaluation.ks()), ("maj_k", evaluation.maj_k)):
+        if max(wanted, default=0) > evaluation.samples:
             yield (
                 f"eval.{name}={wanted} asks for more answers than eval.samples={evaluation.samples}; set eval.samples "
                 f"to at least {max(wanted)}"

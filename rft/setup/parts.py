@@ -217,7 +217,7 @@ def _check_schedules(schedules: dict[str, Schedule], algorithm: Algorithm, steps
 
 def _metrics(data: Data, evaluation: Eval, reward: WeightedSum, grader: type[ScoreEvaluator] | None) -> list[str]:
     """The metrics of the run's evaluations."""
-    wanted = (evaluation.samples, evaluation.pass_k, evaluation.maj_k)
+    wanted = (evaluation.samples, evaluation.ks(), evaluation.maj_k)
     names = metric_names(reward.names, reward.accuracy, *wanted) if grader is None else list(grader.metrics)
     return [f"eval/{name}/{number}" for name in data.eval for number in names]
 

@@ -51,8 +51,12 @@ class Eval:
     every: NonNegativeInt
     samples: Annotated[NonNegativeInt, ReadWith(ANSWERS)]
     temperature: Annotated[SamplingTemperature, ReadIf("samples"), ReadWith(ANSWERS)]
-    pass_k: Annotated[list[PositiveInt], ReadIf("samples"), ReadWith(ANSWERS)]
+    pass_k: Annotated[list[PositiveInt] | None, ReadIf("samples"), ReadWith(ANSWERS)]
     maj_k: Annotated[list[PositiveInt], ReadWith(ANSWERS)]
+
+    def ks(self) -> list[int]:
+        """The k of pass@k; by default the powers of two up to `samples`."""
+        return [2**power for power in range(self.samples.bit_length())] if self.pass_k is None else self.pass_k
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,23 @@ def test_what_is_read_decides_which_actors_exist(changes, reads):
     assert plain_algorithm(**changes).reads() == reads
 
 
+@pytest.mark.parametrize(
+    ("changes", "updates", "idle"),
+    [
+        ({}, 1, ["loss.clip_low", "loss.clip_high"]),
+        ({"loss": CLIP | {"dual_clip": 3.0}}, 1, ["loss.clip_low", "loss.clip_high", "loss.dual_clip"]),
+        ({}, 2, []),
+        ({"old_logprobs": "rollout"}, 1, []),
+        ({"terms": {"kl": KL, "held": {"name": "drift", "coef": 0.1}}}, 1, ["loss.clip_low", "loss.clip_high",
+                                                                           "terms.held.coef"]),
+        (GAE | {"old_logprobs": "rollout"}, 1, ["critic_loss.clip"]),
+        ({"advantage": None, "loss": {"name": "nll"}}, 1, []),
+    ],
+)  # fmt: skip
+def test_options_that_one_update_leaves_without_effect(changes, updates, idle):
+    assert sorted(plain_algorithm(**changes).idle_options(updates)) == sorted(idle)
+
+
 def test_stages_say_who_reads_and_who_writes():
     algorithm = plain_algorithm(
         **GAE, shaping={"overlong": OVERLONG}, terms={"entropy": {"name": "entropy", "coef": 0.1}}

@@ -1,5 +1,6 @@
 """Every `algorithm=<name>` trains: two steps of the real loop, on rollouts of a tiny model."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -54,6 +55,33 @@ def test_two_steps_move_the_weights_and_the_loss_is_finite(name, tiny, tmp_path,
         assert losses and all(math.isfinite(value) for value in losses.values())
         assert line["grad_norm"] > 0
     assert moved["moved"]
+
+
+# With one update per batch all of these are the policy gradient.
+RATIOS = ("grpo", "gspo", "gspo_token", "cispo", "gmpo", "sapo", "two_sided", "vespo", "m2po", "kl_cov")
+
+
+def test_losses_of_a_ratio_train_other_weights_with_the_minibatches_of_the_default(tiny, resolved, monkeypatch):
+    found = {}
+    describe = Trainer.describe
+
+    def describes(trainer, *args):
+        describe(trainer, *args)
+        found["weights"] = torch.cat([tensor.detach().flatten().clone() for _, tensor in trainer.policy.weights()])
+
+    monkeypatch.setattr(Trainer, "describe", describes)
+
+    minibatches = resolved()["batch"]["minibatches"]
+    moving = ("batch.epochs=3", "actor.optimizer.lr=0.05")  # far enough for the bound of two_sided
+    sizes = ("steps=1", "warmup=none", f"batch.minibatches={minibatches}", *moving)
+    runs = {name: f"algorithm={name}" for name in RATIOS} | {"clip_high": "algorithm.loss.clip_high=0.28"}
+    weights = {}
+    for name, override in runs.items():
+        Job(tiny(override, *sizes)).fit("")
+        weights[name] = found["weights"]
+    equal = {pair for pair in itertools.combinations(weights, 2) if torch.equal(*(weights[name] for name in pair))}
+    # advantages are equal within a row, where GSPO-token is GSPO (2507.18071, section 4.3) but for rounding
+    assert equal - {("gspo", "gspo_token")} == set()
 
 
 @pytest.mark.parametrize("anchor", ["old", "rollout"])

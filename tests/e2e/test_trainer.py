@@ -139,6 +139,16 @@ def test_old_logprobs_of_the_engine_are_copied(tiny, monkeypatch):
     assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_options_without_effect_are_named_at_the_start(updates, tiny, capsys):
+    Job(tiny("steps=1", "warmup=none", f"batch.epochs={updates}")).fit("")
+    said = (
+        "one update per batch: the old policy is the one that trains, so ratios are 1 and algorithm.loss.clip_low, "
+        "algorithm.loss.clip_high have no effect; set batch.minibatches or batch.epochs above 1"
+    )
+    assert (said in capsys.readouterr().out) == (updates == 1)
+
+
 def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
     """Each of the 2 x 2 updates is a step of the optimizer; the ratio is one only in the first."""
     config = tiny("steps=1", "warmup=none", "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")

@@ -140,6 +140,12 @@ def test_dynamic_sampling_looks_at_a_term_that_there_is(refused):
 
 def test_more_passes_than_samples(refused):
     assert refused("eval.samples=2", "eval.pass_k=[1,4]").startswith("eval.pass_k=[1, 4] asks for more answers than")
+    assert refused("eval.pass_k=[1]").startswith("eval.pass_k=[1] asks for more answers than eval.samples=0")
+
+
+@pytest.mark.parametrize(("samples", "ks"), [(0, []), (1, [1]), (2, [1, 2]), (6, [1, 2, 4]), (8, [1, 2, 4, 8])])
+def test_without_pass_k_every_number_of_samples_has_its_powers_of_two(samples, ks, resolved):
+    assert Job(resolved(f"eval.samples={samples}")).run.eval.ks() == ks
 
 
 @pytest.mark.parametrize("wrong", ["eval/test/accuracy", "eval/heldout/acuracy", "eval/heldout/pass@1", "reward/mean"])

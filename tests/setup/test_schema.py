@@ -1,7 +1,7 @@
 """Every yaml composes into a config that is accepted, and no key can be misspelt."""
 
 import copy
-import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import rft
+from rft.algorithm import LOSSES
 from rft.main import explain, known_keys
 from rft.setup.assembly import Job
 from tests.conftest import WITHOUT_WARMUP
@@ -90,8 +91,10 @@ def selection(name: str) -> list[str]:
 
 @pytest.fixture
 def wandb_installed(monkeypatch):
-    importlib.import_module("rft.strategy.fsdp2")  # torch looks packages up itself while it is imported
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    find, optional = importlib.util.find_spec, {"wandb", "tensorboard", "vllm", "sglang", "peft", "bitsandbytes"}
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *given: name if name in optional else find(name, *given)
+    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -123,6 +126,14 @@ def test_numbers_of_an_algorithm_stay_with_it(algorithm, resolved):
     assert config["algorithm"]["name"] == algorithm
     assert config["output_dir"] == f"outputs/{config['data']['name']}-{algorithm}-seed0"
     assert (config["warmup"] is None) == (algorithm in WITHOUT_WARMUP)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_makes_several_updates_a_batch_if_its_loss_reads_a_ratio(algorithm, resolved):
+    config = resolved(f"algorithm={algorithm}")
+    reads = LOSSES.build(config["algorithm"]["loss"], "algorithm.loss").facts.reads
+    ratio = {"old_logprobs", "rollout_logprobs"} & set(reads)
+    assert (config["batch"]["minibatches"] > 1) == bool(ratio)
 
 
 def test_several_loggers_and_terms_at_once(resolved, wandb_installed):

@@ -17,6 +17,7 @@ from rft.ranges import ClipBound, Fraction, NonNegativeFloat, Range
 @LOSSES.register(
     "ppo_clip",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high", "dual_clip"),
     gradient=Gradient("exact"),
 )
 def ppo_clip(
@@ -52,6 +53,7 @@ def delta_inside(options: dict[str, Any]) -> str | None:
     "two_sided",
     fault=delta_inside,
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high", "delta"),
     gradient=Gradient("exact"),
 )
 def two_sided(
@@ -72,6 +74,7 @@ def two_sided(
 @LOSSES.register(
     "cpgd",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     gradient=Gradient("exact"),
 )
 def cpgd(

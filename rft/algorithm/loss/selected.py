@@ -58,6 +58,7 @@ def select_clip_cov(
 @LOSSES.register(
     "clip_cov",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     prepare=select_clip_cov,
     gradient=Gradient("near", cosine=0.991, note="exact except for dropped tokens, which are not random"),
 )
@@ -103,6 +104,7 @@ def select_kl_cov(
 @LOSSES.register(
     "kl_cov",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("share", "kappa"),
     prepare=select_kl_cov,
     gradient=Gradient("exact", note="the penalty has no gradient where the old policy is the current one"),
 )
@@ -140,6 +142,7 @@ def select_m2po(
 @LOSSES.register(
     "m2po",
     reads=("old_logprobs", "advantages", "rollout_logprobs"),
+    idle_on_policy=("clip_low", "clip_high"),
     prepare=select_m2po,
     gradient=Gradient("exact", note="nothing is masked where the rollout policy is the current one"),
 )

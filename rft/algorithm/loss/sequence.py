@@ -20,6 +20,7 @@ from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 @LOSSES.register(
     "gspo",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     gradient=Gradient("exact", note="for advantages that are equal within a row; otherwise a row takes their mean"),
 )
 def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
@@ -40,6 +41,7 @@ def gspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: 
 @LOSSES.register(
     "gspo_token",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     gradient=Gradient("exact"),
 )
 def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
@@ -59,6 +61,7 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_
 @LOSSES.register(
     "luspo",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     gradient=Gradient("exact", target="reward, times tokens", note="seq_mean_token_mean divides by them again"),
 )
 def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high: ClipBound) -> Unreduced:
@@ -76,6 +79,7 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high:
 @LOSSES.register(
     "gmpo",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("clip_low", "clip_high"),
     unit="sequence",
     gradient=Gradient("exact", target="reward, mean over tokens", note="as other losses with seq_mean_token_mean"),
 )
@@ -122,6 +126,7 @@ def topr(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 @LOSSES.register(
     "vespo",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("k_positive", "lambda_positive", "k_negative", "lambda_negative"),
     gradient=Gradient("exact"),
 )
 def vespo(

@@ -1,6 +1,6 @@
 """Policy losses of the form -A w lp, whose weight w passes no gradient, and others that bound a step without a clip."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,11 @@ def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{options['anchor']}_logprobs", "advantages")
 
 
+def anchored_idle(*names: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
+    """The options `names` change no gradient where current and old policy are one; with another anchor all may."""
+    return lambda options: names if options["anchor"] == "old" else ()
+
+
 def reinforced(logprobs: Tensor, batch: TensorDict, weight: Tensor | float) -> Tensor:
     """-A w lp at the trained tokens, 0 elsewhere (B, T); float32 at least. The weight must not carry a gradient."""
     logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
@@ -35,6 +40,7 @@ def reinforce(logprobs: Tensor, batch: TensorDict) -> Unreduced:
 @LOSSES.register(
     "cispo",
     reads=anchored,
+    idle_on_policy=anchored_idle("clip_low", "clip_high"),
     gradient=Gradient("exact"),
 )
 def cispo(
@@ -71,6 +77,7 @@ def cispo(
 @LOSSES.register(
     "sapo",
     reads=("old_logprobs", "advantages"),
+    idle_on_policy=("tau_positive", "tau_negative"),
     gradient=Gradient("exact"),
 )
 def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: PositiveFloat, tau_negative: PositiveFloat) -> Unreduced:
@@ -91,7 +98,12 @@ def sapo(logprobs: Tensor, batch: TensorDict, *, tau_positive: PositiveFloat, ta
     return -advantages * gate, {"kl/old": k3(-difference.detach())}
 
 
-@LOSSES.register("dro", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "dro",
+    reads=("old_logprobs", "advantages"),
+    idle_on_policy=("beta", "level"),
+    gradient=Gradient("exact"),
+)
 def dro(logprobs: Tensor, batch: TensorDict, *, beta: NonNegativeFloat, level: Literal["token", "row"]) -> Unreduced:
     """-(A lp - beta / 2 l^2) per token, l the log-ratio to the old policy.
 
@@ -108,7 +120,12 @@ def dro(logprobs: Tensor, batch: TensorDict, *, beta: NonNegativeFloat, level: L
     return _pulled(logprobs, batch, beta, level)
 
 
-@LOSSES.register("kimi", reads=("old_logprobs", "advantages"), gradient=Gradient("exact"))
+@LOSSES.register(
+    "kimi",
+    reads=("old_logprobs", "advantages"),
+    idle_on_policy=("tau", "level"),
+    gradient=Gradient("exact"),
+)
 def kimi(logprobs: Tensor, batch: TensorDict, *, tau: NonNegativeFloat, level: Literal["token", "row"]) -> Unreduced:
     """-A lp + tau / 2 l^2 per token, l the log-ratio to the old policy: policy mirror descent.
 

@@ -101,6 +101,7 @@ def positive_nll(logprobs: Tensor, batch: TensorDict, *, term: str) -> Unreduced
 @LOSSES.register(
     "drift",
     reads=("old_logprobs",),
+    idle_on_policy=("coef",),
     controlled_by="kl/old",
     gradient=Gradient("none", note="no gradient on policy; off policy exact for KL(old, current)"),
 )

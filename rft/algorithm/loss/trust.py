@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import k3
-from rft.algorithm.loss.soft import anchored, reinforced
+from rft.algorithm.loss.soft import anchored, anchored_idle, reinforced
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
 from rft.ranges import NonNegativeFloat, PositiveFloat
@@ -22,6 +22,7 @@ from rft.ranges import NonNegativeFloat, PositiveFloat
 @LOSSES.register(
     "dppo_tv",
     reads=anchored,
+    idle_on_policy=anchored_idle("clip_low", "clip_high"),
     gradient=Gradient("exact"),
 )
 def dppo_tv(
@@ -52,6 +53,7 @@ def dppo_tv(
 @LOSSES.register(
     "dppo_kl",
     reads=anchored,
+    idle_on_policy=anchored_idle("max_kl"),
     gradient=Gradient("exact"),
 )
 def dppo_kl(

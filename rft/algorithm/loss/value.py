@@ -12,6 +12,7 @@ from rft.ranges import NonNegativeFloat
 @LOSSES.register(
     "value",
     reads=("values", "returns"),
+    idle_on_policy=("clip",),
     outputs=("values",),
     head="value",
     gradient=Gradient("exact", target="value error"),

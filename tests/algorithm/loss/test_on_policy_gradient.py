@@ -1,5 +1,8 @@
 """Where current, old and rollout policy are one, every policy loss has the gradient of -A lp, times a known factor."""
 
+import itertools
+from pathlib import Path
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -64,3 +67,56 @@ def test_in_float32_extreme_log_ratios_stay_finite(name, log_ratio, sign):
     loss, statistics = plugin(name)(logprobs, batch)
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     assert all(number.isfinite().all() for number in (loss, gradient, *statistics.values()))
+
+
+OTHER = {  # another value of every option, and one of those that need not act in the yaml to begin with
+    **{"clip_low": 0.05, "clip_high": 0.07, "clip": 0.05, "dual_clip": 1.5, "delta": 1.9, "max_kl": 1e-4, "beta": 0.7},
+    **{"share": 0.9, "kappa": 3.0, "cov_low": 0.0, "cov_high": 0.4, "tau": 0.3, "level": "row", "ratio_cap": 0.5},
+    **{"tau_positive": 2.0, "tau_negative": 3.0, "among": "outward"},
+    **{f"{name}_{side}": 0.3 for name in ("k", "lambda") for side in ("positive", "negative")},
+}
+START = {"clip_cov": {"share": 0.4, "cov_low": -9.0, "cov_high": 9.0}, "kl_cov": {"share": 0.4}, "m2po": {"tau": 0.05}}
+READ_OLD = ("clip_cov", "cpgd", "dro", "gmpo", "gspo", "gspo_token", "gvpo", "kimi", "kl_cov", "luspo", "m2po",
+            "ppo_dual_clip", "sapo", "two_sided", "vespo")  # fmt: skip
+ANCHORED = ("cispo", "dppo_kl", "dppo_tv")
+
+
+def gradient(options):
+    """Of a loss whose old columns are the current ones; the engine's log-probabilities are others."""
+    loss = LOSSES.build(options, "loss")
+    generator = torch.Generator().manual_seed(0)
+    current, advantages, far, returns = torch.randn(4, 8, 12, dtype=F64, generator=generator)
+    current = (-current.abs()).requires_grad_()
+    old = {"old_logprobs": current.detach(), "values": current.detach()}
+    columns = {"rollout_logprobs": current.detach() + 0.3 * far, "advantages": advantages, "returns": returns}
+    batch = batch_of(torch.ones(8, 12), **old, **columns)
+    if loss.facts.prepare is not None:
+        batch.update(loss.call("prepare", current.detach(), batch, all_sum=lambda total: total, seed=0))
+    return torch.autograd.grad(loss(current, batch)[0].sum(), current)[0], loss.facts.idle_on_policy
+
+
+@pytest.mark.parametrize(
+    ("name", "anchor"),
+    [*((name, None) for name in (*READ_OLD, "value")), *itertools.product(ANCHORED, ("old", "rollout"))],
+)
+def test_an_option_is_idle_on_policy_exactly_if_the_loss_says_so(name, anchor):
+    folder = "critic_loss" if name == "value" else "loss"
+    node = OmegaConf.to_container(OmegaConf.load(f"{rft.__path__[0]}/config/algorithm/{folder}/{name}.yaml"))
+    node |= START.get(name, {}) | ({"anchor": anchor} if anchor else {})
+    before, idle = gradient(node)
+    options = node.keys() - {"name", "anchor"}
+    changed = {option: gradient(node | {option: OTHER[option]})[0] for option in options}
+    same = {option for option in options if torch.allclose(changed[option], before, rtol=1e-12, atol=0.0)}
+    assert same == set(idle)
+
+
+def test_every_loss_that_reads_old_logprobs_is_tested_for_idle_options():
+    folder = Path(rft.__path__[0], "config", "algorithm", "loss")
+    built = {path.stem: plugin(path.stem) for path in folder.glob("*.yaml")}
+    reading = {loss.name for loss in built.values() if "old_logprobs" in loss.facts.reads}
+    assert reading <= {built[name].name for name in (*READ_OLD, *ANCHORED)}
+
+
+def test_drift_has_no_gradient_on_policy_whatever_its_coefficient():
+    found, idle = gradient({"name": "drift"})
+    assert not found.any() and idle == ("coef",)

@@ -3,8 +3,12 @@
 import itertools
 
 import pytest
+from omegaconf import OmegaConf
 
-from rft.data.rows.symbolic import Symbolic
+from rft.data.encode.tokenizer import characters
+from rft.data.rows.judge_data import Question
+from rft.data.rows.symbolic import FIELDS, TASKS, Symbolic
+from tests.helpers import CONFIG
 
 
 def load(task="reverse", split="train", count=300, length=(2, 4), slips=0.5, seed=0, required=("prompt", "answer")):
@@ -86,3 +90,28 @@ def test_more_rows_than_there_are():
 def test_a_field_that_the_task_does_not_have():
     with pytest.raises(ValueError, match=r"^data\.train: the built-in tasks have no field 'rationale'"):
         load(required=("prompt", "rationale"))
+
+
+def strings(value):
+    """The texts of a value of a row."""
+    return [value] if isinstance(value, str) else value if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_the_built_in_alphabet_has_every_character_of_the_tasks(task, split):
+    alphabet = OmegaConf.load(CONFIG / "actor" / "tokenizer" / "characters.yaml").alphabet
+    tokenizer = characters(alphabet=alphabet)
+    questions = [
+        Question.of(OmegaConf.to_container(OmegaConf.load(CONFIG / "data" / "question" / f"{name}.yaml")), "question")
+        for name in ("short_good", "short_better")
+    ]
+    separator = OmegaConf.load(CONFIG / "algorithm" / "source" / "steps.yaml").separator
+    texts = [separator]
+    for row in load(task, split, required=FIELDS):
+        texts += [text for value in row.values() for text in strings(value) if not isinstance(text, bool)]
+        texts += [questions[0].ask(row, response=row["chosen"])]
+        texts += [questions[1].ask(row, a=row["chosen"], b=row["rejected"])]
+    assert len(texts) > 3000
+    unknown = {text for text in texts if tokenizer.unk_token_id in tokenizer(text).input_ids}
+    assert unknown == set()

@@ -35,7 +35,7 @@ def test_a_sound_run(examined, tmp_path):
     for check in ("agreement", "weights", "tensors", "drift", "padding and packing", "prompt", "temperature, template"):
         assert f"✓ {check}" in text
     assert "✗" not in text and "• seeds: sampled again, 16 of 16 rows have the same tokens" in text
-    assert "'reve" in text.replace("<unk>", "v"), "the prompt is shown"
+    assert "'reve" in text, "the prompt is shown"
     assert list(tmp_path.iterdir()) == [], "nothing stays"
 
 

@@ -24,12 +24,12 @@ def say(folder, *arguments):
 def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_path):
     recipe = tmp_path / "mine"
     recipe.mkdir()
-    (recipe / "run.yaml").write_text("defaults: [main, override strategy: bf16, _self_]\nbatch: {minibatches: 2}\n")
+    (recipe / "run.yaml").write_text("defaults: [main, override strategy: bf16, _self_]\nbatch: {epochs: 2}\n")
     sizes = ("algorithm.group_size=4", "plan.ranks=2", "plan.memory_gib=1e-6", "strategy.device=cuda")
     out = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
     said = [line.strip(" │├└─") for line in out.splitlines()]
     origins = said[said.index("values that differ from the default run") : said.index("work")]
-    assert "batch.minibatches: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
+    assert "batch.epochs: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
     assert "strategy.dtype: bfloat16 (not float32)" in origins[origins.index("rft/config/strategy/bf16.yaml") :]
     assert "steps: 3 (not 60)" in origins[origins.index("command line") :]
     lines = {" ".join(line.split()) for line in said}
