@@ -53,7 +53,8 @@ class Datasets:
         model_config: PretrainedConfig,
         prompted: bool,
         samples: bool,
-        examples: Callable[[], list[int]] | None,
+        examples: Callable[[Rows], list[int]] | None,
+        generates: bool,
     ) -> None:
         """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model.
 
@@ -61,7 +62,8 @@ class Datasets:
             model_config: the transformers config of the policy.
             prompted: whether the training rows have prompts.
             samples: whether the engine samples answers to them.
-            examples: counts the tokens of each given text that trains; None if the source has no given texts.
+            examples: counts the tokens of each given text of some rows; None if the source has no given texts.
+            generates: held-out rows are prompts; otherwise they are given texts.
 
         Raises:
             ValueError: data.max_prompt_tokens is set, but the rows have no prompts.
@@ -81,9 +83,27 @@ class Datasets:
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
             check.attempt(self._fit_train, most, model_config, new_tokens if samples else None)
-        fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
+        if generates:
+            fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
         if examples is not None:
-            check.run(lambda: check_examples(examples(), context))
+            given = {"data.train": self.train}
+            if not generates:
+                if most is not None:
+                    self._drop_held_out(most, check)
+                given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
+            for key, rows in given.items():
+                check.run(lambda key=key, rows=rows: check_examples(key, examples(rows), context))
+
+    def _drop_held_out(self, most: int, check: Checks) -> None:
+        """Drops held-out rows with longer prompts."""
+        for name, rows in self.held_out.items():
+            key = f"data.eval.{name}"
+            fitting = check.attempt(
+                lambda key=key, rows=rows: filter_overlong_prompts(
+                    rows, self.lengths.prompts(rows), most, key, self.messages.append
+                )
+            )
+            self.held_out[name] = rows if fitting is None else fitting[0]
 
     def _fit_train(self, most: int | None, model_config: PretrainedConfig, new_tokens: int | None) -> None:
         counts = self.lengths.prompts(self.train)

@@ -10,7 +10,7 @@ from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
 from rft.data.encode.encoder import Encoder, TrainOn
-from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps
+from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
 from rft.train.run_folder import RESULT
@@ -44,11 +44,15 @@ class Dependency:
 
 @dataclass
 class Eval:
-    """When and how held-out sets are evaluated; see `rft.evaluation.generation`."""
+    """When and how held-out sets are evaluated; see `rft.evaluation.generation` and `rft.evaluation.loss`."""
 
     every: NonNegativeInt
+    at_start: bool
+    loss: bool
     samples: NonNegativeInt
     temperature: SamplingTemperature
+    top_p: TopP
+    top_k: TopK
     pass_k: list[PositiveInt]
     maj_k: list[PositiveInt]
 
@@ -74,7 +78,11 @@ class Data:
     max_prompt_tokens: PositiveInt | None
     streaming: PositiveInt | None
     train: Any
-    eval: dict[str, Any]
+    eval: dict[str, Any] | None
+
+    def held_out(self) -> dict[str, Any]:
+        """The nodes of the held-out sets, by name."""
+        return {name: node for name, node in (self.eval or {}).items() if node is not None}
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
         """The encoder, which turns rows into token ids."""
@@ -82,7 +90,7 @@ class Data:
 
     def check_apart(self) -> None:
         """Raises a ValueError if a held-out set is the training set."""
-        for name, node in self.eval.items():
+        for name, node in self.held_out().items():
             if node == self.train:
                 raise ValueError(
                     f"data.train is the same as data.eval.{name}, so nothing is held out; give one of them another path"
@@ -205,14 +213,15 @@ class Run:
 
     name: str
     seed: Seed
-    steps: Steps
+    steps: Steps | None
+    epochs: PositiveFloat | None
     mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
     resume: bool
-    metric: str
+    metric: str | None
     batch: Batch
     eval: Eval
     checkpoint: CheckpointOptions
@@ -232,6 +241,11 @@ class Run:
     strategy: dict[str, Any]
     data: Data
     logger: dict[str, Any]
+
+    def step_count(self) -> int:
+        """The steps of the stage `train`. With `epochs` they are known when the rows are counted."""
+        assert self.steps is not None, "the rows are not counted yet"
+        return self.steps
 
 
 def root_with_roles() -> type[Run]:
