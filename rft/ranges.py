@@ -55,5 +55,7 @@ NonNegativeFloat = Annotated[float, Range(low=0)]
 Fraction = Annotated[float, Range(low=0, high=1)]
 OpenFraction = Annotated[float, Range(above=0, below=1)]
 ClipBound = Annotated[float, Range(low=0, infinite=True)]  # of a ratio's distance from 1; infinity: no clip
+TopP = Annotated[float, Range(above=0, high=1, hint="1 turns it off")]
+TopK = Annotated[int, Range(low=0, high=MOST, hint="0 turns it off")]
 Seconds = Annotated[float, Range(above=0, high=MOST)]
 SamplingTemperature = Annotated[float, Range(low=0.01, high=100, hint="the greedy evaluation needs no temperature")]

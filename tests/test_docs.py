@@ -203,6 +203,7 @@ RUNS = (
     ("algorithm=kto",),
     ("algorithm=reward_model",),
     ("algorithm=process_reward_model",),
+    ("algorithm=sft", "algorithm.source.response=answer", "eval.loss=true", "rollout=none"),
 )
 SUMS = (
     {"prompt": "1=", "answer": "1", "chosen": "1", "rejected": "2", "data_source": "odd"}

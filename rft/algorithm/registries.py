@@ -9,6 +9,8 @@ Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, 
 Control:       f(*, options) -> a `Control`.
 Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
 
+The `statistics` that a loss states are those that the evaluation of held-out texts reports.
+
 `all_sum` sums a tensor over all ranks, `all_rows` returns an object of every rank in a list: functions get statistics
 of the whole step through them and need no process group. Trained tokens are `batch["loss_mask"]`.
 
@@ -50,6 +52,7 @@ LOSSES = Registry(
     prepare=None,
     controlled_by=None,
     idle_on_policy=(),
+    statistics=(),
     gradient=None,
 )
 AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)

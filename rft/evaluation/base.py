@@ -1,10 +1,12 @@
-"""The abstract classes of held-out evaluation: the evaluator, and its results on one set."""
+"""The abstract classes of held-out evaluation: evaluators, and the results of one on a set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from tensordict import TensorDict
 
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
@@ -12,6 +14,7 @@ from rft.distributed import World
 from rft.evaluation.estimators import with_error
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Texts = dict[str, list[dict[str, Any]]]  # what was evaluated, for people to read, by the name of the set
 SOURCE = "data_source"  # the field of a row that names the data set it was collected from
 
 
@@ -72,18 +75,36 @@ class SetResult(ABC):
 
 
 class Evaluator(ABC):
-    """Evaluates a model on held-out sets."""
+    """Evaluates a model on held-out sets.
+
+    Attributes:
+        samples: the engine answers the rows; it must hold the weights that are evaluated.
+    """
+
+    samples: ClassVar[bool] = False
 
     @abstractmethod
-    def evaluate(self, progress: Progress) -> Mapping[str, SetResult]:
-        """The result of every set by its name, the same on every rank. A collective.
+    def run(self, progress: Progress) -> tuple[dict[str, float], Texts]:
+        """Evaluates every set; returns `eval/<set>/<metric>` and texts, the same on every rank. A collective.
 
         Args:
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
         """
 
-    def run(self, progress: Progress) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-        """Evaluates every set; returns the metrics of `summary` and the texts of every set. A collective."""
+    def batches(self) -> Iterable[TensorDict]:
+        """This rank's held-out batches of which precomputed models compute columns before training."""
+        return ()
+
+
+class RowEvaluator(Evaluator):
+    """Evaluates a model row by row."""
+
+    @abstractmethod
+    def evaluate(self, progress: Progress) -> Mapping[str, SetResult]:
+        """The result of every set by its name, the same on every rank. A collective; `progress` as in `run`."""
+
+    def run(self, progress: Progress) -> tuple[dict[str, float], Texts]:
+        """See `Evaluator.run`; the metrics are those of `summary`."""
         results = self.evaluate(progress)
         return summary(results), {name: result.texts() for name, result in results.items()}
 

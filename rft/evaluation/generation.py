@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Evaluator, Progress, SetResult
+from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Request, row_seed
@@ -75,7 +75,7 @@ class GenerationOptions:
     seed: int
 
 
-class GenerationEvaluator(Evaluator):
+class GenerationEvaluator(RowEvaluator):
     """Answers held-out prompts with the sampler and scores the answers.
 
     Args:
@@ -84,6 +84,8 @@ class GenerationEvaluator(Evaluator):
         reward: scores the answers; its term `accuracy` says which are right.
         options: how answers are drawn and counted.
     """
+
+    samples: ClassVar[bool] = True
 
     def __init__(
         self, context: EvaluationContext, sampler: Sampler, reward: WeightedSum, options: GenerationOptions

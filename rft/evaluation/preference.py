@@ -11,10 +11,10 @@ from torch import Tensor
 from rft.batch.collate import collate
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Evaluator, Progress, SetResult
+from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
 
 
-class ScoreEvaluator(Evaluator):
+class ScoreEvaluator(RowEvaluator):
     """Evaluates a model with a score head.
 
     Args:

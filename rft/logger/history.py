@@ -148,6 +148,12 @@ def direction(name: str) -> int:
     return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) else 1
 
 
+def rank_key(name: str, value: float) -> float:
+    """A number that is larger where the metric is better. A metric without a direction counts as better if higher."""
+    lower = direction(name) < 0 or name.startswith("loss/")
+    return -value if lower else value
+
+
 def headline_names(names: Iterable[str]) -> list[str]:
     """The main metrics of a run: one of each evaluation set (accuracy, or the first one) and the mean reward."""
     names = list(names)

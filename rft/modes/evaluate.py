@@ -2,20 +2,25 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from transformers import PretrainedConfig
 
+from rft.algorithm.roles import ROLES
+from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.evaluation.base import SetResult, summary
+from rft.evaluation.base import RowEvaluator, SetResult, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
+from rft.setup.constraints import check_examples, check_ranks
 from rft.setup.datasets import fit_held_out
 from rft.train.run_folder import ANSWERS, EVALUATION
 
@@ -35,37 +40,59 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     """
     job = Answering(config)
     run, check = job.run, job.check
+    if not job.held_out:
+        raise ValueError("mode=evaluate: data.eval has no held-out set; add one, such as data.eval.<name>.path=<file>")
+    if job.given is not None and (beside := [role.key for role in ROLES if role.writes(job.algorithm.reads())]):
+        raise ValueError(
+            f"mode=evaluate: the loss needs columns of {', '.join(beside)}, and this mode loads the policy alone; set "
+            "eval.loss=false, or mode=train, which evaluates before the first step"
+        )
     job.find(run.evaluate.checkpoint, "evaluate.checkpoint")
     sets = job.load_held_out()
     counting = job.counting_world(job.world)
-    check.run(
-        lambda encoder, model_config: fit_held_out(
-            sets, Lengths(counting, encoder, run.cache), run, check, model_config, console.print
-        ),
-        "encoder",
-        "model_config",
-    )
+
+    def fit(encoder: Encoder, model_config: PretrainedConfig) -> None:
+        lengths = Lengths(counting, encoder, run.cache)
+        if job.given is None:
+            fit_held_out(sets, lengths, run, check, model_config, console.print)
+            return
+        check.run(partial(check_ranks, run.batch, job.world.size))
+        check.end()
+        for name, rows in sets.items():
+            counts = job.examples(lengths, job.given, rows)
+            check_examples(f"data.eval.{name}", counts, model_config.get_text_config().max_position_embeddings)
+
+    check.run(fit, "encoder", "model_config")
     check.end()
+    results: Mapping[str, SetResult] = {}
     with job.measuring(sets) as evaluator, display(job.world, console) as shown:
-        results = evaluator.evaluate(shown.progress)
-    numbers = summary(results)
+        if isinstance(evaluator, RowEvaluator):
+            results = evaluator.evaluate(shown.progress)
+            numbers = summary(results)
+        else:
+            numbers, _ = evaluator.run(shown.progress)
     if job.world.rank == 0:
         folder = Path(run.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"set": name, **row} for name, result in results.items() for row in answer_rows(result, job.reward)]
-        write_atomically(folder / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        written = str(folder / EVALUATION)
+        if results:
+            rows = [{"set": name, **row} for name, result in results.items() for row in answer_rows(result, job.reward)]
+            write_atomically(folder / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            written += f" and {folder / ANSWERS}"
         sampled = {
             "seed": run.seed,
             "samples": run.eval.samples,
             "temperature": run.eval.temperature,
+            "top_p": run.eval.top_p,
+            "top_k": run.eval.top_k,
             "max_new_tokens": run.rollout.max_new_tokens,
         }
-        report = {"model": job.title, **(sampled if job.grader is None else {}), "numbers": numbers}
+        report = {"model": job.title, **(sampled if evaluator.samples else {}), "numbers": numbers}
         report |= {"intervals": {name: intervals(result) for name, result in results.items()}}
         write_atomically(folder / EVALUATION, json.dumps(report, indent=1, ensure_ascii=False))
-        console.print(table(job.title, results))
-        console.print(f"written to {folder / EVALUATION} and {folder / ANSWERS}", highlight=False, soft_wrap=True)
-    return numbers[run.metric]
+        console.print(table(job.title, results, {} if results else numbers))
+        console.print(f"written to {written}", highlight=False, soft_wrap=True)
+    return numbers[job.metric]
 
 
 def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:
@@ -98,8 +125,12 @@ def intervals(result: SetResult) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def table(title: str, results: Mapping[str, SetResult]) -> Table:
-    """The metrics of every set, with their intervals."""
+def table(title: str, results: Mapping[str, SetResult], numbers: Mapping[str, float]) -> Table:
+    """The metrics of every set, with their intervals.
+
+    Args:
+        numbers: metrics `eval/<set>/<metric>` that are not means over rows, and so have no interval here.
+    """
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in ("set", "number"):
         drawn.add_column(column)
@@ -112,4 +143,7 @@ def table(title: str, results: Mapping[str, SetResult]) -> Table:
                 where = f"{name}/{source}" if source else name
                 mean = sum(values) / len(values)
                 drawn.add_row(where, metric, str(len(values)), short(mean), f"{short(low)} to {short(high)}")
+    for key, value in numbers.items():
+        _, name, metric = key.split("/")
+        drawn.add_row(name, metric, "", short(value), "")
     return drawn

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -20,6 +21,7 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World, start
 from rft.evaluation.base import Evaluator
 from rft.logger.console import RunConsole
+from rft.logger.history import rank_key
 from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components
@@ -56,7 +58,7 @@ class Answering(Components):
         """
         run, check = self.run, self.check
         self.check_dependencies()
-        scores = run.mode == "evaluate" and self.grader is not None
+        scores = run.mode == "evaluate" and (self.grader is not None or self.given is not None)
         if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
         self.world = start(self.strategy.factory.device(self.strategy.options))
@@ -71,7 +73,7 @@ class Answering(Components):
             "model_config", lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor"), "tokenizer"
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
-        if scores and found is not None:
+        if scores and self.grader is not None and found is not None:
             check.run(
                 lambda model_config: check_classifier(
                     model_config, self.actor.options["head"], f"{key}={which}: {found}"
@@ -101,16 +103,16 @@ class Answering(Components):
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
         """The evaluator of held-out sets, with the weights of the model. A collective."""
-        if self.grader is None:
+        if self.grader is None and self.given is None:
             with self.started() as sampler:
-                yield self.evaluator(self.world, None, sampler, self.encoder, sets)
+                yield self.evaluator(self.world, {}, sampler, self.encoder, sets)
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
             context = ModelContext(POLICY, self.world, strategy, self.loaded_tokenizer, self.run.seed)
             policy = self.actor.factory(context, **self.actor.options | without_training)
-            yield self.evaluator(self.world, policy, None, self.encoder, sets)
+            yield self.evaluator(self.world, {POLICY: policy}, None, self.encoder, sets)
 
     @contextmanager
     def started(self) -> Iterator[Sampler]:
@@ -167,8 +169,9 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
     if which == "latest":
         step = max(steps)
     elif which == "best":
+        watched = OmegaConf.load(folder / CONFIG).metric
         metrics = {step: json.loads((path / "metric.json").read_text()) for step, path in steps.items()}
-        evaluated = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        evaluated = [(rank_key(watched, metric), step) for step, metric in metrics.items() if metric is not None]
         if not evaluated:
             raise ValueError(
                 f"{key}=best: none of the checkpoints of {folder} was evaluated; set {key} to latest or one of {known}"

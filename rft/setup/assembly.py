@@ -15,7 +15,7 @@ from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
-from rft.data.base import GivenTexts, Source, given_texts
+from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
 from rft.logger.log import RunLog, SilentLog
@@ -78,7 +78,7 @@ class Job(Components):
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
             if world.rank == 0:
                 finish_folder(folder, numbers)
-        return numbers[run.metric]
+        return numbers[self.metric]
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""
@@ -132,10 +132,12 @@ class Job(Components):
             checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
         )
         loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
-        others = {name: rows for name, rows in held_out.items() if run.data.eval[name] != run.data.train}
+        others = {name: rows for name, rows in held_out.items() if run.data.held_out()[name] != run.data.train}
         compared = ("prompt",) if self.grader is None else self.grader.fields
         checks.run(lambda: check_held_out(train, others, compared, counting, loaded.messages.append))
         checks.run(partial(self.fit_rows, loaded), "model_config")
+        if run.epochs is not None:
+            loaded.messages.append(self.count_steps(len(loaded.train)))
         return loaded
 
     def read_model_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
@@ -178,20 +180,16 @@ class Job(Components):
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
         """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model."""
         given = given_texts(self.source.factory, self.source.options)
-        examples = None if given is None else partial(self.examples, loaded, given)
-        loaded.fit(self.run, self.check, model_config, "prompt" in self.needs, self.facts.sampled != "never", examples)
-
-    def examples(self, loaded: Datasets, given: GivenTexts) -> list[int]:
-        """Tokens of each row of given texts, for as many draws of the source as the data set has rows."""
-        run, columns = self.run, tuple(sorted(self.algorithm.reads()))
-        return loaded.lengths.examples(given, loaded.train, run.batch.prompts, seed=run.seed, columns=columns)
+        examples = None if given is None else partial(self.examples, loaded.lengths, given)
+        samples, generates = self.facts.sampled != "never", self.given is None
+        loaded.fit(self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates)
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""
         if loaded.stream is not None:
             return None
         given = given_texts(self.source.factory, self.source.options)
-        counts = [] if given is None else self.examples(loaded, given)
+        counts = [] if given is None else self.examples(loaded.lengths, given, loaded.train)
         if self.facts.sampled != "never" and "prompt" in self.needs:
             counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
         return max(counts, default=None)
@@ -275,7 +273,7 @@ class Job(Components):
                 name="train",
                 source=source(self.source, run.batch.prompts, self.algorithm),
                 algorithm=self.algorithm,
-                steps=run.steps,
+                steps=run.step_count(),
                 minibatches=run.batch.minibatches,
                 epochs=run.batch.epochs,
                 optimizer=policy.optimizer_options,
@@ -285,16 +283,19 @@ class Job(Components):
                 schedules=self.schedules,
             )
         )
+        models = {POLICY: policy, **helpers}
+        evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
         trainer = Trainer(
             world=world,
-            models={POLICY: policy, **helpers},
+            models=models,
             balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             sampler=sampler,
-            evaluator=self.evaluator(world, policy, sampler, loaded.encoder, loaded.held_out),
-            watched=run.metric,
+            evaluator=evaluator if loaded.held_out else None,
+            evaluate_at_start=run.eval.at_start,
+            watched=self.metric,
             log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world),
+            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             exact=self.exact(),

@@ -1,5 +1,8 @@
 """The checked parts of a run before anything is loaded, and the methods that several modes use to build them."""
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +11,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.base import ColumnModel
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, Role
-from rft.data.base import CheckContext, SourceFacts
+from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.lengths import Lengths
 from rft.data.rows.lazy import Rows, load
 from rft.distributed import SINGLE_PROCESS, World
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
+from rft.evaluation.loss import LossEvaluator
 from rft.evaluation.preference import ScoreEvaluator
 from rft.logger.log import Sink
 from rft.registry import Target
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.sampler import Sampler
-from rft.setup.parts import check_config, starts_as_policy
+from rft.setup.parts import check_config, check_steps, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
 from rft.setup.schema import Run
@@ -42,6 +47,8 @@ class Components:
         algorithm, reward, schedules, sinks: built objects.
         facts: what the source states about itself.
         needs: the fields that every training row must have.
+        metric: the one that the config names, or the main one of the run.
+        given: makes the batches of held-out texts whose loss is evaluated; None if it is not.
         warmup_algorithm, warmup_source: None without a warm-up.
         check: collects the mistakes of data and models; `check.end` raises them.
 
@@ -55,8 +62,9 @@ class Components:
         checks = check_config(config, typed_keys())
         self.check_mode(checks)
         checks.end()
-        parts = checks.parts
-        self.config = config
+        self._checks, parts = checks, checks.parts
+        self.metric: str = parts["metric"]
+        self.config = config | {"metric": self.metric}
         self.check = Checks()
         self.run: Run = parts["run"]
         self.tokenizer: Target = parts["tokenizer"]
@@ -71,6 +79,7 @@ class Components:
         self.held_out: dict[str, Target] = parts["held_out"]
         self.needs: set[str] = parts["needs"]
         self.reward: WeightedSum = parts["reward"]
+        self.given: GivenTexts | None = parts["given"]
         self.grader: type[ScoreEvaluator] | None = parts["grader"]
         self.algorithm: Algorithm = parts["algorithm"]
         self.schedules: list[Schedule] = list(parts["schedules"].values())
@@ -101,13 +110,38 @@ class Components:
 
     def load_held_out(self) -> dict[str, Rows]:
         """The held-out sets by name; mistakes in them are added to `check`."""
-        fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
+        if self.given is not None:
+            fields = self.facts.fields
+        else:
+            fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)
         found = {name: rows for name, rows in loaded.items() if rows is not None}
         for rows in found.values() if self.grader is None else ():
             self.check.attempt(check_rows, rows, self.reward.check_row)
         return found
+
+    def count_steps(self, rows: int) -> str:
+        """Sets the number of steps that the epochs take, and checks what depends on it.
+
+        Args:
+            rows: number of training rows.
+
+        Returns:
+            A message for the user.
+        """
+        run = self.run
+        assert run.epochs is not None
+        run.steps = math.ceil(rows * run.epochs / run.batch.prompts)
+        self._checks.add("run.steps", run.steps)
+        check_steps(self._checks)
+        self.check.messages += self._checks.messages
+        return f"epochs={run.epochs:g} of {rows:,} rows with batch.prompts={run.batch.prompts} are {run.steps:,} steps"
+
+    def examples(self, lengths: Lengths, given: GivenTexts, rows: Rows) -> list[int]:
+        """Tokens of each row of given texts, for as many draws of the source as there are rows."""
+        run, columns = self.run, tuple(sorted(self.algorithm.reads()))
+        return lengths.examples(given, rows, run.batch.prompts, seed=run.seed, columns=columns)
 
     def make_engine(
         self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
@@ -124,24 +158,31 @@ class Components:
         return self.engine.build(context=context)
 
     def evaluator(
-        self, world: World, policy: ColumnModel | None, sampler: Sampler | None, encoder: Encoder, sets: dict[str, Rows]
+        self,
+        world: World,
+        models: Mapping[str, ColumnModel],
+        sampler: Sampler | None,
+        encoder: Encoder,
+        sets: dict[str, Rows],
     ) -> Evaluator:
-        """The evaluator of held-out sets: that of the policy's score head, or else `GenerationEvaluator`.
+        """The evaluator of held-out sets: of their loss, or that of the policy's score head, or of answers.
 
         Args:
-            policy: None if the policy generates text.
-            sampler: None if the policy has a score head.
+            models: by their keys; none if the policy only generates text.
+            sampler: None if nothing is generated.
         """
         run, context = self.run, EvaluationContext(world, encoder, sets)
+        if self.given is not None:
+            return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
         if self.grader is not None:
-            assert policy is not None
+            policy = models[POLICY]
             options = {name: self.source.options[name] for name in self.grader.source_options}
             return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
         assert sampler is not None
         self.reward.place(world.device)
         drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),
-            sampling=run.rollout.untruncated(run.eval.temperature),
+            sampling=replace(run.rollout.untruncated(run.eval.temperature), top_p=run.eval.top_p, top_k=run.eval.top_k),
             samples=run.eval.samples,
             pass_k=run.eval.ks(),
             maj_k=run.eval.maj_k,

@@ -13,10 +13,11 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 from rft.actor.init import CLASSIFIERS
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
+from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
-from rft.setup.schema import Batch, Eval, Profile, Rollout, Warmup
+from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
 
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
 
@@ -56,6 +57,8 @@ def check_ranks(batch: Batch, ranks: int) -> Iterator[str]:
 
 def check_eval(evaluation: Eval) -> Iterator[str]:
     """Checks that an evaluation samples the answers that its metrics need."""
+    if evaluation.loss and evaluation.samples:
+        yield f"eval.samples={evaluation.samples}: with eval.loss=true nothing is sampled; set eval.samples=0"
     for name, wanted in (("pass_k", evaluation.ks()), ("maj_k", evaluation.maj_k)):
         if max(wanted, default=0) > evaluation.samples:
             yield (
@@ -73,6 +76,19 @@ def check_vote(evaluation: Eval, reward: WeightedSum) -> Iterator[str]:
         )
 
 
+def check_epochs(steps: int | None, epochs: float | None, data: Data) -> Iterator[str]:
+    """Checks that the run has a length, and one only."""
+    if steps is not None and epochs is not None:
+        yield f"epochs={epochs:g}: the run has the length steps={steps}; set steps=null, or epochs=null"
+    if steps is None and epochs is None:
+        yield "steps=null: the run has no length; set steps, or epochs"
+    if epochs is not None and data.streaming is not None:
+        yield (
+            f"epochs={epochs:g}: the rows of a stream are not counted; set steps=<number> epochs=null, or "
+            "data.streaming=null"
+        )
+
+
 def check_profile(profile: Profile, steps: int, warmup: Warmup | None) -> Iterator[str]:
     """Checks that the run has every step that is to be profiled."""
     before = warmup.steps if warmup is not None else 0
@@ -84,14 +100,28 @@ def check_profile(profile: Profile, steps: int, warmup: Warmup | None) -> Iterat
         )
 
 
-def check_metric(metric: str, known: list[str]) -> Iterator[str]:
-    """Checks that the metric that the run returns is one of its evaluations.
+def choose_metric(metric: str | None, known: list[str]) -> str:
+    """The metric that the run returns: the one that is named, or the first one.
 
     Args:
         known: the metrics of the run.
+
+    Raises:
+        ValueError: the run has no such metric.
     """
+    if metric is None:
+        return known[0]
     if metric not in known:
-        yield (f"metric={metric}: the run has no such metric{did_you_mean(metric, known)} (known: {', '.join(known)})")
+        raise ValueError(
+            f"metric={metric}: the run has no such metric{did_you_mean(metric, known)} (known: {', '.join(known)})"
+        )
+    return metric
+
+
+def check_stop(warmup: Warmup | None, metric: str) -> Iterator[str]:
+    """Checks that the warm-up measures the metric that ends it early."""
+    if warmup is not None and warmup.stop_at is not None and not metric.startswith("eval/"):
+        yield f"warmup.stop_at={warmup.stop_at}: no held-out set of data.eval is evaluated; set warmup.stop_at=null"
 
 
 def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
@@ -116,11 +146,15 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
     engine.factory.check(options, rollout)
 
 
-def check_head(actor: Target, engine: Target, algorithms: Mapping[str, Algorithm]) -> Iterator[str]:
+def check_head(
+    actor: Target, engine: Target, algorithms: Mapping[str, Algorithm], facts: SourceFacts, generates: bool
+) -> Iterator[str]:
     """Checks that the policy has the head that its losses train, and that the engine samples only from a language head.
 
     Args:
         algorithms: of the stages, by their keys.
+        facts: of the source of batches.
+        generates: the policy answers held-out prompts.
     """
     head = actor.options["head"]
     for key, algorithm in algorithms.items():
@@ -132,8 +166,13 @@ def check_head(actor: Target, engine: Target, algorithms: Mapping[str, Algorithm
     samples, scores = engine.factory.facts.samples, head in CLASSIFIERS
     if samples and scores:
         yield f"actor.head={head}: a model with this head cannot generate text; choose rollout=none"
-    if not samples and not scores:
-        yield "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf"
+    if not samples and not scores and facts.sampled != "never":
+        yield "rollout=none: no engine samples the texts that train; choose rollout=hf"
+    elif not samples and generates:
+        yield (
+            "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf, or eval.loss=true "
+            "for the loss of held-out texts"
+        )
     if scores and actor.options["lora"] is not None:
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
@@ -154,17 +193,19 @@ def check_lengths(key: str, counts: list[int], model_config: PretrainedConfig, n
         )
 
 
-def check_examples(counts: list[int], context: int) -> None:
+def check_examples(key: str, counts: list[int], context: int) -> None:
     """Checks that no given text is longer than the model's context.
 
     Args:
+        key: of the rows.
         counts: tokens of each row.
         context: the model's maximal number of tokens.
     """
     if max(counts) > context:
+        counted = " (mode=inspect counts them)" if key == "data.train" else ""
         raise ValueError(
-            f"data.train: the longest row has {max(counts)} tokens, over the model's context of {context}; remove the "
-            "longer rows (mode=inspect counts them) or choose a model with a longer context"
+            f"{key}: the longest row has {max(counts)} tokens, over the model's context of {context}; remove the "
+            f"longer rows{counted} or choose a model with a longer context"
         )
 
 

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_prompts
+from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows, check_room
 from rft.errors import Checks
@@ -55,7 +56,8 @@ class Datasets:
         model_config: PretrainedConfig,
         prompted: bool,
         samples: bool,
-        examples: Callable[[], list[int]] | None,
+        examples: Callable[[Rows], list[int]] | None,
+        generates: bool,
     ) -> None:
         """Applies `data.truncation` to long prompts, and adds a message to `check` for rows too long for the model.
 
@@ -63,7 +65,8 @@ class Datasets:
             model_config: the transformers config of the policy.
             prompted: whether the training rows have prompts.
             samples: whether the engine samples answers to them.
-            examples: counts the tokens of each given text that trains; None if the source has no given texts.
+            examples: counts the tokens of each given text of some rows; None if the source has no given texts.
+            generates: held-out rows are prompts; otherwise they are given texts.
 
         Raises:
             ValueError: data.max_prompt_tokens is set, but the rows have no prompts.
@@ -88,9 +91,26 @@ class Datasets:
                 f"data.train has {len(self.train)} rows, fewer than batch.prompts={run.batch.prompts}: rows repeat "
                 "within a step"
             )
-        fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
+        if generates:
+            fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
         if examples is not None:
-            check.run(lambda: check_examples(examples(), context))
+            given = {"data.train": self.train}
+            if not generates:
+                self._limit_held_out(check)
+                given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
+            for key, rows in given.items():
+                check.run(lambda key=key, rows=rows: check_examples(key, examples(rows), context))
+
+    def _limit_held_out(self, check: Checks) -> None:
+        """Applies `data.truncation` to the prompts of held-out texts."""
+        limit = self.encoder.limit
+        for name in self.held_out if limit is not None else ():
+            check.attempt(self._limit, name, limit)
+
+    def _limit(self, name: str, limit: PromptLimit) -> None:
+        rows, key = self.held_out[name], f"data.eval.{name}"
+        counts = self.lengths.whole_prompts(rows)
+        self.held_out[name], _ = limit_prompts(rows, counts, limit, key, self.messages.append)
 
     def _fit_train(self, model_config: PretrainedConfig, new_tokens: int | None) -> None:
         counts, limit = self.lengths.whole_prompts(self.train), self.encoder.limit

@@ -23,31 +23,30 @@ from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.data.rows.stream import check_stream
 from rft.errors import Checks, build_each, describe
-from rft.evaluation.generation import metric_names
-from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
-from rft.evaluation.process import StepEvaluator
 from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.setup.constraints import (
     check_batch,
     check_engine,
+    check_epochs,
     check_eval,
     check_folders,
     check_head,
-    check_metric,
     check_mixtures,
     check_name,
     check_profile,
+    check_stop,
     check_vote,
+    choose_metric,
 )
+from rft.setup.held_out import GRADERS, held_out_texts, metrics_of_run
 from rft.setup.schema import Batch as BatchOptions
-from rft.setup.schema import Data, Eval, Warmup, root_with_roles
+from rft.setup.schema import Warmup, root_with_roles
 from rft.setup.unread import Parts, check_typed
 from rft.strategy.base import ModelFacts, Strategy
 from rft.train.schedules import SCHEDULES, Schedule
 
-GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 READERS = tuple(field.name for field in fields(Parts))  # the parts that `check_typed` needs
 CONTEXT = ("context",)  # the constructor argument that the run supplies to models, engines and sources
 
@@ -88,7 +87,7 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
     else:
         checks.fail("warmup_algorithm", "warmup_source", "warmup_facts")
     checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
-    checks.run(check_head, "actor", "engine", "stages")
+    checks.run(check_head, "actor", "engine", "stages", "facts", "generates")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
     checks.run(_check_sinks, "sinks")
     checks.run(lambda *parts: check_typed(typed, Parts(*parts)), *READERS)
@@ -134,7 +133,7 @@ def _make_parts(checks: Checks) -> None:
     checks.make("source", lambda options: source_of(options.source, "algorithm.source"), "run.algorithm")
     checks.make("facts", facts_of, "source")
     checks.make("train", lambda data: Target(data.train, "data.train", ("key",)), "run.data")
-    checks.make("held_out", lambda data: build_each(_held_out_rows, data.eval), "run.data")
+    checks.make("held_out", lambda data: build_each(_held_out_rows, data.held_out()), "run.data")
     checks.make("reward", lambda node: Target(node, "reward").build(), "run.reward")
     checks.make("sinks", lambda nodes: build_each(_sink, nodes), "run.logger")
     checks.make(
@@ -145,6 +144,14 @@ def _make_parts(checks: Checks) -> None:
     )
     checks.make("schedules", lambda options: build_each(_schedule, options.schedules), "run.algorithm")
     checks.make("grader", lambda actor: GRADERS.get(actor.options["head"]), "actor")
+    checks.make("given", held_out_texts, "run.eval", "source", "facts")
+    checks.make(
+        "generates",
+        lambda data, grader, given: bool(data.held_out()) and grader is None and given is None,
+        "run.data",
+        "grader",
+        "given",
+    )
 
 
 def _check_numbers(checks: Checks) -> None:
@@ -153,11 +160,19 @@ def _check_numbers(checks: Checks) -> None:
     checks.run(check_batch, "run.batch", "run.algorithm")
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")
+    checks.run(check_epochs, "run.steps", "run.epochs", "run.data")
+    if checks.parts.get("run.steps") is not None:
+        check_steps(checks)
+    checks.make("metrics", metrics_of_run, "run.data", "run.eval", "reward", "grader", "given", "algorithm")
+    checks.make("metric", choose_metric, "run.metric", "metrics")
+    checks.run(check_stop, "run.warmup", "metric")
+
+
+def check_steps(checks: Checks) -> None:
+    """Checks what depends on the number of steps. With `epochs` it is known when the rows are counted."""
     checks.run(check_profile, "run.profile", "run.steps", "run.warmup")
     checks.make("critic_warmup", check_critic_warmup, "run.algorithm", "run.steps")
     checks.run(_check_schedules, "schedules", "algorithm", "run.steps", "critic_warmup")
-    checks.make("metrics", _metrics, "run.data", "run.eval", "reward", "grader")
-    checks.run(check_metric, "run.metric", "metrics")
 
 
 def _check_train(checks: Checks) -> None:
@@ -213,13 +228,6 @@ def _check_schedules(schedules: dict[str, Schedule], algorithm: Algorithm, steps
         schedule.check(f"algorithm.schedules.{name}", steps, models, algorithm.learners)
 
     build_each(check, schedules)
-
-
-def _metrics(data: Data, evaluation: Eval, reward: WeightedSum, grader: type[ScoreEvaluator] | None) -> list[str]:
-    """The metrics of the run's evaluations."""
-    wanted = (evaluation.samples, evaluation.ks(), evaluation.maj_k)
-    names = metric_names(reward.names, reward.accuracy, *wanted) if grader is None else list(grader.metrics)
-    return [f"eval/{name}/{number}" for name in data.eval for number in names]
 
 
 def _train_context(checks: Checks, source: Target, batch: BatchOptions, options: AlgorithmOptions) -> CheckContext:

@@ -12,7 +12,7 @@ from rft.algorithm.roles import ROLES
 from rft.conditions import ANSWERS, GIVEN, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.truncation import PromptLimit, Truncation
-from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps
+from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
 from rft.train.run_folder import RESULT
@@ -46,11 +46,15 @@ class Dependency:
 
 @dataclass
 class Eval:
-    """When and how held-out sets are evaluated; see `rft.evaluation.generation`."""
+    """When and how held-out sets are evaluated; see `rft.evaluation.generation` and `rft.evaluation.loss`."""
 
     every: NonNegativeInt
+    at_start: bool
+    loss: bool
     samples: Annotated[NonNegativeInt, ReadWith(ANSWERS)]
     temperature: Annotated[SamplingTemperature, ReadIf("samples"), ReadWith(ANSWERS)]
+    top_p: Annotated[TopP, ReadIf("samples"), ReadWith(ANSWERS)]
+    top_k: Annotated[TopK, ReadIf("samples"), ReadWith(ANSWERS)]
     pass_k: Annotated[list[PositiveInt] | None, ReadIf("samples"), ReadWith(ANSWERS)]
     maj_k: Annotated[list[PositiveInt], ReadWith(ANSWERS)]
 
@@ -81,7 +85,7 @@ class Data:
     truncation: Truncation
     streaming: PositiveInt | None
     train: Any
-    eval: dict[str, Any]
+    eval: dict[str, Any] | None
     path: str | None = None  # only the yaml of data=hub has this key, and its sets interpolate it
 
     def __post_init__(self) -> None:
@@ -90,6 +94,10 @@ class Data:
                 f"data.truncation={self.truncation} has no effect without a limit; set data.max_prompt_tokens, or "
                 "data.truncation=drop"
             )
+
+    def held_out(self) -> dict[str, Any]:
+        """The nodes of the held-out sets, by name."""
+        return {name: node for name, node in (self.eval or {}).items() if node is not None}
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
         """The encoder, which turns rows into token ids."""
@@ -103,7 +111,7 @@ class Data:
 
     def check_apart(self) -> None:
         """Raises a ValueError if a held-out set is the training set."""
-        for name, node in self.eval.items():
+        for name, node in self.held_out().items():
             if node == self.train:
                 raise ValueError(
                     f"data.train is the same as data.eval.{name}, so nothing is held out; give one of them another path"
@@ -226,14 +234,15 @@ class Run:
 
     name: str
     seed: Seed
-    steps: Steps
+    steps: Steps | None
+    epochs: PositiveFloat | None
     mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
     resume: bool
-    metric: str
+    metric: str | None
     batch: Batch
     eval: Eval
     checkpoint: CheckpointOptions
@@ -253,6 +262,11 @@ class Run:
     strategy: dict[str, Any]
     data: Data
     logger: dict[str, Any]
+
+    def step_count(self) -> int:
+        """The steps of the stage `train`. With `epochs` they are known when the rows are counted."""
+        assert self.steps is not None, "the rows are not counted yet"
+        return self.steps
 
 
 def root_with_roles() -> type[Run]:

@@ -10,7 +10,7 @@ from typing import Any
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import ROLES
 from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, fields_of, unread_options
-from rft.data.base import SourceFacts
+from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
 from rft.reward.compose import WeightedSum
@@ -37,6 +37,8 @@ class Parts:
     train: Target
     held_out: Mapping[str, Target]
     grader: type[ScoreEvaluator] | None
+    given: GivenTexts | None
+    generates: bool
     reward: WeightedSum
 
 
@@ -72,7 +74,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     for target in (parts.actor, *parts.helpers.values(), parts.engine):
         found |= unread_options(target.factory, target.options, target.key, absent)
     fields = {parts.train.key: parts.needs}
-    fields |= {target.key: {"prompt", *parts.reward.fields} for target in parts.held_out.values()}
+    evaluated = {"prompt", *(parts.reward.fields if parts.given is None else facts.fields)}
+    fields |= {target.key: evaluated for target in parts.held_out.values()}
     for target in (parts.train, *parts.held_out.values()):
         found |= unread_options(target.factory, target.options, target.key, _fields_absent(fields[target.key], absent))
     engine: type[Engine] = parts.engine.factory
@@ -91,14 +94,18 @@ def unread_keys(parts: Parts) -> dict[str, str]:
 
 def _absences(parts: Parts) -> Absent:
     facts, warmup = parts.facts, parts.warmup_facts
-    sampled, evaluates = facts.sampled != "never", parts.grader is None and bool(parts.held_out)
+    sampled = facts.sampled != "never"
     given = not sampled or facts.given is not None or warmup is not None
-    answers = "the policy scores texts and answers none" if parts.grader is not None else "there is no held-out set"
+    answers = "there is no held-out set"
+    if parts.given is not None:
+        answers = "eval.loss=true, which needs no answers"
+    elif parts.grader is not None:
+        answers = "the policy scores texts and answers none"
     absent = {
         SAMPLED: "" if sampled else NO_SAMPLES,
         GIVEN: "" if given else "all texts that train are sampled",
-        ANSWERS: "" if evaluates else answers,
-        GENERATION: "" if sampled or evaluates else f"{NO_SAMPLES}, and {answers}",
+        ANSWERS: "" if parts.generates else answers,
+        GENERATION: "" if sampled or parts.generates else f"{NO_SAMPLES}, and {answers}",
     }
     reads = parts.algorithm.reads()
 

@@ -12,6 +12,7 @@ import torch
 
 from rft.actor.base import NonFiniteError
 from rft.distributed import World
+from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
 
 
@@ -41,13 +42,15 @@ class Checkpoints:
         run: the run folder.
         options: when to save and what to keep.
         world: rank zero writes.
+        watched: the metric that makes a checkpoint the best; of a loss or a perplexity the lowest value is.
     """
 
-    def __init__(self, run: Path, options: CheckpointOptions, world: World) -> None:
+    def __init__(self, run: Path, options: CheckpointOptions, world: World, watched: str) -> None:
         self.run = run
         self.folder = run / "checkpoints"
         self._options = options
         self._world = world
+        self._watched = watched
 
     def due(self, step: int) -> bool:
         """True where a checkpoint is to be written after this step."""
@@ -86,7 +89,8 @@ class Checkpoints:
     def _prune(self) -> None:
         steps = sorted(self.folder.glob("step_*"))
         metrics = {path: json.loads((path / "metric.json").read_text()) for path in steps}
-        measured = sorted((p for p in steps if metrics[p] is not None), key=lambda p: (metrics[p], p.name))
+        ranked = {path: rank_key(self._watched, value) for path, value in metrics.items() if value is not None}
+        measured = sorted(ranked, key=lambda path: (ranked[path], path.name))
         best = measured[len(measured) - self._options.keep_best :] if self._options.keep_best else []
         newest = steps[-max(1, self._options.keep_last) :]
         for path in steps:

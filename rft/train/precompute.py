@@ -2,9 +2,11 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import ColumnModel
@@ -17,10 +19,12 @@ def precompute_columns(
     model: ColumnModel,
     stage: Stage,
     done: int | None,
+    held_out: Iterable[TensorDict],
     compute: Callable[..., dict[str, Tensor]],
     say: Callable[[str], None],
 ) -> None:
-    """Computes the column of a precomputed model for every row that a stage is going to draw, once. A collective.
+    """Computes the column of a precomputed model for every row that a stage is going to draw, and for every held-out
+    row, once. A collective.
 
     A model of its own is loaded before the run begins and freed before there is an optimizer; a copy of the policy is
     precomputed when its stage begins.
@@ -28,6 +32,7 @@ def precompute_columns(
     Args:
         model: nothing is done unless it is precomputed and the algorithm reads its column.
         done: steps of the stage that are done, or None before the run begins.
+        held_out: this rank's batches of held-out texts.
         compute: `Trainer.compute`.
         say: prints a message for the user.
 
@@ -46,8 +51,7 @@ def precompute_columns(
     started, gather = time.perf_counter(), model.world.gather
     place = copy.deepcopy(gather(stage.source.state_dict()))
     known: dict[bytes, Tensor] = {}
-    for _ in range(stage.steps):
-        batch = stage.source.next(Metrics())
+    for batch in chain(held_out, (stage.source.next(Metrics()) for _ in range(stage.steps))):
         stage.algorithm.build_loss_mask(batch)
         new = batch[torch.tensor([key not in known for key in row_keys(batch)])]
         if any(gather(len(new) > 0)):

@@ -20,6 +20,7 @@ from rft.batch.columns import fields, lengths
 from rft.distributed import World
 from rft.errors import at_step
 from rft.evaluation.base import SOURCE, Evaluator
+from rft.logger.history import rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.ranges import NonNegativeInt, PositiveInt
@@ -49,7 +50,8 @@ class Trainer:
         balance: spreads work over the processes.
         copies: the models that begin every stage as a copy of the policy.
         sampler: samples text; the trainer publishes weights to it after every step.
-        evaluator: held-out sets.
+        evaluator: of the held-out sets; None if there are none.
+        evaluate_at_start: whether it runs before the first step, too.
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
         log: where numbers go.
         checkpoints: where states go.
@@ -67,7 +69,8 @@ class Trainer:
         balance: Balance,
         copies: list[ColumnModel],
         sampler: Sampler,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
+        evaluate_at_start: bool,
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,
@@ -83,6 +86,7 @@ class Trainer:
         self.copies = copies
         self.sampler = sampler
         self.evaluator = evaluator
+        self.evaluate_at_start = evaluate_at_start
         self.watched = watched
         self.log = log
         self.checkpoints = checkpoints
@@ -101,8 +105,9 @@ class Trainer:
         if saved is None:
             self.check_weights()
             self.log.rewind(-1)
-            texts: list[dict[str, Any]] = []
-            self.record(stages[0].name, self.evaluate(texts), texts)
+            if self.evaluate_at_start and self.evaluator is not None:
+                texts: list[dict[str, Any]] = []
+                self.record(stages[0].name, self.evaluate(texts), texts)
         else:
             self.step, self.numbers = saved["step"], saved["numbers"]
             self.log.rewind(self.step)
@@ -157,7 +162,8 @@ class Trainer:
     def precompute(self, stage: Stage, done: int | None) -> None:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
         for model in self.models.values():
-            precompute_columns(model, stage, done, self.compute, self.log.message)
+            held_out = self.evaluator.batches() if self.evaluator is not None else ()
+            precompute_columns(model, stage, done, held_out, self.compute, self.log.message)
 
     def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
         """Adds the columns that the algorithm needs before the update; see `rft.algorithm.step`."""
@@ -254,7 +260,7 @@ class Trainer:
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
-        done = last or (stage.stop_at is not None and numbers.get(self.watched, -1.0) >= stage.stop_at)
+        done = last or self.reached(stage.stop_at, numbers)
         self.record(stage.name, numbers, texts)
         if self.exact and GAP in numbers:
             self.exact = False  # one warning is enough
@@ -267,10 +273,19 @@ class Trainer:
             self.save(number, stage, stage_step, done, numbers)
         return done
 
+    def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:
+        """True where the watched metric is at the goal or better."""
+        if goal is None or self.watched not in numbers:
+            return False
+        return rank_key(self.watched, numbers[self.watched]) >= rank_key(self.watched, goal)
+
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
+        if self.evaluator is None:
+            return {}
         started = time.perf_counter()
-        self.sampler.publish(self.step, self.policy.weights(), POLICY)
+        if self.evaluator.samples:
+            self.sampler.publish(self.step, self.policy.weights(), POLICY)
         with at_step(self.step):
             numbers, answers = self.evaluator.run(self.log.progress)
         for name, rows in answers.items():

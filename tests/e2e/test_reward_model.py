@@ -39,7 +39,7 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
             ("algorithm=reward_model", "rollout=hf"),
             "actor.head=score: a model with this head cannot generate text; choose rollout=none",
         ),
-        (("rollout=none",), "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf"),
+        (("rollout=none",), "rollout=none: no engine samples the texts that train; choose rollout=hf"),
         (
             ("algorithm=reward_model", "actor.head=lm"),
             "algorithm.loss: 'bradley_terry' trains the head 'score', but actor.head=lm",

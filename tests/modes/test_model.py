@@ -11,8 +11,8 @@ from rft.modes.model import Answering, find_checkpoint
 def run(tmp_path):
     """A run folder with checkpoints of these steps and metrics."""
 
-    def make(metrics):
-        (tmp_path / "config.yaml").write_text("seed: 0")
+    def make(metrics, watched="eval/heldout/accuracy"):
+        (tmp_path / "config.yaml").write_text(f"metric: {watched}")
         for step, metric in metrics.items():
             folder = tmp_path / "checkpoints" / f"step_{step:08d}"
             (folder / "actor").mkdir(parents=True)
@@ -33,6 +33,11 @@ def test_checkpoints_are_found(run):
     assert found(folder, "best") == "checkpoints/step_00000100/actor", "of equal ones the newest"
     assert found(folder, 2) == "checkpoints/step_00000002/actor"
     assert found(folder, None) is None
+
+
+@pytest.mark.parametrize("watched", ["eval/heldout/loss", "eval/heldout/perplexity", "loss/dpo"])
+def test_the_best_checkpoint_of_a_loss_has_the_lowest(watched, run):
+    assert found(run({2: 0.5, 10: 0.1, 100: 0.1, 200: 0.9}, watched), "best") == "checkpoints/step_00000100/actor"
 
 
 def test_no_run_is_the_model_that_actor_names(tmp_path):

@@ -11,8 +11,8 @@ from rft.actor.base import NonFiniteError
 from rft.train.checkpoint import CheckpointOptions, Checkpoints
 
 
-def checkpoints(run, every=1, keep_last=2, keep_best=0, rank=0):
-    return Checkpoints(run, CheckpointOptions(every, keep_last, keep_best), SimpleNamespace(rank=rank))
+def checkpoints(run, every=1, keep_last=2, keep_best=0, rank=0, watched="eval/heldout/accuracy"):
+    return Checkpoints(run, CheckpointOptions(every, keep_last, keep_best), SimpleNamespace(rank=rank), watched)
 
 
 def save_model(folder):
@@ -60,6 +60,13 @@ def test_latest_links_to_the_newest_and_moves_with_the_run(tmp_path):
     assert link.is_symlink() and str(link.readlink()) == "step_00000002"
     (tmp_path / "a").rename(tmp_path / "b")
     assert checkpoints(tmp_path / "b").read() == {"step": 2}
+
+
+def test_of_a_loss_the_lowest_stays(tmp_path):
+    saved = checkpoints(tmp_path, keep_last=1, keep_best=1, watched="eval/heldout/loss")
+    for step, metric in enumerate([0.5, 0.2, 0.9, 0.3], start=1):
+        write(saved, step, metric)
+    assert steps(tmp_path) == [2, 4]
 
 
 @pytest.mark.parametrize(

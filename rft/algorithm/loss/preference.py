@@ -31,6 +31,7 @@ def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, An
     return stated
 
 
+EVALUATED = ("preference/accuracy", "preference/margin")  # on held-out pairs
 # The assumed share of swapped labels: at one half the labels carry no information.
 Noise = Annotated[float, Range(low=0, below=0.5)]
 
@@ -39,6 +40,7 @@ Noise = Annotated[float, Range(low=0, below=0.5)]
     "dpo",
     reads=("ref_logprobs", "chosen"),
     unit="pair",
+    statistics=EVALUATED,
     gradient=gradient(lambda options: options["beta"] * (0.5 - options["label_smoothing"])),
 )
 def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
@@ -62,6 +64,7 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoot
     "robust_dpo",
     reads=("ref_logprobs", "chosen"),
     unit="pair",
+    statistics=EVALUATED,
     gradient=gradient(lambda options: options["beta"] / (2 - 4 * options["label_smoothing"])),
 )
 def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
@@ -86,6 +89,7 @@ def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, labe
     "ipo",
     reads=("ref_logprobs", "chosen"),
     unit="pair",
+    statistics=EVALUATED,
     gradient=gradient(lambda options: 1 / options["beta"]),
 )
 def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bool) -> Unreduced:
@@ -107,6 +111,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bo
     "hinge",
     reads=("ref_logprobs", "chosen"),
     unit="pair",
+    statistics=EVALUATED,
     gradient=gradient(lambda options: options["beta"]),
 )
 def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
@@ -124,6 +129,7 @@ def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unredu
     "cpo",
     reads=("chosen",),
     unit="pair",
+    statistics=EVALUATED,
     gradient=Gradient("near", "margin of pairs", cosine=0.996),
 )
 def cpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
@@ -143,6 +149,7 @@ def cpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduce
     "simpo",
     reads=("chosen",),
     unit="pair",
+    statistics=EVALUATED,
     gradient=Gradient("near", "mean margin of pairs", cosine=0.999),
 )
 def simpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: NonNegativeFloat) -> Unreduced:
@@ -162,6 +169,7 @@ def simpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: No
     "orpo",
     reads=("chosen",),
     unit="pair",
+    statistics=EVALUATED,
     gradient=Gradient("near", "mean margin of pairs", cosine=0.993),
 )
 def orpo(logprobs: Tensor, batch: TensorDict, *, weight: PositiveFloat) -> Unreduced:
@@ -222,6 +230,7 @@ def kto_gradient(options: dict[str, Any]) -> Gradient:
     "kto",
     reads=("ref_logprobs", "label", "mismatched"),
     unit="sequence",
+    statistics=EVALUATED,
     prepare=kto_baseline,
     gradient=kto_gradient,
 )

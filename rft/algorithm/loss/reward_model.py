@@ -29,6 +29,7 @@ def _reads(options: Mapping[str, Any]) -> tuple[str, ...]:
     outputs=("score",),
     unit="pair",
     reads=_reads,
+    statistics=("preference/accuracy", "preference/margin"),
     gradient=Gradient("exact", target="likelihood of the preference by score"),
 )
 def bradley_terry(score: Tensor, batch: TensorDict, *, margin: bool) -> Unreduced:
@@ -77,6 +78,7 @@ def score_centering(score: Tensor, batch: TensorDict) -> Unreduced:
     head="step",
     outputs=("score",),
     reads=("step_labels",),
+    statistics=("steps/accuracy",),
     gradient=Gradient("exact", target="likelihood of the labels"),
 )
 def step_cross_entropy(score: Tensor, batch: TensorDict) -> Unreduced:

@@ -97,6 +97,7 @@ class PlanJob(Job):
         if checks.has("run.plan") and checks.parts["run.plan"].prompt_tokens is None:
             checks.run(_check_streaming, "run.data")
             return
+        checks.run(_check_epochs, "run.epochs")
         checks.run(check_ranks, "run.batch", "ranks")
         checks.make("model_config", _read_model_config, "run.actor", "tokenizer")
         checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "model_config")
@@ -122,7 +123,7 @@ class PlanJob(Job):
             raise ValueError(
                 "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"
             )
-        return max(1, max(self.examples(loaded, given)) - self.run.rollout.max_new_tokens)
+        return max(1, max(self.examples(loaded.lengths, given, loaded.train)) - self.run.rollout.max_new_tokens)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """The context of the models, with the hooks of the plan."""
@@ -162,7 +163,7 @@ class PlanJob(Job):
             plain = self.engine.factory.facts.plain_torch
             if plain and self.facts.sampled != "never":
                 dry_run.sample("rollout", groups, run.rollout, size)
-            if plain and self._held_out and self.grader is None:
+            if plain and self._held_out and self.grader is None and self.given is None:
                 dry_run.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
             parameters = list(dry_run.policy.network.parameters())
             return Forecast(
@@ -186,6 +187,11 @@ def _check_strategy(strategy: Target, ranks: int) -> None:
 def _check_streaming(data: Data) -> Iterator[str]:
     if data.streaming is not None:
         yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
+
+
+def _check_epochs(epochs: float | None) -> Iterator[str]:
+    if epochs is not None:
+        yield f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> epochs=null"
 
 
 def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:

@@ -77,7 +77,7 @@ def _values(origins: Iterable[Origin]) -> Tree:
 def _numbers(job: PlanJob, forecast: Forecast) -> Table:
     run, longest = job.run, forecast.prompt_tokens + forecast.answer_tokens
     rows, updates = forecast.rows * job.ranks, run.batch.minibatches * run.batch.epochs
-    steps = run.steps - run.algorithm.critic_warmup
+    steps = run.step_count() - run.algorithm.critic_warmup
     before = "" if run.warmup is None else f", after at most {run.warmup.steps:,} of the warm-up"
     facts = {
         "processes": f"{job.ranks}",
@@ -90,7 +90,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
     }
     if job.facts.sampled != "never":
         if run.algorithm.sampler == "reference":
-            updates *= run.algorithm.iteration or run.steps
+            updates *= run.algorithm.iteration or run.step_count()
         stale = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
         facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else stale
     if not job.engine.factory.facts.plain_torch:

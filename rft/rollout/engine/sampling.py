@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rft.batch.counter_rng import GOLDEN, mix, shift, signed
 from rft.conditions import GENERATION, SAMPLED, ReadWith
-from rft.ranges import MOST, PositiveInt, Range, SamplingTemperature
+from rft.ranges import PositiveInt, Range, SamplingTemperature, TopK, TopP
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Sampling:
 
     max_new_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
     temperature: Annotated[SamplingTemperature, ReadWith(SAMPLED)]
-    top_p: Annotated[float, Range(above=0, high=1, hint="1 turns it off"), ReadWith(SAMPLED)]
-    top_k: Annotated[int, Range(low=0, high=MOST, hint="0 turns it off"), ReadWith(SAMPLED)]
+    top_p: Annotated[TopP, ReadWith(SAMPLED)]
+    top_k: Annotated[TopK, ReadWith(SAMPLED)]
     min_p: Annotated[float, Range(low=0, high=1, hint="0 turns it off"), ReadWith(SAMPLED)]
     stop: Annotated[list[str], ReadWith(GENERATION)]
     first_token: Annotated[FirstToken | None, ReadWith(SAMPLED)]
@@ -59,7 +59,7 @@ class Sampling:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
 
     def untruncated(self, temperature: float) -> "Sampling":
-        """The same at a temperature and without truncation, as evaluations sample."""
+        """The same at a temperature and without truncation."""
         return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
 
 

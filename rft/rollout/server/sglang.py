@@ -43,6 +43,7 @@ ON_CPU = {
     "max_total_tokens": 16384,  # of keys and values; by default SGLang allocates most of the machine's memory for them
 }
 # Labels of a server's weights that are not a version:
+ALL_TOKENS = -1  # SGLang's top_k without a bound
 NEW = "default"  # SGLang's own, before the first update
 LOADING = "loading"  # between two versions; the server may be paused
 UNSURE = "unsure"  # while the server releases or allocates memory
@@ -119,6 +120,8 @@ class SGLangApi:
         how = {
             "max_new_tokens": limit,
             "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or ALL_TOKENS,
             "sampling_seed": seed,
             "stop": sampling.stop,
             "stop_token_ids": ends,

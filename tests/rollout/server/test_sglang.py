@@ -121,8 +121,8 @@ def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
     assert call.path == "/generate" and call.body == {
         "input_ids": [4, 29],
         "sampling_params": {
-            "max_new_tokens": 9, "temperature": 0.7, "sampling_seed": 2**63 - 1, "stop": ["\n"],
-            "stop_token_ids": [1, 6],
+            "max_new_tokens": 9, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "sampling_seed": 2**63 - 1,
+            "stop": ["\n"], "stop_token_ids": [1, 6],
         },
         "return_logprob": True,
     }  # fmt: skip

@@ -1,0 +1,116 @@
+"""The loss of held-out texts: that of the algorithm, computed as in training. It needs no engine and no answers."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rft.actor.base import ColumnModel, Columns
+from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.roles import POLICY
+from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch
+from rft.data.base import GivenTexts, SourceContext
+from rft.data.rows.lazy import Rows
+from rft.distributed import SINGLE_PROCESS
+from rft.evaluation.base import EvaluationContext, Evaluator, Progress, Texts
+from rft.metrics import Metrics
+
+LOSS, PERPLEXITY = "loss", "perplexity"
+
+
+class LossEvaluator(Evaluator):
+    """Computes the loss of held-out sets. A whole set is one mini-batch, so its denominators count the whole set.
+
+    Args:
+        context: see `EvaluationContext`. Its rows have the fields that the source reads.
+        algorithm: its loss and its terms are evaluated.
+        source: the source of the training batches, which makes the held-out batches, too.
+        models: the policy and the models beside it whose columns the algorithm reads, by their keys.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        context: EvaluationContext,
+        algorithm: Algorithm,
+        source: GivenTexts,
+        models: Mapping[str, ColumnModel],
+        seed: int,
+    ) -> None:
+        self._context = context
+        self._algorithm = algorithm
+        self._source = source
+        self._models = models
+        self._seed = seed
+        self._made: dict[str, TensorDict] = {}
+
+    def run(self, progress: Progress) -> tuple[dict[str, float], Texts]:
+        """See `Evaluator.run`; there are no texts."""
+        numbers: dict[str, float] = {}
+        for name, rows in self._context.sets.items():
+            with progress(f"evaluate {name}", len(rows)) as show:
+                found = self._measure(self._batch(name))
+                numbers |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
+                show(len(rows))
+        return numbers, {}
+
+    def batches(self) -> Iterator[TensorDict]:
+        """See `Evaluator.batches`: one for each set."""
+        return map(self._batch, self._context.sets)
+
+    def _measure(self, batch: TensorDict) -> dict[str, float]:
+        """The metrics of one set. A collective."""
+        world, algorithm, temperature = self._context.world, self._algorithm, self._source.source.temperature
+
+        def compute(key: str, rows: TensorDict, outputs: tuple[str, ...]) -> Columns:
+            return self._models[key].compute(rows, outputs, temperature)
+
+        step = StepContext(compute, world.all_sum, world.gather, Metrics(), 1, self._seed)
+        prepare_batch(algorithm, batch, step)
+        update = prepare_mini_batch(algorithm, batch, False, self._seed, step)[POLICY]
+        outputs = compute(POLICY, batch, update.outputs)
+        if "logprobs" in outputs and "old_logprobs" not in batch.keys():
+            batch["old_logprobs"] = outputs["logprobs"]
+        loss, _, statistics = update.objective(outputs, batch)
+        metrics, keep = Metrics(), batch["loss_mask"]
+        metrics.add(LOSS, loss, 1.0 / world.size)
+        for name in algorithm.policy.terms[0].plugin.facts.statistics:
+            values = statistics[name]
+            metrics.mean(_short(name), values, keep if values.dim() > 1 else keep.any(-1))
+        if PERPLEXITY in metric_names(algorithm):
+            metrics.mean(PERPLEXITY, -outputs["logprobs"], keep)
+        numbers = metrics.reduce(world.gather)
+        if PERPLEXITY in numbers:
+            numbers[PERPLEXITY] = math.exp(min(numbers[PERPLEXITY], 700.0))  # the largest exponent of a float is 709
+        return numbers
+
+    def _batch(self, name: str) -> TensorDict:
+        """This rank's rows of a set: those of every n-th unit of n ranks, or one row that does not train."""
+        if name not in self._made:
+            self._made[name] = self._make(self._context.sets[name])
+        return self._made[name].clone(recurse=False)
+
+    def _make(self, rows: Rows) -> TensorDict:
+        world, columns = self._context.world, tuple(sorted(self._algorithm.reads()))
+        # One process draws each row once; with more, the rows of a step would have to divide over them.
+        context = SourceContext(SINGLE_PROCESS, self._seed, self._context.encoder, rows, len(rows), columns)
+        batch = self._source.source(context, **self._source.options).next(Metrics())
+        local = batch[batch["unit"] % world.size == world.rank]
+        if not len(local):
+            local = batch[:1].clone(recurse=False)
+            local["response_mask"] = torch.zeros_like(local["response_mask"])
+        return local
+
+
+def metric_names(algorithm: Algorithm) -> list[str]:
+    """The metrics of every set: the loss; the perplexity, for a loss per token; and the statistics of the loss."""
+    facts: Any = algorithm.policy.terms[0].plugin.facts
+    perplexity = [PERPLEXITY] if facts.unit == "token" and "logprobs" in facts.outputs else []
+    return [LOSS, *perplexity, *map(_short, facts.statistics)]
+
+
+def _short(name: str) -> str:
+    """The name of a statistic without the part before its slash."""
+    return name.rpartition("/")[2]
