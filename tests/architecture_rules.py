@@ -31,6 +31,7 @@ ROOT_MODULES = (
     "",
     "registry",
     "ranges",
+    "conditions",
     "errors",
     "metrics",
     "distributed",

@@ -15,6 +15,7 @@ from threading import Barrier
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import rft
@@ -36,7 +37,6 @@ TINY = (
     "actor.model_config.hidden_size=32",
     "actor.model_config.intermediate_size=64",
     "actor.model_config.head_dim=8",
-    f"teacher.model_config={{{TEACHER}}}",  # for what has one: it knows nothing either
     "reward/terms=[exact_match,format]",
     "reward.accuracy=format",
     "reward.terms.format.pattern='[0-9].*'",
@@ -46,6 +46,8 @@ TINY = (
     "batch.minibatches=1",
     "steps=3",
 )
+TINY_TEACHER = (f"teacher.model_config={{{TEACHER}}}",)  # knows nothing either
+WITH_TEACHER = ("distill", "gkd", "on_policy_distill")
 TINY_GROUPS = ("algorithm.group_size=4",)
 # What is to be learnt is given.
 WITHOUT_WARMUP = (
@@ -92,6 +94,13 @@ def log_handlers():
     root.handlers[:] = before
 
 
+@pytest.fixture(autouse=True)
+def overrides_forgotten():
+    """After the test, Hydra's record of a command line that ran in this process is gone."""
+    yield
+    HydraConfig.instance().cfg = None
+
+
 @pytest.fixture
 def plugins_forgotten(monkeypatch, tmp_path):
     """After the test, what its plugins registered and their modules are gone, and `sys.path` is as before."""
@@ -135,8 +144,9 @@ def sized():
     def sizes(*overrides: str) -> list[str]:
         judged = "algorithm=generative_reward_model" in overrides  # its rows lie in questions
         small = [text.replace(".count=", ".rows.count=") for text in TINY] if judged else list(TINY)
-        if "teacher=teacher_server" in overrides:
-            small = [text for text in small if not text.startswith("teacher.")]
+        named = {f"algorithm={name}" for name in WITH_TEACHER} | {"algorithm/advantage=teacher"}
+        if named & set(overrides) and "teacher=teacher_server" not in overrides:
+            small += TINY_TEACHER
         if {f"algorithm={name}" for name in WITHOUT_WARMUP} & set(overrides):
             return [*small, *overrides]
         return [*small, *TINY_GROUPS, *(() if "warmup=none" in overrides else TINY_WARMUP), *overrides]

@@ -205,11 +205,11 @@ class Algorithm:
         scores = batch["scores"]
         for shape in self.shaping:
             scores = _checked(shape, shape(scores, batch), scores.shape)
-            if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
-                raise FunctionError(
-                    f"the scores of rows {wrong} are not finite after algorithm.shaping ({shape.name}): "
-                    f"{scores[wrong].tolist()}"
-                )
+        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+            shaped = (
+                f" after algorithm.shaping ({', '.join(shape.name for shape in self.shaping)})" if self.shaping else ""
+            )
+            raise FunctionError(f"the scores of rows {wrong} are not finite{shaped}: {scores[wrong].tolist()}")
         if self.shaping:
             metrics.mean("reward/shaped", scores)
         penalty = None

@@ -109,4 +109,4 @@ def test_the_margin_of_given_preferences_rises(name, tiny, tmp_path):
     assert last["preference/margin"] > first["preference/margin"]
     assert name == "kto" or last["preference/accuracy"] >= 0.75  # that of KTO is against a baseline
     gaps = [line["preference/logprob_chosen"] - line["preference/logprob_rejected"] for line in (first, last)]
-    assert gaps[1] > gaps[0] + 1.0
+    assert gaps[1] > gaps[0] + 0.5

@@ -46,6 +46,7 @@ COMPANIONS = {
     "algorithm/source/steps": ["algorithm=process_reward_model"],
     "algorithm/terms/chosen_nll": ["algorithm=dpo"],
     "algorithm/terms/score_centering": ["algorithm=reward_model"],
+    "data/hub": ["data.path=org/name"],
     "data/gsm8k": ["metric=eval/test/accuracy"],
     "data/questions": ["data.eval.questions.path=questions.jsonl", "metric=eval/questions/accuracy"],
     **{

@@ -28,7 +28,7 @@ REFUSED = {  # overrides, the key that is refused, and the reason
     "data.eval.heldout.slips=0.5": ([], "nothing reads the field 'demonstration'"),
     "actor.optimizer.final_lr=0.1": ([], "actor.optimizer.schedule=constant"),
     "eval.temperature=0.5": ([], "eval.samples=0"),
-    "eval.pass_k=[1]": ([], "eval.samples=0"),
+    "eval.top_p=0.9": ([], "eval.samples=0"),
     "algorithm.group_size=4": (["algorithm=sft"], SFT),
     "rollout.temperature=0.7": (["algorithm=sft"], SFT),
     "rollout.top_p=0.7": (["algorithm=dpo", "warmup=none"], SFT),

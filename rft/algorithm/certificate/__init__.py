@@ -10,6 +10,7 @@ from rft.algorithm.certificate.evaluate import Kind
 from rft.algorithm.certificate.invariances import invariances
 from rft.algorithm.certificate.measure import GROUP_SIZE, Measured, measure
 from rft.algorithm.gradient import Gradient
+from rft.errors import FunctionError
 from rft.registry import Plugin
 
 __all__ = ["Certificate", "Kind", "Measured", "certificate"]
@@ -61,7 +62,9 @@ def certificate(plugin: Plugin, kind: Kind) -> Certificate:
     """
     try:
         checks = invariances(plugin, kind)
-    except KeyError as error:
+    except FunctionError as error:
+        if not isinstance(error.__cause__, KeyError):
+            raise
         raise ValueError(f"{kind} {plugin.name!r}: name every column that it reads in `reads`: {error}") from error
     if not checks.get("shape", True):
         return Certificate(plugin.facts.gradient, None, checks)

@@ -19,6 +19,7 @@ SMALL = (
     "plan.prompt_tokens=20",
     "rollout.max_new_tokens=12",
     "batch.prompts=8",
+    "batch.minibatches=1",
     "algorithm.group_size=4",
     "warmup=none",
     "actor.model_config.hidden_size=64",

@@ -16,7 +16,7 @@ from rft.setup.assembly import Job
 from tests.helpers import token_batch, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher, distributions
 
-WORDS = characters(alphabet="0123456789 =adeorstubl")
+WORDS = characters(**yaml_options("actor/tokenizer/characters.yaml"))
 KNOWN, TOP = len(WORDS), 6
 ALL = ("logprobs", "top_ids", "top_logprobs")
 FAULTS = ["drop", "lose", "late", "garbage", "no http", "cut", "corrupt", 503, 500, "never", "fewer", "logits", "short"]
