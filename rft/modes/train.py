@@ -23,17 +23,29 @@ def train(config: dict[str, Any], console: Console) -> float:
     Raises:
         ValueError: lists all mistakes of the config and the data.
     """
-    return Job(config).fit(sweep_suffix())
+    return Job(config).fit(sweep_suffix(config))
 
 
-def sweep_suffix() -> str:
-    """The suffix of this job's folder in a sweep: the overrides of the job; empty outside a sweep."""
+def sweep_suffix(config: dict[str, Any]) -> str:
+    """The suffix of this job's folder in a sweep: the overrides that `output_dir` does not show; empty outside a sweep.
+
+    Args:
+        config: the resolved config.
+    """
     if not HydraConfig.initialized():
         return ""
     hydra = HydraConfig.get()
-    if hydra.mode is not RunMode.MULTIRUN or not hydra.job.override_dirname:
+    if hydra.mode is not RunMode.MULTIRUN:
         return ""
-    suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", hydra.job.override_dirname)
+    shown = {"output_dir"}
+    default = f"{config['data']['name']}-{config['algorithm']['name']}-seed{config['seed']}"
+    for name, keys in ((config["name"], {"name"}), (default, {"data", "algorithm", "seed"})):
+        if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", config["output_dir"]):
+            shown |= keys
+    own = ",".join(sorted(text for text in hydra.overrides.task if text.partition("=")[0] not in shown))
+    if not own:
+        return ""
+    suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", own)
     if len(suffix) > LONGEST_SUFFIX:
         suffix = f"{suffix[: LONGEST_SUFFIX - 9]}~{zlib.crc32(suffix.encode()):08x}"
     return suffix

@@ -24,12 +24,14 @@ class Curve:
     Args:
         dotted: marks every point and smooths nothing; for evaluations.
         errors: standard errors, one for each point, drawn as bars.
+        band: distances above and below the line, one for each point, drawn as an area.
     """
 
     label: str
     points: Sequence[Point]
     dotted: bool = False
     errors: Sequence[float | None] = field(default=())
+    band: Sequence[float | None] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def draw(
     for tick in (t for t in ticks(x.low, x.high, 6) if x.low <= t <= x.high and t == int(t)):
         parts.append(f'<text class="tick" x="{x(tick)}" y="{height - 6}" text-anchor="middle">{short(tick)}</text>')
     drawn = [(index, curve) for index, curve in enumerate(curves) if _reach(curve)]
+    parts += [_band(curve, index, x, y) for index, curve in drawn if curve.band]
     for index, curve in drawn:
         parts += _line(curve, index, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
@@ -103,11 +106,12 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
 
 
 def _reach(curve: Curve) -> list[float]:
-    """The values of a curve, and the ends of its error bars."""
+    """The values of a curve, and the ends of its error bars and of its band."""
     values = [value for _, value in _thin(curve) if value is not None]
-    for (_, value), error in zip(curve.points, curve.errors, strict=False):
-        if value is not None and error is not None:
-            values += [value - error, value + error]
+    for around in (curve.errors, curve.band):
+        for (_, value), error in zip(curve.points, around, strict=False):
+            if value is not None and error is not None:
+                values += [value - error, value + error]
     return values
 
 
@@ -188,6 +192,15 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> 
     if curve.dotted or len(points) == 1:
         parts += [f'<circle class="{color}" cx="{x(s)}" cy="{y(v)}" r="3"/>' for s, v in points if v is not None]
     return parts
+
+
+def _band(curve: Curve, index: int, x: Scale, y: Scale) -> str:
+    around = [
+        (step, v, d) for (step, v), d in zip(curve.points, curve.band, strict=True) if v is not None and d is not None
+    ]
+    edge = [(step, v + d) for step, v, d in around] + [(step, v - d) for step, v, d in reversed(around)]
+    corners = " ".join(f"{x(step)},{y(value)}" for step, value in edge)
+    return f'<polygon class="spread k{index % COLORS}" points="{corners}"/>'
 
 
 def _legend(curve: Curve, index: int) -> str:

@@ -40,6 +40,7 @@ svg .grid { stroke: var(--grid); } svg .tick, svg .stage { font-size: 10.5px; fi
 svg .band { fill: var(--band); }
 svg .line { fill: none; stroke: var(--k); stroke-width: 1.9; stroke-linejoin: round; }
 svg .raw { fill: none; stroke: var(--k); stroke-width: 1; opacity: .28; } svg .error { stroke: var(--k); opacity: .6; }
+svg .spread { fill: var(--k); opacity: .15; }
 svg circle { fill: var(--k); stroke: var(--card); } svg .dash { stroke-dasharray: 5 3; }
 svg .cursor { stroke: var(--soft); visibility: hidden; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }

@@ -23,6 +23,7 @@ from rft.logger.log import STARTED
 from rft.report.chart import COLORS, Curve, draw
 from rft.report.page import page
 from rft.report.run_page import REPORT
+from rft.report.seeds import last_common_step, mean_curve, mean_std, paired_difference
 
 COMPARED = (
     "eval/",
@@ -36,6 +37,7 @@ COMPARED = (
     "grad_norm",
     "time/step_s",
 )
+SEED = "seed="
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,39 @@ class SweepRun:
     def history(self) -> History:
         return History.of(self.folder) if self.folder is not None else History([])
 
+    @property
+    def seed(self) -> str:
+        """The value of its override `seed=`; empty without one."""
+        return next((text.removeprefix(SEED) for text in self.overrides if text.startswith(SEED)), "")
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs that differ in the seed alone; a failed run is a group of its own."""
+
+    label: str
+    runs: Sequence[SweepRun]
+    histories: Sequence[History]
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The results by seed."""
+        return {run.seed: run.result for run in self.runs if run.result is not None}
+
+
+def seed_groups(runs: Sequence[SweepRun]) -> list[SeedGroup]:
+    """Groups the runs in the order of their first members."""
+    grouped: dict[tuple[str, ...], list[int]] = {}
+    for index, run in enumerate(runs):
+        own = [str(index)] if run.failure or not run.seed else []
+        grouped.setdefault((*(text for text in run.overrides if not text.startswith(SEED)), *own), []).append(index)
+    single, groups = labels(runs), []
+    whole = labels([SweepRun(None, [text for text in run.overrides if not text.startswith(SEED)]) for run in runs])
+    for members in grouped.values():
+        label = whole[members[0]] if len(members) > 1 else single[members[0]]
+        groups.append(SeedGroup(label, [runs[i] for i in members], [runs[i].history for i in members]))
+    return groups
+
 
 def labels(runs: Sequence[SweepRun]) -> list[str]:
     """A label for each run: its overrides without those that all runs share."""
@@ -67,38 +102,43 @@ def labels(runs: Sequence[SweepRun]) -> list[str]:
 
 
 def comparison_table(runs: Sequence[SweepRun]) -> Table:
-    """A row for each run: its result, and `first → last (best)` of the main metrics."""
-    histories = [run.history for run in runs]
-    names = _headlines(histories)
+    """A row for each group of seeds: number of runs, result, difference to the first group, main metrics."""
+    groups = seed_groups(runs)
+    names = _headlines([history for group in groups for history in group.histories])
     table = Table(title="comparison", title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("run", overflow="fold")
-    for column in ("result", *names, "steps", "time"):
+    for column in ("n", "result", "difference", *names, "steps", "time"):
         table.add_column(column, justify="right")
-    for run, label, history in zip(runs, labels(runs), histories, strict=True):
-        if run.failure:
-            cells: list[Text | str] = [Text("failed", style="bold red")]
-        else:
-            cells = [Text(short(run.result), style="bold")]
-        cells += [_in_short(history, name) for name in names]
-        table.add_row(Text(label), *cells, short(history.last_step), duration(history.elapsed))
+    for group in groups:
+        failed = any(run.failure for run in group.runs)
+        cells: list[Text | str] = [str(len(group.runs))]
+        cells.append(
+            Text("failed", style="bold red") if failed else Text(_spread(list(group.results.values())), "bold")
+        )
+        cells += [_difference(groups[0], group), *(_in_short(group.histories, name) for name in names)]
+        steps, time = max(h.last_step for h in group.histories), sum(h.elapsed for h in group.histories)
+        table.add_row(Text(group.label), *cells, short(steps), duration(time))
     return table
 
 
 def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
-    """Writes a page with the overlaid curves of the runs, of failed runs up to the failure."""
-    histories = [run.history for run in runs]
-    body = [_html_table(runs, histories, target.parent)]
+    """Writes a page with a curve for each group of seeds, of failed runs up to the failure."""
+    groups = seed_groups(runs)
+    body = [_html_table(groups, target.parent)]
+    begin = _first_shown(groups)
+    histories = [history for group in groups for history in group.histories]
     seen = dict.fromkeys(name for history in histories for name in history.names)
     names = [name for prefix in COMPARED for name in seen if name.startswith(prefix) and not name.endswith(STDERR)]
     cards = []
     for name in names:
-        curves = [
-            Curve(label, history.points(name), name.startswith("eval/"))
-            for label, history in zip(labels(runs), histories, strict=True)
-        ]
-        if any(history.summary(name) for history in histories):
+        curves = [_curve(group, name, begin) for group in groups]
+        if any(value is not None for curve in curves for _, value in curve.points):
             cards.append(draw(name, curves))
-    body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>' if cards else "")
+    if cards:
+        body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>')
+        band = "A curve of several seeds is their mean, its band one standard deviation. " if _several(groups) else ""
+        skipped = f"All runs of a seed are equal up to step {begin}; the curves begin there." if begin else ""
+        body.append(f'<p class="note">{band}{skipped}</p>' if band or skipped else "")
     failed = sum(bool(run.failure) for run in runs)
     subtitle = f"{len(runs)} runs" + (f", {failed} of them failed" if failed else "")
     return write_atomically(target, page("Comparison", subtitle, body))
@@ -157,36 +197,97 @@ def _headlines(histories: Sequence[History]) -> list[str]:
     return list(dict.fromkeys(name for history in histories for name in headline_names(history.names)))
 
 
-def _in_short(history: History, name: str) -> str:
-    found = history.summary(name)
+def _several(groups: Sequence[SeedGroup]) -> bool:
+    return any(len(group.runs) > 1 for group in groups)
+
+
+def _first_shown(groups: Sequence[SeedGroup]) -> int:
+    """The last step up to which the groups are equal, seed by seed: curves begin there."""
+    by_seed: dict[str, list[History]] = {}
+    for group in groups:
+        for run, history in zip(group.runs, group.histories, strict=True):
+            if history.rows:
+                by_seed.setdefault(run.seed, []).append(history)
+    common = [last_common_step(histories) for histories in by_seed.values() if len(histories) > 1]
+    return min((step or 0 for step in common), default=0)
+
+
+def _curve(group: SeedGroup, name: str, begin: int) -> Curve:
+    points, deviations = mean_curve(group.histories, name)
+    shown = [(point, deviation) for point, deviation in zip(points, deviations, strict=True) if point[0] >= begin]
+    band = [deviation for _, deviation in shown] if len(group.runs) > 1 else ()
+    return Curve(group.label, [point for point, _ in shown], name.startswith("eval/"), band=band)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """`mean ± standard deviation`, or the only value."""
+    if not values:
+        return short(None)
+    mean, deviation = mean_std(values)
+    return f"{short(mean)} ± {short(deviation, 2)}" if len(values) > 1 else short(mean)
+
+
+def _difference(baseline: SeedGroup, group: SeedGroup) -> str:
+    """`mean ± interval` of the paired differences to the first group."""
+    found = None if group is baseline else paired_difference(baseline.results, group.results)
     if found is None:
         return short(None)
-    return f"{short(found.first)} → {short(found.last)} ({short(found.best)})"
+    mean, half, _ = found
+    return f"{mean:+.4g}" + (f" ± {short(half, 2)}" if half is not None else "")
 
 
-def _html_table(runs: Sequence[SweepRun], histories: Sequence[History], beside: Path) -> str:
-    names = _headlines(histories)
+def _in_short(histories: Sequence[History], name: str) -> str:
+    found = [summary for history in histories if (summary := history.summary(name)) is not None]
+    if not found:
+        return short(None)
+    if len(histories) > 1:
+        return f"{_spread([summary.first for summary in found])} → {_spread([summary.last for summary in found])}"
+    return f"{short(found[0].first)} → {short(found[0].last)} ({short(found[0].best)})"
+
+
+def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
+    names = _headlines([history for group in groups for history in group.histories])
     wide = "".join(f'<th class="n" colspan="3">{html.escape(name)}</th>' for name in names)
     narrow = '<th class="n">first</th><th class="n">best</th><th class="n">last</th>' * len(names)
     rows = []
-    for index, (run, label, history) in enumerate(zip(runs, labels(runs), histories, strict=True)):
-        text = html.escape(label)
-        if run.folder is not None and (run.folder / REPORT).exists():
-            text = f'<a href="{html.escape(os.path.relpath(run.folder / REPORT, beside))}">{text}</a>'
-        if run.failure:
-            text += f'<small class="failed">{html.escape(run.failure)}</small>'
-        result = '<span class="failed">failed</span>' if run.failure else short(run.result)
-        cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{result}</td>']
+    for index, group in enumerate(groups):
+        text = html.escape(group.label)
+        links = [_link(run, f"seed={run.seed}" if run.seed else "report", beside) for run in group.runs]
+        if len(group.runs) > 1:
+            text += f"<small>{' '.join(links)}</small>"
+        else:
+            text = _link(group.runs[0], group.label, beside)
+        failure = group.runs[0].failure
+        if failure:
+            text += f'<small class="failed">{html.escape(failure)}</small>'
+        result = '<span class="failed">failed</span>' if failure else _spread(list(group.results.values()))
+        cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{len(group.runs)}</td>']
+        cells += [f'<td class="n">{result}</td><td class="n">{_difference(groups[0], group)}</td>']
         for name in names:
-            found = history.summary(name)
-            values = (found.first, found.best, found.last) if found else (None, None, None)
-            cells += [f'<td class="n">{short(value)}</td>' for value in values]
-        time = duration(history.elapsed) if ELAPSED in history.names else short(None)
-        cells.append(f'<td class="n">{history.last_step}</td><td class="n">{time}</td>')
+            found = [summary for history in group.histories if (summary := history.summary(name)) is not None]
+            best = [summary.best for summary in found if summary.best is not None]
+            for values in ([s.first for s in found], best, [s.last for s in found]):
+                cells.append(f'<td class="n">{_spread(values)}</td>')
+        elapsed = [history.elapsed for history in group.histories if ELAPSED in history.names]
+        time = duration(sum(elapsed)) if elapsed else short(None)
+        cells.append(f'<td class="n">{max(h.last_step for h in group.histories)}</td><td class="n">{time}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    head = f'<tr><th></th><th class="n">result</th>{wide}<th class="n">steps</th><th class="n">time</th></tr>'
-    second = f"<tr><th></th><th></th>{narrow}<th></th><th></th></tr>"
-    return f'<h2>Runs</h2><div class="card scroll"><table>{head}{second}{"".join(rows)}</table></div>'
+    columns = '<th class="n">n</th><th class="n">result</th><th class="n">difference</th>'
+    head = f'<tr><th></th>{columns}{wide}<th class="n">steps</th><th class="n">time</th></tr>'
+    second = f"<tr><th></th><th></th><th></th><th></th>{narrow}<th></th><th></th></tr>"
+    note = (
+        "Several seeds: mean ± standard deviation, and the sum of the times. The difference is that of the result to "
+        "the first row over runs of the same seed: mean ± 95 % t interval."
+    )
+    table = f'<div class="card scroll"><table>{head}{second}{"".join(rows)}</table></div>'
+    return f'<h2>Runs</h2>{table}<p class="note">{note}</p>'
+
+
+def _link(run: SweepRun, text: str, beside: Path) -> str:
+    """The text, linked to the run's report if there is one."""
+    if run.folder is None or not (run.folder / REPORT).exists():
+        return html.escape(text)
+    return f'<a href="{html.escape(os.path.relpath(run.folder / REPORT, beside))}">{html.escape(text)}</a>'
 
 
 def _free(folder: Path, stem: str, ending: str) -> Path:

@@ -82,7 +82,7 @@ def test_a_sweep_ends_with_a_comparison(sized, tmp_path):
     runs = {path.parent: path for path in tmp_path.rglob("result.json")}
     assert sorted(next(name for name in names if folder.name.startswith(name)) for folder in runs) == sorted(names)
     [page] = tmp_path.rglob("comparison*.html")
-    for label in ("algorithm=grpo seed=0", "algorithm=gspo seed=1"):
+    for label in ("algorithm=grpo", "algorithm=gspo"):
         assert label in page.read_text()
         assert label in found.stdout, "in the table"
     assert "comparison" in found.stdout

@@ -21,7 +21,7 @@ RUNS = {
     "grpo from a checkpoint two steps back": (("checkpoint.every=4",), 6),
     "grpo with several updates a step": (("batch.minibatches=2", "batch.epochs=2"), 6),
     "grpo with adaptive KL": (ADAPTIVE, 6),
-    "dapo with groups that wait": (("algorithm=dapo", "algorithm.source.redraw.max_rounds=6"), 6),
+    "dapo with groups that wait": (("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1"), 6),
     "ppo with critic and reference": (("algorithm=ppo", "algorithm/terms=[kl,entropy]", "batch.minibatches=2"), 6),
     "ppo without a warm-up": (("algorithm=ppo", "algorithm/terms=[kl]", "warmup=none"), 3),
     "reinforce_pp at the boundary": (("algorithm=reinforce_pp",), 4),
@@ -67,7 +67,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tm
 
 def test_dynamic_sampling_has_groups_that_wait(tiny, tmp_path):
     """So that the test above has something to lose."""
-    Job(tiny("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "steps=4")).fit("")
+    Job(tiny("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1", "steps=4")).fit("")
     assert state(tmp_path / "run")["sources"][0]["surplus"]
 
 

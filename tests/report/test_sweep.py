@@ -75,6 +75,32 @@ def test_table_and_page_hold_every_run_and_every_failure(tmp_path: Path) -> None
     assert "seed=&lt;1&gt;" in text and "NaN &lt;here&gt;" in text and "<here>" not in text
 
 
+def test_runs_that_differ_in_the_seed_are_one_row_and_one_curve(tmp_path: Path) -> None:
+    values = {("grpo", 0): [0.0, 0.2], ("grpo", 1): [0.0, 0.4], ("gspo", 0): [0.0, 0.4], ("gspo", 1): [0.0, 0.8]}
+    runs = [
+        SweepRun(make(tmp_path / f"{name}{seed}", rewards), [f"algorithm={name}", f"seed={seed}"], rewards[-1])
+        for (name, seed), rewards in values.items()
+    ]
+    out = io.StringIO()
+    Console(file=out, width=200).print(comparison_table(runs))
+    [baseline] = [line for line in out.getvalue().splitlines() if "algorithm=grpo" in line]
+    [other] = [line for line in out.getvalue().splitlines() if "algorithm=gspo" in line]
+    assert "0.3 ± 0.14" in baseline and "seed" not in out.getvalue()
+    assert "0.6 ± 0.28" in other and "+0.3 ± 1.3" in other  # 0.2 and 0.4: 12.706 * 0.1414 / sqrt(2) = 1.27
+    text = write_comparison(runs, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert text.count("<polygon") == 4 and text.count("<svg") == 2, "a band for each group in each chart"
+
+
+def test_curves_begin_where_the_runs_differ(tmp_path: Path) -> None:
+    runs = [
+        SweepRun(make(tmp_path / "a", [1, 2, 3, 4, 5]), ["lr=1"], 0.0),
+        SweepRun(make(tmp_path / "b", [1, 2, 3, 5, 6]), ["lr=2"], 0.0),
+    ]
+    text = write_comparison(runs, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "equal up to step 2" in text
+    assert "&quot;x&quot;:[2,4," in text
+
+
 def test_nothing_slow_is_imported() -> None:
     code = (
         "import rft.report.sweep, rft.logger.wandb, rft.logger.tensorboard, sys;"

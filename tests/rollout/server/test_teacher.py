@@ -132,7 +132,7 @@ def test_a_wait_for_servers_that_are_gone_ends_with_their_names(taught):
 
 def test_a_model_that_finds_tokens_likely_which_the_policy_has_not_is_no_teacher(taught):
     with pytest.raises(
-        ValueError, match=r"^teacher\.top_k=6: of the 12 most likely tokens .* 25 of actor\.tokenizer; "
+        ValueError, match=rf"^teacher\.top_k=6: of the 12 most likely tokens .* {KNOWN} of actor\.tokenizer; "
     ):
         teacher(taught(vocabulary=KNOWN + 200)).compute(batch(), ALL, 1.0)
 
