@@ -40,7 +40,6 @@ TINY = (
     "reward/terms=[exact_match,format]",
     "reward.accuracy=format",
     "reward.terms.format.pattern='[0-9].*'",
-    "reward.terms.format.weight=1.0",
     "rollout.max_new_tokens=6",
     "batch.prompts=4",
     "batch.minibatches=1",
@@ -48,7 +47,7 @@ TINY = (
 )
 TINY_TEACHER = (f"teacher.model_config={{{TEACHER}}}",)  # knows nothing either
 WITH_TEACHER = ("distill", "gkd", "on_policy_distill")
-TINY_GROUPS = ("algorithm.group_size=4",)
+TINY_GROUPS = ("algorithm.group_size=4", "reward.terms.format.weight=1.0")
 # What is to be learnt is given.
 WITHOUT_WARMUP = (
     "distill", "generative_reward_model", "gkd", "pretrain", "process_reward_model", "reward_model", "sft"

@@ -18,7 +18,7 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
     Args:
         config: of the model.
         path: a folder or hub name; None for a new model. Only the weights of a folder are checked.
-        head: of the actor. A classifier is checked where it is loaded.
+        head: of the actor. The weights of a classifier are checked where they are loaded.
         key: the yaml key of the actor, for messages.
         reads_weights: a folder must have weights; mode=plan needs a config alone.
 
@@ -31,10 +31,8 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
-    model = None
-    if head not in CLASSIFIERS:
-        _check_heads(config, where)
-        model = _causal_model(config, where)
+    _check_heads(config, where)
+    model = _causal_model(config, where) if head not in CLASSIFIERS else None
     if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
         _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where)
 

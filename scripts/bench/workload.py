@@ -81,7 +81,7 @@ class Workload:
         return max(max(group) for group in self.lengths)
 
     def write(self, folder: Path) -> int:
-        """Writes `model/` (with its tokenizer) and `prompts.jsonl`; returns the number of parameters."""
+        """Writes `model/` with its tokenizer, `prompts.jsonl`, `held_out.jsonl`; returns the number of parameters."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -104,6 +104,11 @@ class Workload:
             for lengths in self.lengths:
                 words = [f"w{draw.randrange(2, shape['vocab_size'])}" for _ in range(self.prompt)]
                 file.write(json.dumps({"prompt": " ".join(words), "lengths": lengths}) + "\n")
+        held_out = {
+            "prompt": " ".join(f"w{2 + number % 2}" for number in range(self.prompt)),
+            "lengths": self.lengths[0],
+        }
+        (folder / "held_out.jsonl").write_text(json.dumps(held_out) + "\n")
         return sum(parameter.numel() for parameter in model.parameters())
 
     def plain(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def reaches(config: dict, key: str, before: str, folder: Path) -> bool:
             if objects(other, folder) != before:
                 return True
         except (ValueError, OSError) as error:
-            if key in str(error) or str(value) in str(error):
+            if key.split(".")[-1] in str(error) or str(value) in str(error):
                 return True
     return False
 

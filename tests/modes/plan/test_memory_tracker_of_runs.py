@@ -57,21 +57,18 @@ CASES = {
 def make(resolved, tmp_path):
     """The config of a run whose rows are as long as rows can be."""
     rows = [{"prompt": ALPHABET[start : start + 32], "answer": "x"} for start in range(0, 320, 32)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    node = {
-        "_target_": "rft.data.rows.sources.FileRows",
-        "path": str(tmp_path / "rows.jsonl"),
-        "columns": {},
-        "schema": None,
-    }
+    held_out = [{"prompt": row["prompt"][::-1], "answer": "x"} for row in rows]
+    for name, written in {"rows": rows, "held_out": held_out}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    node = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None}
 
     def config(name: str, shape: dict, mode: str = "train") -> dict:
         found = resolved(f"mode={mode}", f"output_dir={tmp_path / 'run'}", *RUN, *CASES[name])
         for key in ("actor", "reference", "critic", "prm"):
             found[key]["model_config"] |= shape
         found["actor"]["tokenizer"]["alphabet"] = ALPHABET
-        found["data"]["train"] = node | {"limit": None}
-        found["data"]["eval"] = {"heldout": node | {"limit": 2}}
+        found["data"]["train"] = node | {"path": str(tmp_path / "rows.jsonl"), "limit": None}
+        found["data"]["eval"] = {"heldout": node | {"path": str(tmp_path / "held_out.jsonl"), "limit": 2}}
         return found
 
     return config
