@@ -149,7 +149,7 @@ def test_what_is_wrong_in_a_row_is_named_with_its_place(ending: str, row: bytes,
     good = b'{"prompt": "p", "response": "r", "answer": 1}'
     data = good + b"\n" + row if ending == "jsonl" else b"[" + good + b", " + row + b"]"
     found = read(tmp_path / f"rows.{ending}", data)
-    if ending == "json" and message.startswith("not UTF-8"):  # the file is decoded before its rows are told apart
+    if ending == "json" and message.startswith("not UTF-8"):  # the reader decodes the whole file before it splits rows
         assert found == f"{tmp_path / 'rows.json'}: {message}"
     else:
         assert isinstance(found, str) and found.startswith(
