@@ -84,7 +84,7 @@ class Encoder:
         if limit is None:
             return prompts
         for number, prompt in enumerate(prompts):
-            if limit.truncation == "error" and len(prompt) > limit.most:
+            if limit.refuses(len(prompt)):
                 with located(rows, number):
                     self._limited(prompt, rows[number])
         return [limit.cut(prompt) for prompt in prompts]
@@ -117,7 +117,7 @@ class Encoder:
         limit = self.limit
         if limit is None:
             return prompt
-        if limit.truncation == "error" and len(prompt) > limit.most:
+        if limit.refuses(len(prompt)):
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return limit.cut(prompt)
 

@@ -158,7 +158,7 @@ def limit_prompts(
         return rows, counts
     most = limit.most
     short = [number for number, count in enumerate(counts) if count <= most]
-    if limit.truncation == "error":
+    if limit.refuses(max(counts)):
         longest = counts.index(max(counts))
         raise ValueError(f"{key}: {place(rows, longest)}: the prompt has {limit.refusal(counts[longest])}")
     message = (

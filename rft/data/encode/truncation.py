@@ -25,6 +25,10 @@ class PromptLimit:
         """Whether longer prompts are cut."""
         return self.truncation in ("left", "right", "middle")
 
+    def refuses(self, tokens: int) -> bool:
+        """Whether a prompt of so many tokens is an error."""
+        return self.truncation == "error" and tokens > self.most
+
     def cut(self, tokens: list[Item]) -> list[Item]:
         """The prompt, or what is left of a longer one: `most` items. Of an odd `most` the end keeps one more."""
         most = self.most
