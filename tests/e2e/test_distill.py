@@ -61,6 +61,8 @@ def logged(folder):
 )
 def test_gkd_at_the_ends_of_its_share_is_one_or_the_other(share, other, tiny, tmp_path, one_thread):
     whole = ("algorithm/loss=jsd", "algorithm.group_size=1", "steps=2", "actor.optimizer.lr=1e-2")
+    if share:
+        whole += ("reward.terms.format.weight=1.0",)
     Job(tiny("algorithm=gkd", f"algorithm.source.sampled_share={share}", *whole)).fit("")
     Job(tiny(*other, *whole, f"output_dir={tmp_path / 'other'}")).fit("")
     rows = logged(tmp_path / "run")
