@@ -28,6 +28,7 @@ from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
+from rft.setup.unread import notices
 from rft.train.checkpoint import Checkpoints
 from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
@@ -55,17 +56,8 @@ class Job(Components):
         with opened as log, FirstFailure():
             for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)
-            if run.rollout.truncates():
-                log.message(
-                    "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
-                    "that trains: rollout/logprob_gap measures the difference of the two"
-                )
-            if idle := self.algorithm.idle_options(run.batch.minibatches * run.batch.epochs):
-                log.message(
-                    "one update per batch: the old policy is the one that trains, so ratios are 1 and "
-                    f"{', '.join(f'algorithm.{name}' for name in idle)} have no effect; set batch.minibatches or "
-                    "batch.epochs above 1"
-                )
+            for text in notices(run, self.algorithm, self.exact()):
+                log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log)
             try:
                 numbers = trainer.fit(stages)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
-from rft.conditions import ANSWERS, GIVEN, ReadIf, ReadWith
+from rft.conditions import ANSWERS, GENERATION, GIVEN, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
@@ -83,6 +83,7 @@ class Data:
     train_on: Annotated[TrainOn, ReadWith(GIVEN)]
     max_prompt_tokens: PositiveInt | None
     truncation: Truncation
+    max_response_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
     streaming: PositiveInt | None
     train: Any
     eval: dict[str, Any] | None

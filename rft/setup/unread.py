@@ -1,4 +1,5 @@
-"""Options that a run does not read. A value that the user typed for one of them is refused; a default is not.
+"""Options without effect. A value that the user typed for an option that the run does not read is refused; a default is
+not. Options that are read and still cannot act are named at the start.
 
 Most options state with their type when they are read, see `rft.conditions`. Here are the facts of the run that decide.
 """
@@ -15,6 +16,7 @@ from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine
+from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
 COLUMN, FIELD = "column ", "field "
@@ -78,6 +80,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     fields |= {target.key: evaluated for target in parts.held_out.values()}
     for target in (parts.train, *parts.held_out.values()):
         found |= unread_options(target.factory, target.options, target.key, _fields_absent(fields[target.key], absent))
+    if (length := root["rollout"].max_new_tokens) != root["data"].max_response_tokens:
+        found["data.max_response_tokens"] = f"rollout.max_new_tokens={length} takes its place"
     engine: type[Engine] = parts.engine.factory
     found |= {f"rollout.{name}": reason for name, reason in engine.unread(parts.engine.options).items()}
     found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
@@ -90,6 +94,34 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         if not role.writes(reads):
             found[role.key] = f"the algorithm reads no {' or '.join(role.columns)}, so there is no such model"
     return found
+
+
+def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:
+    """Yields messages about options that have no effect in the run, or another than users expect.
+
+    Args:
+        run: its config.
+        algorithm: of its second stage.
+        exact: whether trainer and engine compute the same log-probabilities of sampled tokens, up to rounding.
+    """
+    updates = run.batch.minibatches * run.batch.epochs
+    if run.rollout.truncates():
+        yield (
+            "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
+            "that trains: rollout/logprob_gap measures the difference of the two"
+        )
+    if idle := algorithm.idle_options(updates):
+        yield (
+            "one update per batch: the old policy is the one that trains, so ratios are 1 and "
+            f"{', '.join(f'algorithm.{name}' for name in idle)} have no effect; set batch.minibatches or "
+            "batch.epochs above 1"
+        )
+    correction = algorithm.correction
+    if exact and correction is not None and (correction.anchor == "old" or updates == 1):
+        yield (
+            "trainer and engine compute the same log-probabilities in float32, so the ratios of algorithm.correction "
+            "are 1 up to rounding and it has no effect; it acts with another dtype or with truncated sampling"
+        )
 
 
 def _absences(parts: Parts) -> Absent:

@@ -46,6 +46,7 @@ REFUSED = {  # overrides, the key that is refused, and the reason
         ["rollout=vllm_server", "rollout.engine.servers.count=0", "rollout.engine.servers.addresses=[a:1]"],
         "rollout.engine.servers.count=0",
     ),
+    "data.max_response_tokens=8": (["rollout.max_new_tokens=4"], "rollout.max_new_tokens=4 takes its place"),
     "serve.port=9000": ([], "mode=train does not read it"),
 }
 READ = [  # the same keys in runs that read them
@@ -55,6 +56,7 @@ READ = [  # the same keys in runs that read them
     ["eval.samples=4", "eval.temperature=0.5"],
     ["rollout.temperature=0.7", "rollout.top_p=0.9", "algorithm.group_size=4", "data.train_on=last"],
     ["algorithm=sft", "data.train_on=last", "rollout.max_new_tokens=5"],
+    ["data.max_response_tokens=8"],
     ["mode=serve", "serve.port=9000"],
     ["mode=generate", "algorithm=sft", "rollout.temperature=0.7"],
     ["algorithm=raft", "reward.terms.exact_match.weight=2"],
