@@ -26,10 +26,12 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import completions
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
+from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 
+SHARE = 0.4  # default of gpu_memory_utilization; the trainer uses the rest
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
 
 
@@ -119,10 +121,14 @@ class VLLMEngine(ServableEngine):
         if not merge_lora:
             assert context.lora is not None, "`check` has refused it"
             fixed |= room(context.lora)
+        arguments = dict(context.engine_args)
+        if arguments.get("gpu_memory_utilization") is None:
+            cache = cache_arguments(model.config, arguments) if current_platform.is_cpu() else {}
+            arguments |= {"gpu_memory_utilization": SHARE} | cache
         sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
             with sharing, torch.random.fork_rng():  # vLLM seeds the generators of the process
-                self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **context.engine_args)
+                self._llm = vllm.LLM(**fixed, enable_sleep_mode=self.sleep_level > 0, **arguments)
         except TypeError as error:
             raise ValueError(f"rollout.engine_args: vLLM refuses them: {error}") from error
         except ValueError as error:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from transformers import AutoConfig
+from transformers.utils import CONFIG_NAME
 
 from rft.actor.lora.adapters import LoraWeights
 from rft.remote.http_client import RequestRefused, ServerClient
@@ -21,6 +24,7 @@ from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
+from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
@@ -165,6 +169,8 @@ class VLLMApi:
         """Starts a server that does not access the hub."""
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         arguments["load_format"] = load_format
+        if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
+            arguments |= cache_arguments(AutoConfig.from_pretrained(model), self._engine_args)
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}

@@ -28,7 +28,7 @@ WEIGHTS = WeightVersion(3, Path("/weights/v3"), {}, None)
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/_base.yaml") | {"first_token": None} | changes)
+    return Sampling(**yaml_options("rollout/_base.yaml", max_new_tokens=16) | {"first_token": None} | changes)
 
 
 def answer(**changes):

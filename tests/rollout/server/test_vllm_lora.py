@@ -116,7 +116,7 @@ def read_adapter(folder):
 def faked(tmp_path):
     """An engine and the server that it samples with."""
     server, lora = AdapterServer(), Lora(**lora_options(rank=4))
-    options, actor = Servers(**OPTIONS | {"addresses": [server.address], "sync_s": 0.3, "poll_s": 0.01}), policy()
+    options, actor = Servers(**OPTIONS | {"addresses": [server.address], "sync_s": 1.0, "poll_s": 0.01}), policy()
     made = VLLMServers(
         engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora), options, False
     )
