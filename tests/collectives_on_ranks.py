@@ -1,5 +1,6 @@
 """What each of two processes gets from the collectives; run by test_distributed.py under torchrun."""
 
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rft.distributed import leave, start
+from rft.distributed import FirstFailure, start
 
 
 def refuse():
@@ -61,8 +62,21 @@ def main() -> None:
     }
     everything = world.gather(found)
     if world.rank == 0:
-        torch.save(everything, Path(sys.argv[1]))
-    leave()
+        torch.save(everything, Path(sys.argv[1]) / "found.pt")
+    Path(sys.argv[1], f"failure{world.rank}").write_text(failure(world))
+    os._exit(0)  # rank 0 loses its connection to rank 1, which has ended
+
+
+def failure(world) -> str:
+    """The error of this rank where rank 1 fails while rank 0 waits for it."""
+    try:
+        with FirstFailure():
+            if world.rank == 1:
+                raise KeyError("difficulty")
+            world.gather(None)
+    except (KeyError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):
 
 
 def test_two_processes(torchrun, tmp_path):
-    torchrun(Path(__file__).parent / "collectives_on_ranks.py", tmp_path / "found.pt")
+    torchrun(Path(__file__).parent / "collectives_on_ranks.py", tmp_path)
     ranks = torch.load(tmp_path / "found.pt")
     for rank, found in enumerate(ranks):
         assert found.pop("travelled") < 2000, "what stays does not travel"
@@ -69,3 +69,6 @@ def test_two_processes(torchrun, tmp_path):
             "again": rank,
             "stays": True,
         }
+    assert (tmp_path / "failure1").read_text() == "KeyError: 'difficulty'"
+    first = "PeerError: rank 1 failed first: KeyError: 'difficulty'"
+    assert (tmp_path / "failure0").read_text() == first, "not that gloo lost a connection"

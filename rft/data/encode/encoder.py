@@ -148,7 +148,8 @@ class Encoder:
         """The example with the prompt as `prompts` gives it."""
         if self.limit is None or row.get("prompt") is None:
             return ids, trains
-        whole, cut = self._whole_prompt(row), self.prompt(row)
+        whole = self._whole_prompt(row)
+        cut = self._limited(whole, row)
         if len(cut) == len(whole):
             return ids, trains
         size = len(whole)
