@@ -96,14 +96,23 @@ class RowSampler:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and the state of a stream."""
-        own = self._rows.state_dict() if isinstance(self._rows, RowStream) else {}
+        """The position, and the number of rows or the state of a stream."""
+        own = self._rows.state_dict() if isinstance(self._rows, RowStream) else {"rows": len(self._rows)}
         return {"position": self.position} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state of `state_dict`."""
+        """Continues from a state of `state_dict`.
+
+        Raises:
+            ValueError: there is another number of rows, which would come in another order.
+        """
         if isinstance(self._rows, RowStream):
             self._rows.load_state_dict(state)
+        elif (before := state["rows"]) != len(self._rows):
+            raise ValueError(
+                f"data.train has {len(self._rows)} rows, and had {before} when the checkpoint was written, so they "
+                "would come in another order; restore the rows, or set resume=false to start again"
+            )
         self.position = state["position"]
 
 
@@ -183,14 +192,16 @@ class MixtureSampler(RowSampler):
         """The position, and the states of the parts of a streamed mixture."""
         if not isinstance(self._mixture, MixedStream):
             return super().state_dict()
-        return super().state_dict() | {"parts": [part.state_dict() for part in self._parts]}
+        return {"position": self.position, "parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state of `state_dict`."""
-        super().load_state_dict(state)
-        if isinstance(self._mixture, MixedStream):
-            for part, own in zip(self._parts, state["parts"], strict=True):
-                part.load_state_dict(own)
+        """Continues from a state of `state_dict`; see `RowSampler.load_state_dict`."""
+        if not isinstance(self._mixture, MixedStream):
+            super().load_state_dict(state)
+            return
+        self.position = state["position"]
+        for part, own in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(own)
 
 
 def make_sampler(rows: Rows, seed: int) -> RowSampler:

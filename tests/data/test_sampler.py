@@ -28,6 +28,13 @@ def test_a_sampler_continues_anywhere(position):
     assert later.take(13) == whole.take(13)
 
 
+def test_a_sampler_does_not_continue_with_other_rows():
+    state = RowSampler(range(7), 0).state_dict()
+    message = "data.train has 8 rows, and had 7 when the checkpoint was written.*resume=false"
+    with pytest.raises(ValueError, match=message):
+        RowSampler(range(8), 0).load_state_dict(state)
+
+
 def test_more_than_an_epoch_at_once():
     taken = [row for _, row in RowSampler(range(3), seed=0).take(9)]
     assert [sorted(taken[start : start + 3]) for start in (0, 3, 6)] == [[0, 1, 2]] * 3

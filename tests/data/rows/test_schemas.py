@@ -210,6 +210,7 @@ def test_a_run_reads_the_format(name: str, tmp_path: Path, resolved) -> None:
             f"data={name.split()[0]}",
             f"data.train.path={tmp_path / 'train'}.{ending}",
             f"data.eval.heldout.path={tmp_path / 'test'}.{ending}",
+            "data.max_response_tokens=16",
             "actor/tokenizer=pretrained",
             f"actor.tokenizer.path={tmp_path / 'words'}",
             *options,
