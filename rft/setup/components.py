@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,7 @@ class Components:
         self.reward.place(world.device)
         drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),
-            sampling=replace(run.rollout.untruncated(run.eval.temperature), top_p=run.eval.top_p, top_k=run.eval.top_k),
+            sampling=run.eval.sampling(run.rollout),
             samples=run.eval.samples,
             pass_k=run.eval.ks(),
             maj_k=run.eval.maj_k,

@@ -6,6 +6,7 @@ A check raises a ValueError, or yields a message for every mistake. `rft.setup.c
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -135,7 +136,7 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
 
 
 def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
-    """Checks the options of the engine, and that it takes the arguments of `rollout.engine_args`."""
+    """Checks the options of the engine, how it samples, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:
         name = sorted(rollout.engine_args)[0]
         raise ValueError(
@@ -144,6 +145,24 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
         )
     options = engine.options | {"engine_args": rollout.engine_args, "lora": actor.options["lora"]}
     engine.factory.check(options, rollout)
+    with prefixed("rollout."):
+        engine.factory.check_sampling(rollout, logprobs=True)
+
+
+def check_eval_sampling(rollout: Rollout, evaluation: Eval, engine: Target) -> None:
+    """Checks that the engine can draw the sampled answers of an evaluation."""
+    if evaluation.samples:
+        with prefixed("eval."):
+            engine.factory.check_sampling(evaluation.sampling(rollout), logprobs=False)
+
+
+@contextmanager
+def prefixed(node: str) -> Iterator[None]:
+    """Puts the node in front of the option with which a ValueError begins."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{node}{error}") from error
 
 
 def check_head(

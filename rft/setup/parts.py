@@ -31,6 +31,7 @@ from rft.setup.constraints import (
     check_engine,
     check_epochs,
     check_eval,
+    check_eval_sampling,
     check_folders,
     check_head,
     check_mixtures,
@@ -160,6 +161,7 @@ def _check_numbers(checks: Checks) -> None:
     checks.run(check_batch, "run.batch", "run.algorithm")
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")
+    checks.run(check_eval_sampling, "run.rollout", "run.eval", "engine")
     checks.run(check_epochs, "run.steps", "run.epochs", "run.data")
     if checks.parts.get("run.steps") is not None:
         check_steps(checks)

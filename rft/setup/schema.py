@@ -1,6 +1,6 @@
 """The schema of the config tree: one dataclass for each group. The comments of the yaml files explain the fields."""
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +61,10 @@ class Eval:
     def ks(self) -> list[int]:
         """The k of pass@k; by default the powers of two up to `samples`."""
         return [2**power for power in range(self.samples.bit_length())] if self.pass_k is None else self.pass_k
+
+    def sampling(self, rollout: Sampling) -> Sampling:
+        """How the answers are sampled: as in training, with another temperature and truncation."""
+        return replace(rollout.untruncated(self.temperature), top_p=self.top_p, top_k=self.top_k)
 
 
 @dataclass(frozen=True)

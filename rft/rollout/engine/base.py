@@ -45,7 +45,8 @@ class Completion:
     Attributes:
         tokens: sampled ids, including a sampled end token and the tokens of a stop string; the engine adds none.
         logprobs: log-probability of each token under the distribution that it was drawn from, after temperature and
-            truncation; for greedy tokens under the plain softmax of the logits.
+            truncation; for greedy tokens under the plain softmax of the logits. NaN where the engine
+            does not report it.
         finish_reason: `stop` at an end token or a stop string, `length` at the cap.
         text: the tokens decoded without special tokens, cut before the stop string.
         versions: of the weights that sampled each token.
@@ -123,6 +124,18 @@ class Engine(ABC):
 
         Raises:
             ValueError: the engine does not support them; names the key and the cure.
+        """
+
+    @classmethod
+    def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
+        """Checks that the engine can draw like this, before a model is loaded.
+
+        Args:
+            sampling: how training samples, or how an evaluation does.
+            logprobs: whether the log-probabilities of the samples are read.
+
+        Raises:
+            ValueError: it cannot; the message begins with the option (`top_p=0.9: ...`), without its node.
         """
 
     @classmethod

@@ -147,9 +147,12 @@ class VLLMEngine(ServableEngine):
         if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
             raise ValueError(f"rollout.engine_args.{taken[0]}: the run sets it; take it out")
         check_speculation(options["engine_args"])
-        check_sampling(sampling)
         if not options["merge_lora"]:
             check_adapters(options["lora"], options["sleep_level"])
+
+    @classmethod
+    def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
+        check_sampling(sampling)
 
     @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:

@@ -10,16 +10,14 @@ SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises a ValueError that names rollout.<key> if vLLM does not support the sampling, or defines it differently."""
+    """Raises a ValueError that begins with the option if vLLM lacks it, or defines it differently."""
     if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
-        raise ValueError(
-            f"rollout.temperature={sampling.temperature}: vLLM samples between {COLDEST} and {HOTTEST}, or at 0"
-        )
+        raise ValueError(f"temperature={sampling.temperature}: vLLM samples between {COLDEST} and {HOTTEST}, or at 0")
     if sampling.first_token is not None:
-        raise ValueError("rollout.first_token: vLLM draws all tokens alike; set rollout/first_token=none or rollout=hf")
+        raise ValueError("first_token: vLLM draws all tokens alike; set rollout/first_token=none or rollout=hf")
     if sampling.min_p > 0 and sampling.top_p < 1:
         raise ValueError(
-            f"rollout.min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
+            f"min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
             "distribution; set one of the two, or choose rollout=hf"
         )
 

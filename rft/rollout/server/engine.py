@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from math import nan
 from typing import Any, ClassVar
 
 import torch
@@ -100,8 +101,16 @@ class ServersEngine(ServableEngine):
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
-        cls.server_api(options["engine_args"]).check(sampling)
+        cls.server_api(options["engine_args"])  # checks the arguments
         options["servers"].check_dtype(options["engine_args"])
+
+    @classmethod
+    def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
+        """See `Engine.check_sampling`."""
+        api = cls.server_api({})
+        api.check(sampling)
+        if logprobs and (message := api.unknown_logprobs(sampling)):
+            raise ValueError(message)
 
     @classmethod
     def arguments(cls, engine_args: dict[str, Any], servers: Servers) -> dict[str, Any]:
@@ -111,13 +120,11 @@ class ServersEngine(ServableEngine):
     def generate(
         self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Samples every request; see `Engine.generate`.
+        """Samples every request; see `Engine.generate`. Log-probabilities that the servers do not report are NaN.
 
         Raises:
-            ValueError: these servers do not support a sampling option.
             OSError: the servers do not return the samples within their deadlines; names them.
         """
-        self._server_api.check(sampling)
         balancer = LoadBalancer(
             who=f"rank {self._world.rank}",
             what="sample",
@@ -132,6 +139,8 @@ class ServersEngine(ServableEngine):
         groups = self._do(balancer.run([self._sample_requests(request, sampling) for request in requests]))
         rows = [sample for group in groups for sample in group]
         tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
+        if self._server_api.unknown_logprobs(sampling):
+            logprobs = [[nan] * len(row.tokens) for row in rows]
         versions = [[self.version] * len(row.tokens) for row in rows]
         found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, versions))
         return [[next(found) for _ in request.seeds] for request in requests]

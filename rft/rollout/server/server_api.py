@@ -58,8 +58,12 @@ class ServerApi(Protocol):
     rollout: str
 
     def check(self, sampling: Sampling) -> None:
-        """Raises a ValueError that names rollout.<key> for sampling options that these servers lack, or whose
-        log-probabilities they do not report as `Completion` defines them."""
+        """Raises a ValueError that begins with the option for sampling options that these servers lack."""
+        ...
+
+    def unknown_logprobs(self, sampling: Sampling) -> str:
+        """A message that begins with the option if the servers do not report log-probabilities as `Completion` defines
+        them; empty if they do."""
         ...
 
     def command(

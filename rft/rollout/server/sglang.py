@@ -94,14 +94,24 @@ class SGLangApi:
         self._groups: dict[ServerClient, str] = {}
 
     def check(self, sampling: Sampling) -> None:
+        """See `ServerApi.check`."""
+        if sampling.first_token is not None:
+            raise ValueError("first_token: SGLang draws all tokens alike; set rollout/first_token=none or rollout=hf")
+        if sampling.top_k > 0 and sampling.top_p < 1:
+            raise ValueError(
+                f"top_p={sampling.top_p} with top_k={sampling.top_k}: SGLang takes the mass of top-p from the whole "
+                "distribution, not from that of top-k; set one of the two, or choose rollout=hf"
+            )
+
+    def unknown_logprobs(self, sampling: Sampling) -> str:
         """SGLang draws from the truncated distribution, but reports log-probabilities of the whole one."""
-        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "first_token": None}
-        for name, value in off.items():
-            if (given := vars(sampling)[name]) != value:
-                raise ValueError(
-                    f"rollout.{name}={given}: SGLang reports log-probabilities of another distribution then; "
-                    f"set rollout{'/first_token=none' if value is None else f'.{name}={value}'} or rollout=hf"
+        for name, off in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+            if (given := vars(sampling)[name]) != off:
+                return (
+                    f"{name}={given}: SGLang reports log-probabilities of another distribution then; set {name}={off} "
+                    "or rollout=hf"
                 )
+        return ""
 
     def command(
         self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
@@ -122,6 +132,7 @@ class SGLangApi:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or ALL_TOKENS,
+            "min_p": sampling.min_p,
             "sampling_seed": seed,
             "stop": sampling.stop,
             "stop_token_ids": ends,

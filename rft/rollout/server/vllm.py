@@ -163,6 +163,10 @@ class VLLMApi:
         """See `check_sampling`."""
         check_sampling(sampling)
 
+    def unknown_logprobs(self, sampling: Sampling) -> str:
+        """See `ServerApi.unknown_logprobs`; vLLM reports those of the truncated distribution."""
+        return ""
+
     def command(
         self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
     ) -> tuple[list[str], dict[str, str]]:

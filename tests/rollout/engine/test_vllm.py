@@ -200,15 +200,16 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
     [
         ({"model": "x"}, PLAIN, r"rollout.engine_args.model: .*take it out"),
         ({"speculative_config": {"method": "ngram"}}, PLAIN, r"rollout.engine_args.speculative_config: .*take it out"),
-        ({}, Sampling(8, 0.001, 1.0, 0, 0.0, [], None), "rollout.temperature=0.001"),
-        ({}, Sampling(8, 2.5, 1.0, 0, 0.0, [], None), "rollout.temperature=2.5"),
-        ({}, Sampling(8, 1.0, 0.9, 0, 0.1, [], None), "rollout.min_p=0.1 with top_p=0.9"),
-        ({}, Sampling(8, 1.0, 1.0, 0, 0.0, [], FirstToken(30.0, 4)), "rollout.first_token"),
+        ({}, Sampling(8, 0.001, 1.0, 0, 0.0, [], None), "temperature=0.001"),
+        ({}, Sampling(8, 2.5, 1.0, 0, 0.0, [], None), "temperature=2.5"),
+        ({}, Sampling(8, 1.0, 0.9, 0, 0.1, [], None), "min_p=0.1 with top_p=0.9"),
+        ({}, Sampling(8, 1.0, 1.0, 0, 0.0, [], FirstToken(30.0, 4)), "first_token"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_before_it_starts(arguments, sampling, message):
     with pytest.raises(ValueError, match=message):
         VLLMEngine.check({"engine_args": arguments, "merge_lora": True}, sampling)
+        VLLMEngine.check_sampling(sampling, logprobs=True)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")

@@ -17,6 +17,7 @@ import torch
 
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
+from rft.errors import Problems
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling
@@ -24,6 +25,7 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weight_store import WeightVersion
+from rft.setup.components import Components
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
 from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, tied_model, weights
@@ -89,18 +91,42 @@ def test_arguments_of_an_sglang_server_that_the_run_decides_are_refused(name):
 @pytest.mark.parametrize(
     ("changes", "key", "cure"),
     [
-        ({"top_p": 0.9}, "rollout.top_p=0.9", "rollout.top_p=1.0"),
-        ({"top_k": 5}, "rollout.top_k=5", "rollout.top_k=0"),
-        ({"min_p": 0.1}, "rollout.min_p=0.1", "rollout.min_p=0.0"),
-        ({"first_token": FirstToken(30.0, 16)}, "rollout.first_token=", "rollout/first_token=none"),
+        ({"top_p": 0.9}, "top_p=0.9", "top_p=1.0"),
+        ({"top_k": 5}, "top_k=5", "top_k=0"),
+        ({"min_p": 0.1}, "min_p=0.1", "min_p=0.0"),
+        ({"first_token": FirstToken(30.0, 16)}, "first_token:", "rollout/first_token=none"),
     ],
 )
-def test_sampling_whose_log_probabilities_sglang_does_not_tell_is_refused(changes, key, cure):
-    options = {"engine_args": {}, "servers": Servers(**shared(addresses=["a:1"], count=0))}
-    with pytest.raises(ValueError, match=rf"{re.escape(key)}.*set {re.escape(cure)} or rollout=hf"):
-        SGLangServers.check(options, how(**changes))
+def test_sampling_whose_log_probabilities_sglang_does_not_report_is_refused(changes, key, cure):
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}.*set {re.escape(cure)} or rollout=hf"):
+        SGLangServers.check_sampling(how(**changes), logprobs=True)
     for fine in ({}, {"temperature": 0.0}, {"temperature": 30.0, "stop": ["\n"]}):
-        SGLangServers.check(options, how(**fine))
+        SGLangServers.check_sampling(how(**fine), logprobs=True)
+
+
+def test_samples_whose_log_probabilities_nobody_reads_may_be_truncated():
+    for fine in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}):
+        SGLangServers.check_sampling(how(**fine), logprobs=False)
+    with pytest.raises(ValueError, match=r"^top_p=0\.9 with top_k=5: SGLang takes the mass"):
+        SGLangServers.check_sampling(how(top_p=0.9, top_k=5), logprobs=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout=sglang", "rollout.top_p=0.9"], "rollout.top_p=0.9: SGLang reports"),
+        (["rollout=sglang", "eval.samples=2", "eval.top_p=0.9", "eval.top_k=3"], "eval.top_p=0.9 with top_k=3: SGLang"),
+        (["rollout=vllm_server", "eval.samples=2", "eval.temperature=2.5"], "eval.temperature=2.5: vLLM samples"),
+        (["rollout=sglang", "eval.samples=2", "eval.top_p=0.9"], None),
+    ],
+)
+def test_what_an_engine_cannot_draw_is_refused_by_its_key(overrides, message, resolved):
+    if message is None:
+        Components(resolved(*overrides))
+        return
+    with pytest.raises(Problems) as raised:
+        Components(resolved(*overrides))
+    assert [text[: len(message)] for text in raised.value.messages] == [message]
 
 
 def test_changed_elements_alone_are_nothing_for_sglang():
@@ -121,8 +147,8 @@ def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
     assert call.path == "/generate" and call.body == {
         "input_ids": [4, 29],
         "sampling_params": {
-            "max_new_tokens": 9, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "sampling_seed": 2**63 - 1,
-            "stop": ["\n"], "stop_token_ids": [1, 6],
+            "max_new_tokens": 9, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "sampling_seed": 2**63 - 1, "stop": ["\n"], "stop_token_ids": [1, 6],
         },
         "return_logprob": True,
     }  # fmt: skip
