@@ -15,6 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 import rft
+from rft.logger.mlflow import MLflow
+from rft.logger.swanlab import SwanLab
+from rft.logger.trackio import Trackio
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
 from rft.modes.verify import verify
@@ -80,7 +83,8 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
-    monkeypatch.setattr(Wandb, "check", lambda self: None)  # the package is an extra
+    for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
+        monkeypatch.setattr(logger, "check", lambda self: None)
     return tmp_path
 
 
