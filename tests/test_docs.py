@@ -198,6 +198,7 @@ RUNS = (
         "trajectories.every=1",
         "profile.steps=[5]",
         "strategy.dtype=float16",
+        "strategy.peak_tflops=1",
     ),
     ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis", "strategy.dtype=float16"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again

@@ -19,7 +19,7 @@ from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
 from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import SOURCE, Evaluator
+from rft.evaluation.base import SOURCE, Evaluator, term_scores
 from rft.logger.history import rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
@@ -339,8 +339,9 @@ def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
         return []
     return [
         {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
+        | term_scores(terms.to_dict())
         | {name: row[name] for name in (SOURCE,) if name in row}
-        for row, score in zip(fields(batch[:rows]), batch["scores"][:rows], strict=True)
+        for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
     ]
 
 

@@ -332,7 +332,7 @@ def test_steps_evaluations_checkpoints_and_texts(tiny, tmp_path):
     }  # fmt: skip
     for row in (row for rows in texts.values() for row in rows):
         assert row["prompt"].startswith("reverse ") and row["prompt"] not in row["response"]
-        assert set(row) == {"set", "prompt", "response", "score"}
+        assert set(row) == {"set", "prompt", "response", "score", "reward/exact_match", "reward/format"}
 
 
 def test_a_stage_ends_when_it_has_reached_what_it_was_for(tiny, tmp_path):
