@@ -15,6 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 import rft
+from rft.logger.mlflow import MLflow
+from rft.logger.swanlab import SwanLab
+from rft.logger.trackio import Trackio
 from rft.logger.wandb import Wandb
 from rft.main import check_recipe
 from rft.modes.verify import verify
@@ -80,7 +83,8 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
-    monkeypatch.setattr(Wandb, "check", lambda self: None)  # the package is an extra
+    for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
+        monkeypatch.setattr(logger, "check", lambda self: None)
     return tmp_path
 
 
@@ -194,6 +198,7 @@ RUNS = (
         "trajectories.every=1",
         "profile.steps=[5]",
         "strategy.dtype=float16",
+        "strategy.peak_tflops=1",
     ),
     ("algorithm=prime", "algorithm/loss=kl_cov", "algorithm/correction=token_tis", "strategy.dtype=float16"),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again

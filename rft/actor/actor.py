@@ -21,7 +21,7 @@ from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, set_end_tokens, with_end_token
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.packing.cost import model_cost, row_work
+from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
 from rft.actor.reference import AdapterReference
 from rft.algorithm.mismatch import log_policy_mismatch
@@ -83,6 +83,7 @@ class Actor(TrainableModel):
         self.train_state: TrainState | None = None
         self.average: WeightAverage | None = None
         self._ema = ema
+        self._frozen = frozen
         self._forward_options: dict[str, Any] = {}  # of the network, beside its outputs
         model = build_model(
             context,
@@ -138,6 +139,12 @@ class Actor(TrainableModel):
     def work(self, batch: TensorDict) -> Tensor:
         """See `TrainableModel.work`."""
         return row_work(self.cost, batch, self.micro_batcher.shared(batch))
+
+    def flops(self, batch: TensorDict) -> float | None:
+        """See `TrainableModel.flops`; None where some weights do not train, whose gradients `cost` counts."""
+        if self.adapters is not None or self._frozen:
+            return None
+        return model_flops(self.cost, batch, self.micro_batcher.shared(batch))
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """See `ColumnModel.weights`. On one rank the tensors are not copies. With adapters they are `LoraWeights`."""

@@ -223,6 +223,10 @@ class TrainableModel(ColumnModel):
     def work(self, batch: TensorDict) -> Tensor:
         """Predicted work of each row, (B,) float64, for the balance over ranks."""
 
+    def flops(self, batch: TensorDict) -> float | None:
+        """Floating-point operations of a forward and a backward of these rows; None if they are not counted."""
+        return None
+
     def nonfinite_tensor(self) -> str | None:
         """The name of the first weight that is not finite, or None. A collective."""
         return next((name for name, tensor in self.weights() if not bool(tensor.isfinite().all())), None)

@@ -122,3 +122,8 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
                 both = with_error(f"{prefix}{metric}", values)
                 metrics |= both if metric != "length" else {f"{prefix}length": both[f"{prefix}length"]}
     return metrics
+
+
+def term_scores(terms: Mapping[str, float]) -> dict[str, float]:
+    """What a record of an answer says about its reward terms: the raw value of each, if there are several."""
+    return {f"reward/{name}": float(value) for name, value in terms.items()} if len(terms) > 1 else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
+from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Request, row_seed
@@ -51,6 +51,7 @@ class GenerationResult(SetResult):
         """The greedy answers."""
         return [
             {"prompt": row["prompt"], "response": answers.texts[0], "score": right}
+            | term_scores({name: values[0] for name, values in answers.terms.items()})
             for row, answers, right in zip(self.rows, self.greedy, self.metrics["accuracy"], strict=True)
         ]
 

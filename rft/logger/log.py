@@ -42,6 +42,9 @@ class Sink(Protocol):
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None: ...
 
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Receives the sampled texts that `trajectories/` gets; see `RunLog.samples`."""
+
     def rewind(self, step: int) -> None:
         """Drops numbers after the step, if the backend can."""
 
@@ -157,6 +160,8 @@ class RunLog:
         """Writes sampled texts: rows with `prompt`, `response`, `score` and any other JSON values."""
         path = self.run / TRAJECTORIES / f"step_{step:08d}.jsonl"
         write_atomically(path, "".join(map(_line, rows)))
+        for sink in self._sinks:
+            sink.samples(step, rows)
 
     def worst_tokens(self, step: int, tokens: Sequence[Mapping[str, Any]]) -> None:
         """Appends the tokens whose log-probabilities differ most between trainer and engine; no line without tokens."""

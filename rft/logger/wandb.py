@@ -1,10 +1,10 @@
 """Numbers for Weights & Biases; `mode=offline` keeps them under `<run>/wandb` for a later `wandb sync`."""
 
-import importlib.util
-import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
 
 
 class Wandb:
@@ -13,34 +13,37 @@ class Wandb:
     Args:
         project, entity, tags: as W&B knows them; an entity of null is the account's default.
         mode: `online`, `offline` or `disabled`.
+        log_completions: logs the sampled texts of a step as a table.
     """
 
     def __init__(
-        self, project: str, entity: str | None, mode: Literal["online", "offline", "disabled"], tags: list[str]
+        self,
+        project: str,
+        entity: str | None,
+        mode: Literal["online", "offline", "disabled"],
+        tags: list[str],
+        log_completions: bool,
     ) -> None:
         self.project = project
         self.entity = entity
         self.mode = mode
         self.tags = tags
+        self.log_completions = log_completions
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""
-        if importlib.util.find_spec("wandb") is None:
-            raise ValueError("logger=wandb: the package wandb is not installed; pip install 'rft[wandb]'")
+        check_package("wandb")
 
     def open(self, run: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        note = run / "wandb_id"
-        if not note.exists():
-            note.write_text(secrets.token_hex(4), encoding="utf-8")
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
             mode=self.mode,
             tags=self.tags,
             name=run.name,
-            id=note.read_text(encoding="utf-8").strip(),
+            id=run_id(run, "wandb"),
             resume="allow" if self.mode == "online" else None,  # an offline run is joined by its id at sync
             dir=str(run),
             config=config,
@@ -53,6 +56,14 @@ class Wandb:
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         self._run.log({"step": step, "stage": stage, **numbers})
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Logs a `wandb.Table` of the sampled texts; W&B shows the newest one and keeps those of earlier steps."""
+        if self.log_completions:
+            import wandb
+
+            columns, data = completions_table(step, rows)
+            self._run.log({"step": step, COMPLETIONS: wandb.Table(columns=columns, data=data)})
 
     def rewind(self, step: int) -> None:
         """W&B keeps what it was told: steps taken twice show twice."""

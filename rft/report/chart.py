@@ -55,10 +55,13 @@ def draw(
     Args:
         title: the heading; escaped, like every label.
         curves: with at least one finite point in all; the index selects the color.
-        stages: shaded alternately and named at the top.
+        stages: shaded alternately and named at the top. The chart leaves out those before its first and after its
+            last point.
     """
     finite = [(step, value) for curve in curves for step, value in curve.points if value is not None]
     assert finite, f"nothing to draw in {title!r}"
+    first, last = min(step for step, _ in finite), max(step for step, _ in finite)
+    stages = [stage for stage in stages if stage.end >= first and stage.start < last]
     edges = [edge for stage in stages for edge in (stage.start, stage.end)]
     y_ticks = ticks(*_span([end for curve in curves for end in _reach(curve)]), 5)
     left = max(LEFT, math.ceil(10 + DIGIT * max(len(short(tick)) for tick in y_ticks)))
@@ -73,7 +76,8 @@ def draw(
     drawn = [(index, curve) for index, curve in enumerate(curves) if _reach(curve)]
     parts += [_band(curve, index, x, y) for index, curve in drawn if curve.band]
     for index, curve in drawn:
-        parts += _line(curve, index, x, y, [stage.start for stage in stages])
+        hides = any(curve.points == other.points for other in curves[:index])
+        parts += _line(curve, index, hides, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
     shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve) if v is not None] for _, curve in drawn]
     data = json.dumps({"x": [x.low, x.high, left, width - RIGHT], "curves": shown}, separators=(",", ":"))
@@ -169,8 +173,9 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
     return "".join(commands)
 
 
-def _line(curve: Curve, index: int, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
-    color = f"k{index % COLORS}" + (" dash" if index >= COLORS else "")
+def _line(curve: Curve, index: int, hides: bool, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
+    """The elements of a curve; one that hides an equal one is dashed, so that both are seen."""
+    color = f"k{index % COLORS}" + (" dash" if hides or index >= COLORS else "")
     points = _thin(curve)
     if curve.dotted:
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']

@@ -18,7 +18,7 @@ STYLE = """
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1280px; margin: auto; padding: 28px 24px 60px; }
 h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 34px 0 12px; }
-p.sub, .note { color: var(--soft); margin: 2px 0 0; } .note { font-size: 13px; }
+p.sub, .note { color: var(--soft); margin: 2px 0 0; } .note { font-size: 13px; margin-top: 8px; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 12px 14px; margin: 0;
   break-inside: avoid; min-width: 0; }
 .tiles, .charts { display: grid; gap: 14px; }
@@ -41,12 +41,13 @@ svg .band { fill: var(--band); }
 svg .line { fill: none; stroke: var(--k); stroke-width: 1.9; stroke-linejoin: round; }
 svg .raw { fill: none; stroke: var(--k); stroke-width: 1; opacity: .28; } svg .error { stroke: var(--k); opacity: .6; }
 svg .spread { fill: var(--k); opacity: .15; }
-svg circle { fill: var(--k); stroke: var(--card); } svg .dash { stroke-dasharray: 5 3; }
+svg circle { fill: var(--k); stroke: var(--card); } svg path.dash { stroke-dasharray: 5 3; }
 svg .cursor { stroke: var(--soft); visibility: hidden; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; } td, th { padding: 5px 12px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right; } .scroll { overflow-x: auto; }
 td { white-space: nowrap; } td small { display: block; white-space: normal; max-width: 60ch; }
+td.n small { color: var(--soft); white-space: nowrap; }
 a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
 details.card + details.card { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
 summary span { font-weight: 400; color: var(--soft); }
@@ -75,7 +76,7 @@ function point(step) {
   for (const chart of charts) {
     const found = chart.curves.map(points => nearest(points, step));
     const [low, high, left, right] = chart.x;
-    if (step < low || step > high) continue;
+    if (step < low || step > high) { clear(chart); continue; }
     const here = found.filter(Boolean).reduce((a, b) => Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a)[0];
     const x = left + (here - low) / (high - low) * (right - left);
     chart.cursor.setAttribute('x1', x); chart.cursor.setAttribute('x2', x);
@@ -83,11 +84,9 @@ function point(step) {
     chart.now.forEach((node, i) => { if (found[i]) node.textContent = format(found[i][1]); });
   }
 }
-function leave() {
-  for (const chart of charts) {
-    chart.cursor.style.visibility = 'hidden'; chart.at.textContent = '';
-    chart.now.forEach(node => { node.textContent = node.dataset.last; });
-  }
+function clear(chart) {
+  chart.cursor.style.visibility = 'hidden'; chart.at.textContent = '';
+  chart.now.forEach(node => { node.textContent = node.dataset.last; });
 }
 for (const chart of charts) {
   chart.svg.addEventListener('pointermove', event => {
@@ -95,7 +94,7 @@ for (const chart of charts) {
     const x = (event.clientX - box.left) / box.width * chart.svg.viewBox.baseVal.width;
     point(low + (Math.min(Math.max(x, left), right) - left) / (right - left) * (high - low));
   });
-  chart.svg.addEventListener('pointerleave', leave);
+  chart.svg.addEventListener('pointerleave', () => charts.forEach(clear));
 }
 addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(node => { node.open = true; }));
 """

@@ -132,7 +132,8 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
     cards = []
     for name in names:
         curves = [_curve(group, name, begin) for group in groups]
-        if any(value is not None for curve in curves for _, value in curve.points):
+        # a metric of the common steps alone has no curve
+        if any(value is not None and (step > begin or not begin) for curve in curves for step, value in curve.points):
             cards.append(draw(name, curves))
     if cards:
         body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>')
@@ -260,14 +261,14 @@ def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
         failure = group.runs[0].failure
         if failure:
             text += f'<small class="failed">{html.escape(failure)}</small>'
-        result = '<span class="failed">failed</span>' if failure else _spread(list(group.results.values()))
+        result = '<span class="failed">failed</span>' if failure else _stacked(_spread(list(group.results.values())))
         cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{len(group.runs)}</td>']
-        cells += [f'<td class="n">{result}</td><td class="n">{_difference(groups[0], group)}</td>']
+        cells += [f'<td class="n">{result}</td><td class="n">{_stacked(_difference(groups[0], group))}</td>']
         for name in names:
             found = [summary for history in group.histories if (summary := history.summary(name)) is not None]
             best = [summary.best for summary in found if summary.best is not None]
             for values in ([s.first for s in found], best, [s.last for s in found]):
-                cells.append(f'<td class="n">{_spread(values)}</td>')
+                cells.append(f'<td class="n">{_stacked(_spread(values))}</td>')
         elapsed = [history.elapsed for history in group.histories if ELAPSED in history.names]
         time = duration(sum(elapsed)) if elapsed else short(None)
         cells.append(f'<td class="n">{max(h.last_step for h in group.histories)}</td><td class="n">{time}</td>')
@@ -281,6 +282,12 @@ def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
     )
     table = f'<div class="card scroll"><table>{head}{second}{"".join(rows)}</table></div>'
     return f'<h2>Runs</h2>{table}<p class="note">{note}</p>'
+
+
+def _stacked(text: str) -> str:
+    """The deviation below the mean, so that the table is narrow."""
+    mean, sign, deviation = text.partition(" ±")
+    return f"{mean}<small>±{deviation}</small>" if sign else mean
 
 
 def _link(run: SweepRun, text: str, beside: Path) -> str:

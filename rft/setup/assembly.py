@@ -290,6 +290,7 @@ class Job(Components):
             checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
+            peak_tflops=context.strategy.peak_tflops(),
             exact=self.exact(),
             seed=run.seed,
         )

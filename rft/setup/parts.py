@@ -302,7 +302,8 @@ def model_facts(
             hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
             optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
         head = options["head"]
-        facts[key] = ModelFacts(head, head in CLASSIFIERS, options["lora"] is not None, optimizers, hooked)
+        lora, partly_frozen = options["lora"] is not None, bool(options["lora"] or options["frozen"])
+        facts[key] = ModelFacts(head, head in CLASSIFIERS, lora, optimizers, hooked, partly_frozen)
     return facts
 
 

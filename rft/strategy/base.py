@@ -31,6 +31,7 @@ class ModelFacts:
         lora: adapters train in place of the model's own weights.
         optimizers: the names of the optimizers that train it, by their yaml keys.
         hooked: outputs that forward hooks inside the blocks record.
+        partly_frozen: some of its weights do not train: it has adapters or frozen parameters.
     """
 
     head: str
@@ -38,6 +39,7 @@ class ModelFacts:
     lora: bool = False
     optimizers: Mapping[str, str] = field(default_factory=dict)
     hooked: tuple[str, ...] = ()
+    partly_frozen: bool = False
 
 
 @dataclass
@@ -156,6 +158,10 @@ class Strategy(ABC):
         Args:
             backbone: of the model with this yaml key.
         """
+
+    def peak_tflops(self) -> float | None:
+        """The peak speed of one process's device, for `throughput/mfu`; None if it is not known."""
+        return None
 
     @abstractmethod
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:

@@ -21,10 +21,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
 from rft.errors import Checks
-from rft.ranges import PositiveInt
+from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.base import DTYPES, ModelFacts, Strategy
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
+from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
 
@@ -50,6 +51,7 @@ class FSDP2(Strategy):
             blocks; all other weights are sharded.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
         compile: compiles the blocks, once for all of them and all lengths.
+        peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
 
     Raises:
         ValueError: names the key where an option does not fit the number of processes or another option.
@@ -70,6 +72,7 @@ class FSDP2(Strategy):
         tensor_parallel: PositiveInt,
         activation_checkpointing: Literal["none", "full", "selective"],
         compile: bool,
+        peak_tflops: PositiveFloat | None,
     ) -> None:
         groups = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
         for key, ranks in groups.items():
@@ -101,6 +104,7 @@ class FSDP2(Strategy):
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
         self._compile = compile
+        self._peak_tflops = peak_tflops
         self._policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
             reduce_dtype=DTYPES[reduce_dtype],
@@ -119,6 +123,13 @@ class FSDP2(Strategy):
         """See `Strategy.device`."""
         return str(options["device"])
 
+    def peak_tflops(self) -> float | None:
+        """See `Strategy.peak_tflops`."""
+        device = self.world.device
+        if self._peak_tflops is not None or device.type != "cuda":
+            return self._peak_tflops
+        return known_peak(torch.cuda.get_device_name(device), self.dtype)
+
     @classmethod
     def compute_dtype(cls, options: Mapping[str, Any]) -> str:
         """See `Strategy.compute_dtype`."""
@@ -136,6 +147,11 @@ class FSDP2(Strategy):
         if size > 1:
             check.attempt(_check_tensor_parallel, size, models)
         for key, facts in models.items():
+            if options["peak_tflops"] is not None and facts.partly_frozen:
+                check.messages.append(
+                    f"strategy.peak_tflops={options['peak_tflops']}: throughput/mfu counts models all of whose weights "
+                    f"train; set {key}.lora=null and {key}.frozen=[], or strategy.peak_tflops=null"
+                )
             for name in ("context_parallel", "tensor_parallel"):
                 if facts.own_rows and options[name] > 1:
                     check.messages.append(

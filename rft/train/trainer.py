@@ -19,7 +19,7 @@ from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
 from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import SOURCE, Evaluator
+from rft.evaluation.base import SOURCE, Evaluator, term_scores
 from rft.logger.history import rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
@@ -57,6 +57,7 @@ class Trainer:
         checkpoints: where states go.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
+        peak_tflops: of one device; None: not known, so no `throughput/mfu`.
         exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
         seed: of the run.
     """
@@ -76,6 +77,7 @@ class Trainer:
         checkpoints: Checkpoints,
         trajectories: Trajectories,
         profiler: Profiler,
+        peak_tflops: float | None,
         exact: bool,
         seed: int,
     ) -> None:
@@ -92,6 +94,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.trajectories = trajectories
         self.profiler = profiler
+        self.peak_tflops = peak_tflops
         self.exact = exact
         self.seed = seed
         self.step = 0  # steps done
@@ -179,9 +182,10 @@ class Trainer:
 
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, step: StepContext) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
-        metrics = step.metrics
+        metrics, flops = step.metrics, list[float | None]()
         chosen_rows = select_rows(stage.algorithm, batch, step)
         units = torch.tensor([unit for rank_units in self.world.gather(batch["unit"].tolist()) for unit in rank_units])
+        started = time.perf_counter()
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
                 seed = self.seed + self.step * stage.epochs + epoch
@@ -194,6 +198,16 @@ class Trainer:
                     for key, update in updates.items():
                         if stage.trains(key, stage_step):
                             self.minimise(self.models[key], rows, dummy, update, stage.source.temperature, metrics)
+                            flops.append(trainable(self.models[key]).flops(rows))
+        self.record_flops(flops, time.perf_counter() - started, metrics)
+
+    def record_flops(self, flops: list[float | None], seconds: float, metrics: Metrics) -> None:
+        """Adds the speed of the updates, and its share of the peak, if every model counts its operations."""
+        counted = [operations / 1e12 for operations in flops if operations is not None]
+        if flops and len(counted) == len(flops):
+            metrics.add("throughput/tflops", sum(counted), seconds)
+            if self.peak_tflops is not None:
+                metrics.add("throughput/mfu", sum(counted), seconds * self.peak_tflops)
 
     def minimise(
         self,
@@ -325,8 +339,9 @@ def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
         return []
     return [
         {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
+        | term_scores(terms.to_dict())
         | {name: row[name] for name in (SOURCE,) if name in row}
-        for row, score in zip(fields(batch[:rows]), batch["scores"][:rows], strict=True)
+        for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from rft.algorithm import ADVANTAGES
 from rft.algorithm.step import select_rows
 from rft.batch.columns import fields
+from rft.logger.history import History
 from rft.setup.assembly import Job
 from rft.train import trainer as trainer_module
 from rft.train.trainer import Trainer
@@ -330,7 +332,7 @@ def test_steps_evaluations_checkpoints_and_texts(tiny, tmp_path):
     }  # fmt: skip
     for row in (row for rows in texts.values() for row in rows):
         assert row["prompt"].startswith("reverse ") and row["prompt"] not in row["response"]
-        assert set(row) == {"set", "prompt", "response", "score"}
+        assert set(row) == {"set", "prompt", "response", "score", "reward/exact_match", "reward/format"}
 
 
 def test_a_stage_ends_when_it_has_reached_what_it_was_for(tiny, tmp_path):
@@ -355,3 +357,26 @@ def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path)
         Job(config).fit("")
     assert numbers(tmp_path / "one") == numbers(tmp_path / "same")
     assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
+
+
+# Model FLOPs
+
+
+def test_the_utilisation_is_the_speed_of_all_models_that_train_by_the_peak(monkeypatch, tiny):
+    recorded, updates = watch(monkeypatch, "record_flops"), watch(monkeypatch, "minimise")
+    config = tiny("algorithm=ppo", "steps=1", "warmup=none", "batch.minibatches=2", "strategy.peak_tflops=0.5")
+    Job(config).fit("")
+    [(_, (flops, seconds, _))] = recorded
+    assert flops == [model.flops(rows) for _, (model, rows, *_) in updates] and len(flops) == 4 and min(flops) > 0
+    row = History.of(Path(config["output_dir"])).rows[-1]
+    assert row["throughput/tflops"] == pytest.approx(sum(flops) / 1e12 / seconds)
+    assert row["throughput/mfu"] == pytest.approx(row["throughput/tflops"] / 0.5)
+
+
+@pytest.mark.parametrize("partly", ["actor/lora=lora", "actor.frozen=['model.embed_tokens.*']"])
+def test_a_model_of_which_a_part_trains_has_no_utilisation(partly, tiny):
+    config = tiny(partly, "steps=1", "warmup=none")
+    Job(config).fit("")
+    assert not {"throughput/tflops", "throughput/mfu"} & set(History.of(Path(config["output_dir"])).names)
+    with pytest.raises(ValueError, match=r"^strategy\.peak_tflops=1\.0: throughput/mfu counts models all of whose"):
+        Job(tiny(partly, "strategy.peak_tflops=1"))

@@ -83,11 +83,10 @@ def test_greedy_numbers_by_hand(ranks):
             "eval/held/length": 3.0,
         }
     )
+    right = {"score": 1.0, "reward/right": 1.0, "reward/form": 1.0}
+    wrong = {"response": "no", "score": 0.0, "reward/right": 0.0, "reward/form": 0.5}
     assert answers == {
-        "held": [
-            {"prompt": f"{n}=", "response": str(n) if n % 2 == 0 else "no", "score": float(n % 2 == 0)}
-            for n in range(5)
-        ]
+        "held": [{"prompt": f"{n}=", **({"response": str(n), **right} if n % 2 == 0 else wrong)} for n in range(5)]
     }
     assert told == [("evaluate held", 5, [1, 2, 3, 4, 5])]
 

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class RecordingSink:
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         self.calls.append(("log", step, stage, dict(numbers)))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.calls.append(("samples", step, list(rows)))
 
     def rewind(self, step: int) -> None:
         self.calls.append(("rewind", step))
@@ -120,8 +123,10 @@ def test_samples_are_one_object_a_line(tmp_path: Path) -> None:
         {"prompt": "Größe?\n", "response": "日本", "score": 0.5, "answer": ["a"]},
         {"prompt": "", "response": ""},
     ]
-    with RunLog(tmp_path, {}, console=quiet()) as log:
+    sink = RecordingSink()
+    with RunLog(tmp_path, {}, [sink], quiet()) as log:
         log.samples(10, given)
+    assert ("samples", 10, given) in sink.calls
     lines = (tmp_path / "trajectories" / "step_00000010.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == given
 

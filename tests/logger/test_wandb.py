@@ -1,45 +1,76 @@
 """W&B in offline mode; skipped where the package is not installed."""
 
+import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-import rft
-from rft.logger.wandb import Wandb
-from rft.registry import Target
+from tests.logger.records import TEXTS, build, numbers_of, write_run
 
-
-def build(**options: str) -> Wandb:
-    node: Any = OmegaConf.to_container(OmegaConf.load(Path(rft.__file__).parent / "config" / "logger" / "wandb.yaml"))
-    sink = Target(node["wandb"] | options, "logger.wandb").build()
-    assert isinstance(sink, Wandb)
-    return sink
+BLOCK, FULL, LAST = 2**15, 1, 4  # of LevelDB's log
 
 
-def test_offline_run_is_kept_in_the_run_folder_and_continued_under_its_id(tmp_path: Path) -> None:
+def log_records(data: bytes) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, after W&B's header: W&B has no reader in Python."""
+    position, parts = 7, b""
+    while position + 7 <= len(data):
+        if (left := BLOCK - position % BLOCK) < 7:
+            position += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, position)
+        parts += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (FULL, LAST):
+            yield parts
+            parts = b""
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """The rows of all offline files of a run folder."""
+    record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
+    paths = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+    found = [record.FromString(data) for path in paths for data in log_records(path.read_bytes())]
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
+        for one in found
+        if one.HasField("history")
+    ]
+
+
+def test_an_offline_run_is_continued_under_its_id_and_has_the_numbers_and_texts_of_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    identities = []
+    run, identities = tmp_path / "run", []
     for first in (1, 3):
-        sink = build(mode="offline")
-        sink.check()
-        sink.open(tmp_path, {"seed": 1})
-        sink.rewind(first - 1)
-        sink.log(first, "train", {"reward/mean": 0.5})
-        sink.close(failed=False)
-        identities.append((tmp_path / "wandb_id").read_text())
+        write_run(run, build("wandb", mode="offline", log_completions=True), first)
+        identities.append((run / "wandb_id").read_text())
     assert identities[0] == identities[1]
-    files = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert files and all(identities[0] in path.name and path.stat().st_size > 0 for path in files)
+    rows = history(run)
+    numbers = numbers_of(run)
+    names = {name for name, _ in numbers}
+    assert {(name, row["step"]): row[name] for row in rows for name in names & set(row)} == numbers
+    files = [path for path in (run / "wandb").glob("offline-run-*/run-*.wandb") if identities[0] in path.name]
+    assert len(files) == 2
+    tables = {row["step"]: row["completions/path"] for row in rows if "completions/path" in row}
+    for step in (2, 4):
+        [path] = (run / "wandb").glob(f"offline-run-*/files/{tables[step]}")
+        assert json.loads(path.read_text()) == {
+            "columns": ["step", *TEXTS[0]],
+            "data": [[step, *TEXTS[0].values()], [step, *TEXTS[1].values(), None]],
+        }
 
 
-def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"logger=wandb: .* pip install 'rft\[wandb\]'"):
-        build().check()
+def test_without_completions_no_text_is_sent(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    sink = build("wandb", mode="offline")
+    sink.open(tmp_path, {})
+    sink.samples(1, TEXTS)
+    sink.close(failed=True)
+    assert not list(tmp_path.glob("wandb/offline-run-*/files/media/table/*"))
 
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"logger\.wandb\.mode: .*did you mean offline"):
-        build(mode="ofline")
+        build("wandb", mode="ofline")

@@ -91,3 +91,17 @@ def test_a_constant_a_single_point_and_zeros_can_be_drawn() -> None:
 def test_a_curve_without_values_keeps_its_colour_but_is_not_drawn() -> None:
     svg = draw("t", [Curve("failed", []), Curve("b", [(0, 0.0), (1, 1.0)])])
     assert "failed" not in svg and "k1" in svg and "k0" not in svg
+
+
+def test_a_chart_leaves_out_stages_without_a_point() -> None:
+    stages = [StageSpan("warmup", 0, 100), StageSpan("train", 100, 110)]
+    svg = draw("t", [Curve("a", [(101, 0.0), (110, 1.0)])], stages)
+    assert ">warmup</text>" not in svg and ">train</text>" in svg and "&quot;x&quot;:[100,110," in svg
+    svg = draw("t", [Curve("a", [(0, 0.0), (100, 1.0)])], stages)
+    assert ">warmup</text>" in svg and ">train</text>" not in svg and "&quot;x&quot;:[0,100," in svg
+
+
+def test_a_curve_that_hides_an_equal_one_is_dashed() -> None:
+    points = [(0, 0.0), (1, 1.0)]
+    svg = draw("t", [Curve("a", points), Curve("b", points), Curve("c", [(0, 1.0), (1, 0.0)])])
+    assert re.findall(r'<path class="line ([^"]*)"', svg) == ["k0", "k1 dash", "k2"]

@@ -101,10 +101,22 @@ def test_curves_begin_where_the_runs_differ(tmp_path: Path) -> None:
     assert "&quot;x&quot;:[2,4," in text
 
 
+def test_a_metric_of_the_common_steps_alone_has_no_chart(tmp_path: Path) -> None:
+    runs = []
+    for name, last in (("a", 1.0), ("b", 2.0)):
+        rows = [{"step": 1, "stage": "warmup", "loss/nll": 3.0}, {"step": 2, "stage": "train", "loss/ppo_clip": last}]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs.append(SweepRun(tmp_path / name, [f"lr={last}"], 0.0))
+    text = write_comparison(runs, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "<b>loss/ppo_clip</b>" in text and "loss/nll" not in text
+
+
 def test_nothing_slow_is_imported() -> None:
     code = (
-        "import rft.report.sweep, rft.logger.wandb, rft.logger.tensorboard, sys;"
-        "assert not {'torch', 'transformers', 'wandb', 'numpy'} & set(sys.modules)"
+        "import rft.report.sweep, sys;"
+        "from rft.logger import mlflow, swanlab, tensorboard, trackio, wandb;"
+        "assert not {'torch', 'transformers', 'numpy', 'mlflow', 'swanlab', 'trackio', 'wandb'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -230,7 +230,7 @@ def test_cuda_where_there_is_none(refused, monkeypatch):
     assert refused("strategy.device=cuda").startswith("strategy.device=cuda, but this torch sees no CUDA device")
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("package", ["mlflow", "swanlab", "tensorboard", "trackio", "wandb"])
 def test_a_logger_whose_package_is_not_installed(package, refused, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = refused(f"logger={package}")

@@ -91,15 +91,16 @@ def selection(name: str) -> list[str]:
 
 
 @pytest.fixture
-def wandb_installed(monkeypatch):
-    find, optional = importlib.util.find_spec, {"wandb", "tensorboard", "vllm", "sglang", "peft", "bitsandbytes"}
+def extras_installed(monkeypatch):
+    loggers = {"mlflow", "swanlab", "tensorboard", "trackio", "wandb"}
+    find, optional = importlib.util.find_spec, loggers | {"vllm", "sglang", "peft", "bitsandbytes"}
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *given: name if name in optional else find(name, *given)
     )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_composes_and_is_accepted(name, resolved, wandb_installed):
+def test_every_option_composes_and_is_accepted(name, resolved, extras_installed):
     Job(resolved(*selection(name)))
 
 
@@ -137,7 +138,7 @@ def test_an_algorithm_makes_several_updates_a_batch_if_its_loss_reads_a_ratio(al
     assert (config["batch"]["minibatches"] > 1) == bool(ratio)
 
 
-def test_several_loggers_and_terms_at_once(resolved, wandb_installed):
+def test_several_loggers_and_terms_at_once(resolved, extras_installed):
     job = Job(
         resolved("logger=[wandb,tensorboard]", "reward/terms=[exact_match,format]", "algorithm/terms=[kl,entropy]")
     )

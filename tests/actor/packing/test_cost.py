@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.packing.cost import model_cost, row_work
+from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.layout import pack_layout, shared_prefixes
 from rft.batch.balance import Cost, work
 from rft.batch.collate import collate
@@ -113,3 +113,21 @@ def test_rows_that_share_a_prefix_share_what_it_costs():
     assert row_work(Cost(0.0, 0.0, 2.0), batch, shared).tolist() == [8, 4, 10, 2, 6, 6]
     alone = row_work(Cost(linear=1.0, quadratic=2.0, head=0.0), batch, torch.zeros_like(shared))
     assert torch.equal(alone, work(torch.tensor([4, 8, 11, 7, 15, 15]), 1.0, 2.0))
+
+
+def test_the_operations_of_two_rows_by_hand():
+    cost = model_cost(model("qwen3", head_dim=24))
+    rows = []
+    for tokens, trained in ((10, 4), (6, 3)):
+        ids, trains = torch.arange(tokens), torch.arange(tokens) >= tokens - trained
+        tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        rows.append({"tokens": tensors, "response_mask": trains, "loss_mask": trains, "group": 0})
+    batch, none = collate(rows), torch.zeros(2, dtype=torch.int64)
+    # a layer: queries and output 64 * 96 each, keys and values 64 * 48 each, three matrices of 64 * 128
+    weights = 3 * (2 * 6144 + 2 * 3072 + 3 * 8192)
+    assert weights == 129_024
+    # 16 tokens; 100 + 36 pairs of tokens in 3 layers of 4 heads of 24; 7 trained tokens and a head of 64 * 50
+    assert model_flops(cost, batch, none) == 6 * 16 * 129_024 + 6 * 136 * 3 * 96 + 6 * 7 * 3200 == 12_755_712
+    # both begin with the same 6 tokens, which are computed once
+    shared = torch.full((2,), 6)
+    assert model_flops(cost, batch, shared) == 12_755_712 - (6 * 6 * 129_024 + 6 * 36 * 3 * 96)

@@ -107,10 +107,18 @@ def test_rows_say_which_part_they_came_from():
 
 def test_sampled_texts_say_it_too():
     rows = Mixed({"a": [{"prompt": "1="}], "b": [{"prompt": "2="}]}, {"a": 1.0, "b": 1.0})
-    batch = collate([{"scores": torch.tensor(0.5), "fields": row | {"text": "x"}} for row in [*rows, {"prompt": "3="}]])
+    values = {"scores": torch.tensor(0.5), "terms": {"exact_match": torch.tensor(0.5)}}
+    batch = collate([values | {"fields": row | {"text": "x"}} for row in [*rows, {"prompt": "3="}]])
     one, two, three = sampled_texts(batch, 3)
     assert one == {"set": "train", "prompt": "1=", "response": "x", "score": 0.5, "data_source": "a"}
     assert two["data_source"] == "b" and "data_source" not in three
+
+
+def test_sampled_texts_have_the_terms_of_a_reward_of_several():
+    terms = {"exact_match": torch.tensor(0.0), "format": torch.tensor(0.5)}
+    batch = collate([{"scores": torch.tensor(0.1), "terms": terms, "fields": {"prompt": "1=", "text": "x"}}])
+    [text] = sampled_texts(batch, 3)
+    assert text["score"] == pytest.approx(0.1) and (text["reward/exact_match"], text["reward/format"]) == (0.0, 0.5)
 
 
 def test_plain_rows_are_drawn_as_before():
