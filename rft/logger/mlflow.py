@@ -70,7 +70,7 @@ class MLflow:
             self._client.log_table(self._id, table, f"{COMPLETIONS}/step_{step:08d}.json")
 
     def rewind(self, step: int) -> None:
-        """MLflow keeps what it was told: steps taken twice show twice."""
+        """MLflow keeps what was logged: steps that are taken twice show twice."""
 
     def close(self, failed: bool) -> None:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")

@@ -64,7 +64,7 @@ class SwanLab:
             self._run.log({COMPLETIONS: table}, step=step)
 
     def rewind(self, step: int) -> None:
-        """SwanLab keeps what it was told."""
+        """SwanLab keeps what was logged."""
 
     def close(self, failed: bool) -> None:
         self._run.finish("crashed" if failed else "success", "the run failed" if failed else None)

@@ -44,7 +44,7 @@ class Trackio:
             self._run.log({COMPLETIONS: trackio.Table(columns=columns, data=data)}, step=step)
 
     def rewind(self, step: int) -> None:
-        """Trackio keeps what it was told: steps taken twice show twice."""
+        """Trackio keeps what was logged: steps that are taken twice show twice."""
 
     def close(self, failed: bool) -> None:
         import trackio

@@ -66,7 +66,7 @@ class Wandb:
             self._run.log({"step": step, COMPLETIONS: wandb.Table(columns=columns, data=data)})
 
     def rewind(self, step: int) -> None:
-        """W&B keeps what it was told: steps taken twice show twice."""
+        """W&B keeps what was logged: steps that are taken twice show twice."""
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
