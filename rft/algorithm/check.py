@@ -187,7 +187,7 @@ def _correction(algorithm: Algorithm, key: str) -> None:
             f"{key}.correction.anchor=old compares old with rollout log-probabilities, but {key}.old_logprobs=rollout "
             f"makes them the same; set {key}.old_logprobs=actor or {key}.correction.anchor=rollout"
         )
-    if correction.weighs and loss.facts.unit != "token":
+    if correction.weighs and loss.facts.unit != "token" and not loss.facts.geometric_mean:
         raise ValueError(
             f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; "
             "choose a correction that rejects (such as geo_rs) or a loss per token"

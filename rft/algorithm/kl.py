@@ -33,6 +33,13 @@ def straight_through(value: Tensor, gradient: Tensor) -> Tensor:
     return gradient + (value - gradient).detach()
 
 
+def binary_kl(logprobs: Tensor, other: Tensor) -> Tensor:
+    """KL((p, 1 - p), (q, 1 - q)) of two log-probabilities of one token; float32 at least, of the shape given."""
+    smallest = torch.finfo(logprobs.dtype).eps  # what a probability that is rounded to 1 may leave to the other tokens
+    rest, other_rest = ((-torch.expm1(column)).clamp(min=smallest) for column in (logprobs, other))
+    return logprobs.exp() * (logprobs - other) + rest * (rest.log() - other_rest.log())
+
+
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": torch.abs}
 
 

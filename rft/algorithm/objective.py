@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
+from rft.algorithm.token_weights.correction import row_weights
 from rft.batch.columns import over
 from rft.errors import FunctionError, spell_type
 from rft.registry import Plugin
@@ -28,7 +29,8 @@ class Objective:
     Args:
         terms: the loss, then what is added to it.
         mask: which tokens pass the loss's gradient (the terms' gradients pass everywhere); None for all.
-        corrected: the loss, but none of the terms, is multiplied by the column `correction_weights` (B, T).
+        corrected: the loss, but none of the terms, is multiplied by the column `correction_weights` (B, T), or by
+            its geometric mean over a row.
 
     Attributes:
         outputs: columns that the forward must compute.
@@ -92,7 +94,7 @@ class Objective:
                 f"must return {list(weights.shape)}: one number per {each}, not reduced"
             )
         if main and self.corrected:
-            weights = weights * batch["correction_weights"]
+            weights = weights * (batch["correction_weights"] if unit == "token" else row_weights(batch))
         return loss, weights, statistics
 
     def __call__(

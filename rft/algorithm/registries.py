@@ -9,6 +9,9 @@ Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, 
 Control:       f(*, options) -> a `Control`.
 Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
 
+A loss that is a geometric mean over the tokens of a row states `geometric_mean`: a correction then weighs it with the
+geometric mean of the weights of the row's tokens.
+
 The `statistics` that a loss states are those that the evaluation of held-out texts reports.
 
 `all_sum` sums a tensor over all ranks, `all_rows` returns an object of every rank in a list: functions get statistics
@@ -49,6 +52,7 @@ LOSSES = Registry(
     outputs=("logprobs",),
     head="lm",
     unit="token",
+    geometric_mean=False,
     prepare=None,
     controlled_by=None,
     idle_on_policy=(),

@@ -54,7 +54,7 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     def fit(encoder: Encoder, model_config: PretrainedConfig) -> None:
         lengths = Lengths(counting, encoder, run.cache)
         if job.given is None:
-            fit_held_out(sets, lengths, run, check, model_config, console.print)
+            fit_held_out(sets, lengths, run, check, model_config, job.answer_tokens, console.print)
             return
         check.run(partial(check_ranks, run.batch, job.world.size))
         check.end()

@@ -174,7 +174,9 @@ class Job(Components):
         given = given_texts(self.source.factory, self.source.options)
         examples = None if given is None else partial(self.examples, loaded.lengths, given)
         samples, generates = self.facts.sampled != "never", self.given is None
-        loaded.fit(self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates)
+        loaded.fit(
+            self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates, self.answer_tokens
+        )
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""

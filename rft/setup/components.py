@@ -94,6 +94,11 @@ class Components:
             checks: those of the config, with the parts that have no mistakes.
         """
 
+    @property
+    def answer_tokens(self) -> int | None:
+        """Most tokens of an answer to a held-out prompt; None if the policy scores texts and answers none."""
+        return self.run.rollout.max_new_tokens if self.grader is None else None
+
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)

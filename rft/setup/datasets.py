@@ -58,6 +58,7 @@ class Datasets:
         samples: bool,
         examples: Callable[[Rows], list[int]] | None,
         generates: bool,
+        answer_tokens: int | None,
     ) -> None:
         """Applies `data.truncation` to long prompts, and adds a message to `check` for rows too long for the model.
 
@@ -67,6 +68,7 @@ class Datasets:
             samples: whether the engine samples answers to them.
             examples: counts the tokens of each given text of some rows; None if the source has no given texts.
             generates: held-out rows are prompts; otherwise they are given texts.
+            answer_tokens: most tokens of an answer to them; None if the policy scores texts and answers none.
 
         Raises:
             ValueError: data.max_prompt_tokens is set, but the rows have no prompts.
@@ -92,7 +94,7 @@ class Datasets:
                 "within a step"
             )
         if generates:
-            fit_held_out(self.held_out, self.lengths, run, check, model_config, self.messages.append)
+            fit_held_out(self.held_out, self.lengths, run, check, model_config, answer_tokens, self.messages.append)
         if examples is not None:
             given = {"data.train": self.train}
             if not generates:
@@ -125,6 +127,7 @@ def fit_held_out(
     run: Run,
     check: Checks,
     model_config: PretrainedConfig,
+    answer_tokens: int | None,
     log: Callable[[str], None],
 ) -> None:
     """Applies `data.truncation` to held-out sets; adds a message to `check` if an answer does not fit the context.
@@ -132,13 +135,15 @@ def fit_held_out(
     Args:
         lengths: counts the tokens of rows.
         model_config: the transformers config of the policy.
+        answer_tokens: most tokens of an answer; None if the policy scores texts and answers none.
         log: shows a message to the user.
     """
 
     def fit(name: str) -> None:
         key, counts = f"data.eval.{name}", lengths.whole_prompts(sets[name])
         sets[name], counts = limit_prompts(sets[name], counts, run.data.prompt_limit, key, log)
-        check_lengths(key, counts, model_config, run.rollout.max_new_tokens)
+        if answer_tokens is not None:
+            check_lengths(key, counts, model_config, answer_tokens)
 
     for name in list(sets):
         check.attempt(fit, name)

@@ -1,5 +1,7 @@
 """Functions that do not go together, and what a method says of the passes that it needs."""
 
+import math
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -180,3 +182,24 @@ def test_scores_that_are_not_finite_are_refused_by_row():
     batch = TensorDict(columns | {"scores": torch.tensor([1.0, torch.nan, torch.inf])}, batch_size=[3])
     with pytest.raises(ValueError, match=r"scores of rows \[1, 2\] are not finite"):
         make().estimate_advantages(batch, lambda tensor: tensor, Metrics())
+
+
+GMPO = {"loss": {"name": "gmpo", "clip_low": 20.0, "clip_high": 20.0}, "aggregation": None}
+
+
+def test_gmpo_with_weights_is_the_geometric_mean_of_the_ratios_to_the_rollout_policy():
+    """The weights are old / rollout, its own ratios now / old: one row, -A exp(mean of log now / rollout)."""
+    made = make(correction=correction("old", Rule("ratio", "token", None, "clamp", None, None, "any")), **GMPO)
+    old, rollout = torch.tensor([[[0.0, -1.0, -2.0]], [[0.0, -1.5, -2.3]]], dtype=torch.float64)
+    now = torch.tensor([[0.0, -0.8, -2.1]], dtype=torch.float64)
+    columns = {"old_logprobs": old, "rollout_logprobs": rollout, "group": torch.zeros(1, dtype=torch.long)}
+    columns |= {"loss_mask": torch.tensor([[False, True, True]]), "unit_weights": torch.ones(1, dtype=torch.float64)}
+    batch = TensorDict(columns | {"advantages": torch.full((1, 3), 2.0, dtype=torch.float64)}, batch_size=[1])
+    made.correction.unsigned(old, batch, lambda tensor: tensor, Metrics())
+    total, _, _ = made.policy({"logprobs": now}, batch)
+    assert float(total) == pytest.approx(-2 * math.exp((0.7 + 0.2) / 2), rel=1e-12)
+
+
+def test_gmpo_refuses_weights_by_the_ratio_of_the_current_policy():
+    with pytest.raises(ValueError, match=r"^algorithm\.correction weighs with a ratio .*'gmpo' does so itself"):
+        make(correction=correction("rollout", TOKEN_TIS), **GMPO)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rft.algorithm.kl import k1, k2, k3, kl_penalty, straight_through
+from rft.algorithm.kl import binary_kl, k1, k2, k3, kl_penalty, straight_through
 
 F64 = torch.float64
 
@@ -51,3 +51,17 @@ def test_k3_of_almost_nothing_is_no_rounding_in_float32():
     d = torch.tensor([1e-3, -1e-4, 1e-5, 0.0])
     torch.testing.assert_close(k3(d), 0.5 * d.square(), rtol=2e-2, atol=1e-13)
     assert (k3(torch.linspace(-1e-3, 1e-3, 1001)) >= 0).all()
+
+
+def test_binary_kl():
+    p, q = torch.tensor([0.5, 0.9, 0.3], dtype=F64).log(), torch.tensor([0.8, 0.2, 0.3], dtype=F64).log()
+    by_hand = [
+        0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2),
+        0.9 * math.log(4.5) + 0.1 * math.log(0.1 / 0.8),
+        0,
+    ]
+    torch.testing.assert_close(binary_kl(p, q), torch.tensor(by_hand, dtype=F64), rtol=1e-12, atol=1e-12)
+    certain = torch.tensor([0.0, 0.0, -44.0, -1e-3])
+    found = binary_kl(certain, certain.flip(0))
+    assert found.dtype == torch.float32 and found.isfinite().all()
+    assert not binary_kl(certain, certain).any()

@@ -38,6 +38,11 @@ def beyond(logprobs, batch, *, all_sum, seed, bound: float):
     return logprobs < bound
 
 
+@PLUGINS.register("means", reads=("scores",), unit="sequence", geometric_mean=True)
+def means(logprobs, batch):
+    return -batch["scores"] * logprobs.mean(1).exp(), {}
+
+
 def term(name, coef=1.0, called=None):
     return Term(called or name, PLUGINS.build({"name": name}, "loss"), Control(coef))
 
@@ -171,3 +176,14 @@ def test_correction_weighs_the_loss_and_not_the_terms():
     assert {name: float(share) for name, share in shares.items()} == {"loss/tokens": 5.75, "loss/again": 6.25}
     assert float(total.detach()) == pytest.approx(5.75 + 0.625)
     assert objective.spoilt_rows(outputs, batch) == {}
+
+
+def test_correction_weighs_a_row_with_the_geometric_mean_of_its_weights():
+    outputs, batch = case()
+    batch["loss_mask"] = torch.tensor([[False, True, True], [False, True, True]])
+    batch["correction_weights"] = torch.tensor([[0.0, 2.0, 8.0], [0.0, 3.0, 0.0]], dtype=F64)
+    plain, _, _ = Objective([term("means")]).evaluate(means_term := term("means"), outputs, batch)
+    objective = Objective([means_term], corrected=True)
+    _, weights, _ = objective.evaluate(means_term, outputs, batch)
+    assert torch.equal(weights, batch["unit_weights"] * torch.tensor([4.0, 0.0], dtype=F64))
+    assert float(objective(outputs, batch)[0].detach()) == float((plain * weights).sum().detach())

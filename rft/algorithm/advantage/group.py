@@ -65,10 +65,25 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
 
     That is n / (n - 1) * (R - mean_g). A group of one has no others: 0, and a warning once.
     """
+    return {"advantages": spread(_left_out(scores, batch), scores, batch)}
+
+
+@ADVANTAGES.register(
+    "rloo_whitened", group_baseline=True, gradient=Gradient("near", cosine=0.998, note="its scale is random")
+)
+def rloo_whitened(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+    """`rloo`, whitened over the rows of all ranks, whatever their lengths."""
+    advantage = _left_out(scores, batch).double()
+    return {
+        "advantages": spread(whitened(advantage, torch.ones_like(advantage, dtype=torch.bool), all_sum), scores, batch)
+    }
+
+
+def _left_out(scores: Tensor, batch: TensorDict) -> Tensor:
     group = group_statistics(scores, batch["group"])
     if (group.size == 1).any():
         _warn_of_single_rows()
-    return {"advantages": spread(group.centred * group.size / (group.size - 1).clamp(min=1), scores, batch)}
+    return group.centred * group.size / (group.size - 1).clamp(min=1)
 
 
 @ADVANTAGES.register(

@@ -81,6 +81,7 @@ def luspo(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_high:
     reads=("old_logprobs", "advantages"),
     idle_on_policy=("clip_low", "clip_high"),
     unit="sequence",
+    geometric_mean=True,
     gradient=Gradient("exact", target="reward, mean over tokens", note="as other losses with seq_mean_token_mean"),
 )
 def gmpo(logprobs: Tensor, batch: TensorDict, *, clip_low: NonNegativeFloat, clip_high: NonNegativeFloat) -> Unreduced:

@@ -1,5 +1,6 @@
 """Terms: losses that are added to another one with a coefficient."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.kl import ESTIMATORS, k2, k3, straight_through
-from rft.algorithm.ratio import log_ratio
+from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 
 
@@ -35,8 +36,15 @@ def kl_gradient(options: dict[str, Any]) -> Gradient:
     return Gradient("near", target="kl", cosine=0.975, note="omits the effect of a token on later tokens")
 
 
-@LOSSES.register("kl", reads=("ref_logprobs",), controlled_by="kl/ref", gradient=kl_gradient)
-def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3", "k1+", "k3+"]) -> Unreduced:
+def kl_reads(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that the `kl` term reads, by its estimator."""
+    return ("ref_logprobs", "old_logprobs") if options["estimator"] == "k3_ratio" else ("ref_logprobs",)
+
+
+@LOSSES.register("kl", reads=kl_reads, controlled_by="kl/ref", gradient=kl_gradient)
+def kl(
+    logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row", "k3", "k3_ratio", "k1+", "k3+"]
+) -> Unreduced:
     """An estimate of KL(policy, reference), of d = lp - lp_ref, per token (B, T).
 
     A term matters by its gradient, and the estimators differ in it (on-policy, against the gradient of the KL of whole
@@ -44,6 +52,8 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
     - `k2_row`: half the square of the row's sum of d, each token with its share. Exact: that of k1 in the reward.
     - `k2`: d^2 / 2. Leaves out the effect of a token on the KL of the tokens after it.
     - `k3`: exp(-d) - 1 + d (GRPO). Its value is unbiased, its gradient that of KL(reference, policy) at each token.
+    - `k3_ratio`: r * k3, r the ratio to the old policy. Its gradient, r d times that of lp, is that of k2 corrected for
+      tokens of the old policy. DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     - `k1+`, `k3+`: straight-through, the value of k1 or k3 with the gradient of k2.
     - k1, d itself, is refused: its gradient is 0 on average, so as a term it does nothing but add noise.
 
@@ -53,6 +63,10 @@ def kl(logprobs: Tensor, batch: TensorDict, *, estimator: Literal["k2", "k2_row"
     statistics = {"kl/ref": k3(difference.detach())}
     if estimator == "k2_row":
         return 0.5 * difference.sum(dim=1, keepdim=True) * difference, statistics
+    if estimator == "k3_ratio":
+        weight = ratio(log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])).detach()
+        # The derivative of r k3, r (k3 + 1 - exp(-d)), is r d: that of sg(r) k2, without the rounding of large terms.
+        return straight_through(weight * k3(difference), weight * k2(difference)), statistics
     estimate = ESTIMATORS[estimator.removesuffix("+")](difference)
     return straight_through(estimate, k2(difference)) if estimator.endswith("+") else estimate, statistics
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
-from rft.algorithm.kl import k3
+from rft.algorithm.kl import binary_kl, k3
 from rft.algorithm.loss.soft import anchored, anchored_idle, reinforced
 from rft.algorithm.ratio import log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
@@ -77,13 +77,6 @@ def dppo_kl(
     now, then = (_kept(column, batch) for column in (logprobs, batch[f"{anchor}_logprobs"]))  # (B, T)
     outside = binary_kl(then, now) > max_kl
     return _trusted(logprobs, batch, outside & (now < then), outside & (now > then), ratio_cap, anchor)
-
-
-def binary_kl(logprobs: Tensor, other: Tensor) -> Tensor:
-    """KL((p, 1 - p), (q, 1 - q)) of two log-probabilities of one token; float32 at least, of the shape given."""
-    smallest = torch.finfo(logprobs.dtype).eps  # what a probability that is rounded to 1 may leave to the other tokens
-    rest, other_rest = ((-torch.expm1(column)).clamp(min=smallest) for column in (logprobs, other))
-    return logprobs.exp() * (logprobs - other) + rest * (rest.log() - other_rest.log())
 
 
 def _kept(logprobs: Tensor, batch: TensorDict) -> Tensor:

@@ -7,7 +7,8 @@ With rho_t = exp(logprobs_t - rollout_logprobs_t) over the trained tokens, a rul
     x action                       what happens there
 
 metric      `ratio`: rho. `k1` = -log rho, `k2` = (log rho)^2 / 2, `k3` = rho - 1 - log rho: estimates of KL(rollout,
-            policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability.
+            policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability, which is the total
+            variation of (p', 1 - p') and (p, 1 - p). `binary_kl`: their KL divergence, in nats.
 level       `token`, `sequence` or `group` (all trained tokens of the rows of one prompt that are in the batch).
 aggregate   over the tokens of a row or group: `max`, `min`, of a ratio `product` or (the mean in the log) `geometric`,
             of the others `sum` or `mean`; null at the token level.
@@ -30,7 +31,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.kl import k1, k2, k3
+from rft.algorithm.kl import binary_kl, k1, k2, k3
 from rft.algorithm.ratio import ratio
 from rft.algorithm.registries import AllSum
 from rft.metrics import Metrics
@@ -44,7 +45,7 @@ REDUCTIONS = {"product": "sum", "geometric": "mean", "sum": "sum", "mean": "mean
 class Rule:
     """One rule; the words are those of the module. A bound that is null is none."""
 
-    metric: Literal["ratio", "k1", "k2", "k3", "abs_difference"]
+    metric: Literal["ratio", "k1", "k2", "k3", "abs_difference", "binary_kl"]
     level: Literal["token", "sequence", "group"]
     aggregate: Literal["product", "geometric", "sum", "mean", "max", "min"] | None
     action: Literal["clamp", "zero", "mask", "drop"]
@@ -180,6 +181,8 @@ def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor
         numbers = log_rho  # aggregated in the log
     elif rule.metric == "abs_difference":
         numbers = (logprobs.double().exp() - rollout_logprobs.double().exp()).abs()
+    elif rule.metric == "binary_kl":
+        numbers = binary_kl(rollout_logprobs.double(), logprobs.double())
     else:
         numbers = ESTIMATES[rule.metric](-log_rho)
     if rule.aggregate is not None:
@@ -190,6 +193,12 @@ def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor
         units = numbers.new_zeros(len(ids)).scatter_reduce(0, owners, numbers[keep], how, include_self=False)
         numbers = units[index][:, None]  # (B, 1)
     return ratio(numbers) if rule.metric == "ratio" else numbers
+
+
+def row_weights(batch: TensorDict) -> Tensor:
+    """The geometric mean (B,) of `correction_weights` over the trained tokens of a row: 0 if one of them is 0."""
+    keep, weights = batch["loss_mask"], batch["correction_weights"]
+    return (torch.where(keep, weights, 1.0).log().sum(dim=1) / keep.sum(dim=1).clamp(min=1)).exp()
 
 
 def _bounds(rule: Rule) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import GRADIENT_MASKS, AllSum
-from rft.algorithm.token_weights.order_statistics import largest, share_of
+from rft.algorithm.token_weights.order_statistics import largest, largest_of_rows, share_of, whole_share
 from rft.batch.counter_rng import token_draws
 from rft.ranges import Fraction
 
@@ -33,3 +33,26 @@ def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: i
     keep = batch["loss_mask"]
     draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
     return largest(entropy, keep, share_of(rho, keep, all_sum), draws, all_sum)
+
+
+@GRADIENT_MASKS.register(
+    "high_entropy_row",
+    outputs=("entropy",),
+    gradient=Gradient("near", cosine=0.559, note="the contribution of masked tokens is missing"),
+)
+def high_entropy_row(entropy: Tensor, batch: TensorDict, *, seed: int, rho: Fraction) -> Tensor:
+    """The tokens of largest entropy in each row: `high_entropy`, with the share taken of every row by itself.
+
+    Of tokens of equal entropy at the boundary some are drawn.
+
+    Args:
+        entropy: (B, T).
+        seed: of the drawing.
+        rho: share of the trained tokens of a row, rounded down, at least one token.
+
+    Returns:
+        (B, T) bool.
+    """
+    keep = batch["loss_mask"]
+    draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
+    return largest_of_rows(entropy, keep, whole_share(rho, keep.sum(dim=1)), draws)

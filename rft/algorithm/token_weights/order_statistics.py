@@ -73,6 +73,21 @@ def largest(values: Tensor, mask: Tensor, count: int | Tensor, draws: Tensor, al
     return above | (tied & (lots >= _least_of_the_largest(lots, tied, missing, all_sum)))
 
 
+def largest_of_rows(values: Tensor, mask: Tensor, counts: Tensor, draws: Tensor) -> Tensor:
+    """The `counts` (B,) largest values of each row under a mask; among equal values those with the largest draws.
+
+    Args:
+        values, mask, draws: (B, T), as in `largest`.
+
+    Returns:
+        (B, T) bool.
+    """
+    keys = torch.where(mask, ordered(values), SMALLEST)
+    by_draw = draws.argsort(dim=1, descending=True)
+    order = by_draw.gather(1, keys.gather(1, by_draw).argsort(dim=1, descending=True, stable=True))
+    return mask & (order.argsort(dim=1) < counts[:, None])
+
+
 def _least_of_the_largest(keys: Tensor, mask: Tensor, count: int | Tensor, all_sum: AllSum) -> Tensor:
     return ~crossing(~keys, mask.long(), count - 1, all_sum)  # ~ turns the order round
 
@@ -98,7 +113,12 @@ def up_to_mean(values: Tensor, mask: Tensor, bound: float, all_sum: AllSum) -> T
 
 def share_of(share: float, mask: Tensor, all_sum: AllSum) -> Tensor:
     """How many tokens a share of those under the mask is, over all ranks: rounded down, at least 1; int64 scalar."""
-    return (all_sum(mask.sum()).double() * share + 1e-6).long().clamp(min=1)  # 0.29 of 100 is 28.999... in floats
+    return whole_share(share, all_sum(mask.sum()))
+
+
+def whole_share(share: float, count: Tensor) -> Tensor:
+    """A share of a count, rounded down, at least 1; int64 of its shape."""
+    return (count.double() * share + 1e-6).long().clamp(min=1)  # 0.29 of 100 is 28.999... in floats
 
 
 def exact_mean(values: Tensor, mask: Tensor, all_sum: AllSum) -> Tensor:

@@ -1,11 +1,12 @@
 """Advantages: numbers by hand and degenerate batches."""
 
 import logging
+import math
 
 import pytest
 import torch
 
-from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo
+from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo, rloo_whitened
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
 from rft.algorithm.advantage.whiten import whitened
 from tests.helpers import batch_of, rows_of
@@ -32,6 +33,15 @@ def test_group_norm_by_hand(scale, first, second):
 
 def test_dr_grpo_by_hand():
     assert rows_of(dr_grpo, SCORES, GROUP).tolist() == [0.75, -1.0, -0.25, 1.0, -0.25, -0.25]
+
+
+def test_rloo_whitened_by_hand():
+    found = rows_of(rloo_whitened, [100.0, 0.0, 0.0, 0.0], [0, 0, 0, 0], all_sum=alone)
+    expected = [1.5, -0.5, -0.5, -0.5]  # 100 and -100/3 over the standard deviation 200/3
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-11, atol=0)
+    found = rows_of(rloo_whitened, [1.0, 0.0, 6.0, 0.0], [0, 0, 1, 1], all_sum=alone)
+    deviation = math.sqrt((1 + 1 + 36 + 36) / 3)  # of 1, -1, 6, -6: of the step, not of a group
+    torch.testing.assert_close(found, torch.tensor([1.0, -1, 6, -6], dtype=F64) / deviation, rtol=1e-9, atol=0)
 
 
 def test_rloo_by_hand():

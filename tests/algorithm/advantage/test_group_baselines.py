@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.advantage.group import dr_grpo, gdpo, group_norm, opo, reinforce_pp_baseline, rloo
+from rft.algorithm.advantage.group import dr_grpo, gdpo, group_norm, opo, reinforce_pp_baseline, rloo, rloo_whitened
 from rft.algorithm.advantage.solved import cpgd, gpg, maxrl, pass_at_k
 from rft.algorithm.advantage.whiten import whitened
 from tests.helpers import batch_of, rows_of
@@ -36,6 +36,7 @@ THREE_GROUPS = [0] * 3 + [1] * 4 + [2] * 5
 ESTIMATORS = [
     (dr_grpo, {}),
     (rloo, {}),
+    (rloo_whitened, {"all_sum": alone}),
     (opo, {}),
     (gpg, {"all_sum": alone}),
     (cpgd, {"all_sum": alone, "max_weight": 3.0}),

@@ -111,6 +111,36 @@ def test_kl_term_by_hand():
     close(gradient, [[0.4, 0, 0.4]])
 
 
+def test_kl_times_the_ratio_by_hand():
+    now = [[-0.5, 7.0, -1.1, -45.0]]  # d: 0.5, -0.1, and -44 beyond the clamp; log-ratios to the old policy 0.3, 0.3, 0
+    columns = {"ref_logprobs": [[-1.0] * 4], "old_logprobs": [[-0.8, 0.0, -1.4, -45.0]]}
+    batch = batch_of([[True, False, True, True]], **columns)
+    losses, gradient, statistics = value_and_gradient(kl, now, batch, estimator="k3_ratio")
+    r, k3 = math.exp(0.3), [math.exp(-0.5) - 0.5, 0, math.exp(0.1) - 1.1, math.exp(20) - 21]
+    close(losses, [[r * k3[0], 0, r * k3[2], k3[3]]])
+    close(gradient, [[r * 0.5, 0, r * -0.1, -44]])
+    close(statistics["kl/ref"], [k3])
+    assert "old_logprobs" in LOSSES.build({"name": "kl", "estimator": "k3_ratio"}, "terms.kl").facts.reads
+    assert "old_logprobs" not in LOSSES.build({"name": "kl", "estimator": "k3"}, "terms.kl").facts.reads
+
+
+@pytest.mark.parametrize(
+    ("estimator", "exact"), [("k3_ratio", True), ("k2", False), ("k2_row", False), ("k3", False), ("k3+", False)]
+)
+def test_gradient_of_the_kl_term_on_tokens_of_the_old_policy(estimator, exact):
+    """One token of four symbols, weighted with its probability under the old policy."""
+    generator = torch.Generator().manual_seed(5)
+    logits, old, reference = torch.randn(3, 4, dtype=F64, generator=generator)
+    now = logits.requires_grad_().log_softmax(-1)[:, None]
+    old, reference = old.log_softmax(-1)[:, None], reference.log_softmax(-1)[:, None]
+    (truth,) = torch.autograd.grad((now.exp() * (now - reference)).sum(), logits, retain_graph=True)
+    losses, _ = kl(now, batch_of([[True]] * 4, ref_logprobs=reference, old_logprobs=old), estimator=estimator)
+    (found,) = torch.autograd.grad((old.exp() * losses).sum(), logits)
+    error = (found - truth).abs().max().item()
+    assert (error < 1e-12) is exact
+    assert exact or error > 1e-3
+
+
 def test_drift_term_by_hand():
     batch = batch_of([[True, False, True, True, True]], old_logprobs=[[-1.0] * 5])
     now = [[-0.5, 7.0, -1.1, -45.0, 43.0]]  # log-ratios 0.5, -0.1 and +-44

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from rft.algorithm import LOSSES
 from rft.algorithm.loss.clip import cpgd, ppo_clip, two_sided
 from rft.algorithm.loss.soft import cispo, dro, kimi, reinforce, sapo
-from rft.algorithm.loss.trust import binary_kl, dppo_kl, dppo_tv
+from rft.algorithm.loss.trust import dppo_kl, dppo_tv
 
 F64 = torch.float64
 
@@ -183,20 +183,6 @@ def test_dppo_kl_by_hand(anchor):
 def test_dppo_on_the_border_is_inside(loss, radius):
     _, gradient, _ = run(loss, [-1.0, -0.3], [-1.0, -0.3], [2.0, -2.0], **radius, ratio_cap=20.0, anchor="old")
     close(gradient, [-2.0, 2.0])
-
-
-def test_binary_kl():
-    p, q = torch.tensor([0.5, 0.9, 0.3], dtype=F64).log(), torch.tensor([0.8, 0.2, 0.3], dtype=F64).log()
-    by_hand = [
-        0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2),
-        0.9 * math.log(4.5) + 0.1 * math.log(0.1 / 0.8),
-        0,
-    ]
-    close(binary_kl(p, q), by_hand)
-    certain = torch.tensor([0.0, 0.0, -44.0, -1e-3])
-    found = binary_kl(certain, certain.flip(0))
-    assert found.dtype == torch.float32 and found.isfinite().all()
-    assert not binary_kl(certain, certain).any()
 
 
 EXTREME = [  # loss, options, (value, slope) of the log-ratios 44 and -44 with A = 1, then with A = -1

@@ -46,6 +46,7 @@ def test_straight_through_kl_by_hand(estimator, values):
         ({"name": "kl", "estimator": "k2_row"}, "kl/ref", "exact", "kl"),
         ({"name": "kl", "estimator": "k2"}, "kl/ref", "near", "kl"),
         ({"name": "kl", "estimator": "k3"}, "kl/ref", "near", "kl"),
+        ({"name": "kl", "estimator": "k3_ratio"}, "kl/ref", "near", "kl"),
         ({"name": "kl", "estimator": "k1+"}, "kl/ref", "near", "kl"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule, measure
+from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule, measure, row_weights
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 
@@ -28,6 +28,12 @@ def k3(x):
 
 def p(x):
     return abs(e(-3.5 + x) - e(-3.5))
+
+
+def bernoulli(x):
+    """KL of (q, 1 - q), q of the rollout policy, to (p, 1 - p)."""
+    q, p = e(-3.5), e(-3.5 + x)
+    return q * -x + (1 - q) * math.log((1 - q) / (1 - p))
 
 
 def with_ratio(log_rho=LOG_RHO, keep=KEEP, group=GROUP, **columns):
@@ -59,6 +65,7 @@ TOKENS = {
     "k2": [[0.125, 0.5, 0.0], [2.0, 4.5], [0.03125]],
     "k3": [[k3(0.5), k3(-1), 0.0], [k3(2), k3(-3)], [k3(0.25)]],
     "abs_difference": [[p(0.5), p(-1), 0.0], [p(2), p(-3)], [p(0.25)]],
+    "binary_kl": [[bernoulli(0.5), bernoulli(-1), 0.0], [bernoulli(2), bernoulli(-3)], [bernoulli(0.25)]],
 }
 AGGREGATES = {
     "product": math.prod,
@@ -92,6 +99,12 @@ def test_metric_of_a_row_and_of_a_group_by_hand(metric, aggregate):
     both = of(rows[0] + rows[1])
     rule = replace(rule, level="group")
     same(measure(rule, logprobs, ROLLOUT, KEEP, GROUP), [[both], [both], [of(rows[2])]])
+
+
+def test_the_weight_of_a_row_is_the_geometric_mean_of_its_tokens():
+    weights = torch.tensor([[0.0, 2.0, 4.0, 1.0], [0.0, 3.0, 0.0, 0.0], [0.0] * 4, [0.0, 3.0, 3.0, 0.0]], dtype=F64)
+    keep = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0] * 4, [0, 1, 1, 0]], dtype=torch.bool)
+    same(row_weights(batch_of(keep, correction_weights=weights)), [2.0, 0.0, 1.0, 3.0])
 
 
 def test_clamp_moves_the_ratio_into_the_bounds():

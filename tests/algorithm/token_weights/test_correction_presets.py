@@ -66,6 +66,7 @@ NEAR = 0.0005  # of geo_rs's bounds
 BY_HAND = {  # weights of the rows (log 4, log 1/4), (log 1.2, log 1.2), (0.0005, 0.0005), (0, -10)
     "token_is": [[4, 0.25], [1.2, 1.2], [e(NEAR)] * 2, [1, e(-10)]],
     "seq_is": [[1, 1], [1.44] * 2, [e(2 * NEAR)] * 2, [e(-10)] * 2],
+    "binary_kl_is": [[0, 0], [0, 0], [e(NEAR)] * 2, [0, 0]],
     "token_tis": [[2, 0.25], [1.2, 1.2], [e(NEAR)] * 2, [1, e(-10)]],
     "seq_tis": [[1, 1], [1.44] * 2, [e(2 * NEAR)] * 2, [e(-10)] * 2],
     "geo_tis": [[1, 1], [1.2] * 2, [e(NEAR)] * 2, [e(-5)] * 2],
@@ -98,6 +99,19 @@ def test_presets_by_hand(name, preset):
 
 def test_every_preset_is_worked_by_hand():
     assert set(BY_HAND) == {name for name in PRESETS if not name.startswith("bypass")}
+
+
+def test_binary_kl_is_by_rows(preset):
+    """Tokens with p = 1/2 under the rollout policy: the binary KL of log rho x is -x / 2 - log(2 - exp(x)) / 2."""
+    options, rollout = preset("binary_kl_is"), math.log(0.5)
+
+    def mean_kl(*log_rho):
+        return sum(-x / 2 - math.log(2 - e(x)) / 2 for x in log_rho) / len(log_rho)
+
+    assert mean_kl(0.15, 0.0) > 0.005 > mean_kl(0.15, 0.0, 0.0)
+    assert corrected(options, [[0.15, 0.0]], rollout).tolist() == [[0, 0]]
+    found = corrected(options, [[0.15, 0.0, 0.0]], rollout)
+    torch.testing.assert_close(found, torch.tensor([[e(0.15), 1, 1]], dtype=F64))
 
 
 def test_masks_of_opsm_spare_rows_that_did_well(preset):
