@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from rft.algorithm.token_weights.order_statistics import crossing, exact_mean, largest, ordered, share_of, up_to_mean
+from rft.algorithm.token_weights.order_statistics import (
+    crossing,
+    exact_mean,
+    largest,
+    largest_of_rows,
+    ordered,
+    share_of,
+    up_to_mean,
+)
 from rft.batch.counter_rng import token_draws
 
 F64 = torch.float64
@@ -66,6 +74,14 @@ def test_largest_do_not_depend_on_ranks(over_ranks, splits, tied):
     assert whole.sum() == 17
     found = over_ranks(lambda rows, all_sum: largest(values[rows], mask[rows], 17, draws[rows], all_sum), splits)
     assert torch.equal(torch.cat(found), whole)
+
+
+def test_the_largest_of_a_row_with_ties():
+    values = torch.tensor([[2.0, 1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    mask = torch.tensor([[True, True, True, True, False], [True] * 5])
+    draws = torch.tensor([[0.1, 0.2, 0.4, 0.3, 0.9], [0.5, 0.1, 0.4, 0.2, 0.3]])
+    found = largest_of_rows(values, mask, torch.tensor([2, 3]), draws)
+    assert found.tolist() == [[True, False, True, False, False], [True, False, True, False, True]]
 
 
 def test_nothing_to_select_from():
