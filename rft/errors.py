@@ -2,10 +2,12 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+LISTED = 5  # names in a message
 
 
 class Problems(ValueError):
@@ -163,3 +165,8 @@ def build_each(build: Callable[[str, Any], Any], nodes: Mapping[str, Any]) -> di
 def messages_of(error: ValueError) -> list[str]:
     """One message for every mistake."""
     return error.messages if isinstance(error, Problems) else [str(error)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of a list, and how many follow."""
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

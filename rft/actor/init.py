@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rft.errors import listed
+
 CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values
 LOAD_WEIGHTS = ContextVar("LOAD_WEIGHTS", default=True)
 
@@ -137,11 +139,21 @@ def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
 def load_model(
     path: str | None, config: PretrainedConfig, seed: int, kind: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """The causal language model in float32: weights from the path, or drawn from the seed."""
+    """The causal language model in float32: weights from the path, or drawn from the seed.
+
+    Raises:
+        ValueError: the path lacks weights. A classifier (`kind`) may lack its head, which is drawn from the seed.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
         if path is not None and LOAD_WEIGHTS.get():
-            return kind.from_pretrained(path, config=config, dtype=torch.float32, **attention(config))
+            model, report = kind.from_pretrained(
+                path, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
+            )
+            needed = f"{model.base_model_prefix}." if kind is not AutoModelForCausalLM else ""
+            if lacking := sorted(name for name in report["missing_keys"] if name.startswith(needed)):
+                raise ValueError(f"{path}: the weights lack {listed(lacking)}; copy the whole model there")
+            return model
         return kind.from_config(config, dtype=torch.float32, **attention(config))
 
 

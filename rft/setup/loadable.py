@@ -1,15 +1,19 @@
 """Checks that a model can be built, loaded and trained, before its weights are read. Messages name the key."""
 
 import json
+import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+from rft.errors import listed
 
 TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
-INDEX = "model.safetensors.index.json"
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: str, reads_weights: bool) -> None:
@@ -72,27 +76,49 @@ def _check_heads(config: PretrainedConfig, where: str) -> None:
 def _check_weights(folder: Path, model: PreTrainedModel | None, where: str) -> None:
     """Raises a ValueError if weights of a folder are missing or damaged, or of other shapes than those of the model."""
     files = sorted(folder.glob("*.safetensors"))
+    indexed = [index for index in (f"{SAFE}.index.json", f"{PICKLED}.index.json") if (folder / index).is_file()]
+    if indexed:
+        _check_index(folder, indexed[0], where)
+    files = files or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        if not any(folder.glob("*.bin")):
-            raise ValueError(f"{where}: the folder has no weights (*.safetensors); copy them there, or name another")
-        return
+        raise ValueError(f"{where}: the folder has no weights (*.safetensors); copy them there, or name another")
     expected = {} if model is None else {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    if (index := folder / INDEX).is_file():
-        try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{where}: {INDEX} cannot be read ({error}); copy it there again") from error
-        if missing := sorted(named - {file.name for file in files}):
-            raise ValueError(f"{where}: {INDEX} names {missing[0]}, which is not in the folder; copy it there")
+    found: set[str] = set()
     for file in files:
         try:
-            with safe_open(file, "pt") as tensors:
-                shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{where}: {file.name} is damaged ({error}); copy it there again") from error
+            shapes = _stored_shapes(file)
+        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+            refused = isinstance(error, UnpicklingError)  # torch advises to unpickle it unsafely
+            reason = "torch.load cannot read it" if refused or not str(error) else str(error).splitlines()[0]
+            raise ValueError(f"{where}: {file.name} is damaged ({reason}); copy it there again") from error
         for name in sorted(shapes.keys() & expected.keys()):
             if shapes[name] != expected[name]:
                 raise ValueError(
                     f"{where}: {name} in {file.name} has the shape {shapes[name]}, but config.json needs "
                     f"{expected[name]}; one of the two belongs to another model"
                 )
+        found |= shapes.keys()
+    if model is not None and found <= expected.keys():  # transformers renames other weights while it loads them
+        tensors = model.state_dict(keep_vars=True)
+        stored = {id(tensors[name]) for name in found}  # tied weights are one tensor
+        if lacking := sorted(name for name, tensor in tensors.items() if id(tensor) not in stored):
+            raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")
+
+
+def _check_index(folder: Path, index: str, where: str) -> None:
+    """Raises a ValueError if an index cannot be read, or names a file that is not there."""
+    try:
+        named = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: {index} cannot be read ({error}); copy it there again") from error
+    if missing := sorted(name for name in named if not (folder / name).is_file()):
+        raise ValueError(f"{where}: {index} names {missing[0]}, which is not in the folder; copy it there")
+
+
+def _stored_shapes(file: Path) -> dict[str, list[int]]:
+    """The shapes of the tensors in a file, whose numbers are not read."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
+    stored = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
+    return {name: list(tensor.shape) for name, tensor in stored.items()}

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.init import read_config
+from rft.actor.init import load_model, read_config
 from rft.setup.loadable import check_loadable
 
 TINY = {
@@ -87,3 +89,38 @@ def test_damaged_folders(folder):
     (folder / "model-1.safetensors").write_bytes(whole)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-2.safetensors"}}))
     assert "names model-2.safetensors, which is not in the folder" in refused(path, None)
+
+
+def test_a_folder_that_lacks_a_tensor(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    message = "the weights lack model.layers.0.mlp.up_proj.weight; copy the whole model there"
+    assert refused(str(folder), None) == f"actor.path={folder}: {message}"
+    weights["another"] = weights["lm_head.weight"].clone()  # as if transformers were to rename it
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = read_config(str(folder), None, 19, "actor")
+    check_loadable(config, str(folder), "lm", "actor", reads_weights=True)
+    with pytest.raises(ValueError, match=message):
+        load_model(str(folder), config, 0)
+
+
+def test_a_tied_head_needs_no_tensor(tmp_path):
+    config = AutoConfig.for_model(vocab_size=19, tie_word_embeddings=True, **TINY)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    config = read_config(str(tmp_path), None, 19, "actor")
+    check_loadable(config, str(tmp_path), "lm", "actor", reads_weights=True)
+    load_model(str(tmp_path), config, 0)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_weights(folder, legacy):
+    path, pickled = str(folder), folder / "pytorch_model.bin"
+    torch.save(load_file(folder / "model.safetensors"), pickled, _use_new_zipfile_serialization=not legacy)
+    (folder / "model.safetensors").unlink()
+    check_loadable(read_config(path, None, 19, "actor"), path, "lm", "actor", reads_weights=True)
+    whole = pickled.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"garbage"):
+        pickled.write_bytes(damaged)
+        assert refused(path, None).startswith(f"actor.path={path}: pytorch_model.bin is damaged (")

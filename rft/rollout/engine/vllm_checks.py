@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from rft.errors import listed
 from rft.rollout.engine.sampling import Sampling
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
-SHOWN = 5  # names of weights in a message
 SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
@@ -33,8 +33,7 @@ def check_speculation(engine_args: dict[str, Any]) -> None:
 
 def unloaded(names: list[str]) -> str:
     """What is wrong where vLLM's model has parameters that the policy did not send."""
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     return (
-        f"vLLM's model has weights that the policy's does not send, and would sample with others: {shown}. "
+        f"vLLM's model has weights that the policy's does not send, and would sample with others: {listed(names)}. "
         "The two build different models of this config: choose rollout=hf, or another version of vLLM"
     )
