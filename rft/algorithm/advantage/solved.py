@@ -20,15 +20,28 @@ REWEIGHED = Gradient(
 )
 
 
-@ADVANTAGES.register("gpg", group_baseline=True, gradient=REWEIGHED)
-def gpg(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+def _gradient_of_gpg(options: dict[str, Any]) -> Gradient:
+    if options["scale"] == "none":
+        return REWEIGHED
+    return Gradient("near", cosine=0.997, note="rescaled for one prompt; graded scores change its direction")
+
+
+@ADVANTAGES.register("gpg", group_baseline=True, gradient=_gradient_of_gpg)
+def gpg(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum, scale: Literal["group", "none"]
+) -> dict[str, Tensor]:
     """alpha (R - mean_g), alpha = rows / rows in groups with unequal scores. GPG, arXiv 2504.02546, section 2.
 
     Both counts are over all ranks: the step is as large as if every group had a signal.
+
+    Args:
+        scale: F_norm of the paper. none: 1; group: divides by the standard deviation of the group (ddof 1) + 1e-6.
     """
     group = group_statistics(scores, batch["group"])
-    alpha = _per_informative(torch.ones_like(group.size), group.tied, all_sum)
-    return {"advantages": spread(alpha * group.centred, scores, batch)}
+    advantage = _per_informative(torch.ones_like(group.size), group.tied, all_sum) * group.centred
+    if scale == "group":
+        advantage = advantage / (group.std + EPSILON)
+    return {"advantages": spread(advantage, scores, batch)}
 
 
 @ADVANTAGES.register("cpgd", group_baseline=True, gradient=REWEIGHED)

@@ -38,7 +38,8 @@ ESTIMATORS = [
     (rloo, {}),
     (rloo_whitened, {"all_sum": alone}),
     (opo, {}),
-    (gpg, {"all_sum": alone}),
+    (gpg, {"all_sum": alone, "scale": "none"}),
+    (gpg, {"all_sum": alone, "scale": "group"}),
     (cpgd, {"all_sum": alone, "max_weight": 3.0}),
     (group_norm, {"all_sum": alone, "scale": "group"}),
     (group_norm, {"all_sum": alone, "scale": "batch"}),
@@ -80,8 +81,15 @@ def test_reinforce_pp_baseline_by_hand():
 
 def test_gpg_by_hand():
     # of seven rows, four are in a group with a signal; the group of one and the tied one have none
-    found = rows_of(gpg, [1.0, 0.0, 0.0, 0.0, 5.0, 2.0, 2.0], [0, 0, 0, 0, 1, 2, 2], all_sum=alone)
+    found = rows_of(gpg, [1.0, 0.0, 0.0, 0.0, 5.0, 2.0, 2.0], [0, 0, 0, 0, 1, 2, 2], all_sum=alone, scale="none")
     close(found, [7 / 4 * a for a in (0.75, -0.25, -0.25, -0.25, 0, 0, 0)])
+
+
+def test_gpg_by_the_standard_deviation_of_the_group_by_hand():
+    # six rows, four in groups with a signal; deviations of 1 and -1 have the variance 2, of 2 and -2 the variance 8
+    found = rows_of(gpg, [3.0, 1.0, 0.0, 4.0, 5.0, 5.0], [0, 0, 1, 1, 2, 2], all_sum=alone, scale="group")
+    first, second = 1.5 / (2**0.5 + 1e-6), 1.5 * 2 / (8**0.5 + 1e-6)
+    close(found, [first, -first, -second, second, 0, 0])
 
 
 @pytest.mark.parametrize(("max_weight", "weight"), [(10.0, 4.0), (3.0, 3.0)])
@@ -95,13 +103,13 @@ def test_cpgd_by_hand(max_weight, weight):
 
 def test_gpg_and_cpgd_are_dr_grpo_where_every_group_has_a_signal():
     expected = rows_of(dr_grpo, RANDOM, THREE_GROUPS)
-    close(rows_of(gpg, RANDOM, THREE_GROUPS, all_sum=alone), expected)
+    close(rows_of(gpg, RANDOM, THREE_GROUPS, all_sum=alone, scale="none"), expected)
     close(rows_of(cpgd, RANDOM, THREE_GROUPS, all_sum=alone, max_weight=3.0), expected)
 
 
 def test_gpg_and_cpgd_count_over_all_ranks():
     """The other rank has three rows in two groups, none with a signal."""
-    found = rows_of(gpg, [1.0, 0.0], [0, 0], all_sum=lambda local: local + torch.tensor([3.0, 0.0]))
+    found = rows_of(gpg, [1.0, 0.0], [0, 0], all_sum=lambda local: local + torch.tensor([3.0, 0.0]), scale="none")
     assert found.tolist() == [2.5 * 0.5, -2.5 * 0.5]
     found = rows_of(cpgd, [1.0, 0.0], [0, 0], all_sum=lambda local: local + torch.tensor([2.0, 0.0]), max_weight=9.0)
     assert found.tolist() == [1.5, -1.5]

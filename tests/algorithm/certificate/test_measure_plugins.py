@@ -59,6 +59,19 @@ def test_every_plugin_is_what_it_states(name):
     assert all(found.checks.values()), found.checks
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("advantage/gpg", {"scale": "group"}),
+    ],
+)
+def test_the_gradient_of_an_option_is_what_the_plugin_states(name, options):
+    kind, registry, node = NODES[name]
+    found = certificate(registry.build({**node, **options}, name), kind)
+    assert found.as_declared and found.same_cosine, (found.declared, found.measured)
+    assert found.declared != registry.build(node, name).facts.gradient
+
+
 def equivalent(gradient):
     return gradient is not None and (gradient.relation, gradient.target) == ("exact", "reward")
 
