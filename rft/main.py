@@ -30,7 +30,7 @@ from rich.text import Text
 from rft.errors import Problems
 from rft.modes import find_mode
 from rft.registry import did_you_mean
-from rft.setup.renamed import renamed_group, renamed_key, renamed_option
+from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
@@ -74,7 +74,10 @@ def run_job(config: DictConfig) -> float:
 def main() -> None:
     """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback. After an
     interrupt it prints nothing: the log of a run has done so."""
-    given = get_args_parser().parse_intermixed_args(sys.argv[1:])
+    given, flags = get_args_parser().parse_known_intermixed_args(sys.argv[1:])
+    if flags:
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {unknown_flag(flags[0])}"))
+        sys.exit(2)
     if given.config_dir:
         sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
     # Hydra itself accepts flags only before the overrides.
@@ -113,6 +116,13 @@ def main() -> None:
         leave()
 
 
+def unknown_flag(flag: str) -> str:
+    """The message for a flag that neither this package nor Hydra has."""
+    name = flag.lstrip("-").split("=")[0]
+    ours = elsewhere(name) or "key=value"
+    return f"{flag}: no such flag; options are keys without dashes: {ours} (--help lists them)"
+
+
 def report_to_torchrun(message: str, late: bool) -> None:
     """Writes the error of this rank to the file that torchrun prints last; it prints the earliest as the cause.
 
@@ -140,6 +150,8 @@ def explain(error: Exception) -> str:
         if key in known:
             group = key.split(".")[0]
             return f"{key}: the selected options have no such key; another option of {group} has it"
+        if (ours := elsewhere(key)) is not None:
+            return f"{key}: no such key; here it is {ours} (docs/elsewhere.md)"
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)

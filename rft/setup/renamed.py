@@ -1,4 +1,4 @@
-"""Renamed keys, groups and options: the old name is an error that names the new one."""
+"""Renamed keys, groups and options, and options of verl, TRL and OpenRLHF: the error names the key of this package."""
 
 import re
 from collections.abc import Mapping
@@ -24,6 +24,103 @@ OPTIONS = {
     **{f"actor={role}": f"{role}={role}, a group of its own" for role in ("reference", "critic", "prm", "teacher")},
     "actor=teacher_server": "teacher=teacher_server, a group of its own",
 }
+
+# The end of a key or flag of verl, TRL, OpenRLHF or LightRFT: what sets it here. docs/elsewhere.md has the differences.
+ELSEWHERE = {
+    # models
+    ".model.path": "actor.path",
+    ".model_name_or_path": "actor.path",
+    ".pretrain": "actor.path",
+    ".reward_pretrain": "reward/terms=[model]",
+    ".critic_pretrain": "critic.path",
+    ".lora_rank": "actor/lora=lora actor.lora.rank",
+    ".lora_r": "actor/lora=lora actor.lora.rank",
+    ".lora_alpha": "actor/lora=lora actor.lora.alpha",
+    ".gradient_checkpointing": "strategy.activation_checkpointing",
+    ".enable_gradient_checkpointing": "strategy.activation_checkpointing",
+    ".bf16": "strategy.dtype",
+    ".zero_stage": "strategy",
+    # data
+    ".train_files": "data=verl data.train.path",
+    ".val_files": "data=verl data.eval.heldout.path",
+    ".prompt_data": "data=openrlhf data.train.path",
+    ".dataset_name": "data=hub data.path",
+    ".dataset": "data=openrlhf data.train.path",
+    ".input_key": "data.train.columns.prompt",
+    ".prompt_key": "data.train.columns.prompt",
+    ".label_key": "data.train.columns.answer",
+    ".max_prompt_length": "data.max_prompt_tokens",
+    ".prompt_max_len": "data.max_prompt_tokens",
+    ".max_response_length": "rollout.max_new_tokens",
+    ".max_completion_length": "rollout.max_new_tokens",
+    ".generate_max_len": "rollout.max_new_tokens",
+    ".filter_overlong_prompts": "data.truncation=drop",
+    ".apply_chat_template": "data.template=chat",
+    # sampling
+    ".rollout.n": "algorithm.group_size",
+    ".num_generations": "algorithm.group_size",
+    ".n_samples_per_prompt": "algorithm.group_size",
+    ".gpu_memory_utilization": "rollout.engine_args.gpu_memory_utilization",
+    # steps
+    ".learning_rate": "actor.optimizer.lr",
+    ".actor_learning_rate": "actor.optimizer.lr",
+    ".critic_learning_rate": "critic.optimizer.lr",
+    ".optim.lr": "actor.optimizer.lr",
+    ".train_batch_size": "batch.prompts",
+    ".rollout_batch_size": "batch.prompts",
+    ".ppo_mini_batch_size": "batch.minibatches",
+    ".per_device_train_batch_size": "batch.prompts",
+    ".micro_train_batch_size": "actor.micro_batch_tokens",
+    ".ppo_micro_batch_size_per_gpu": "actor.micro_batch_tokens",
+    ".ppo_epochs": "batch.epochs",
+    ".num_iterations": "batch.epochs",
+    ".max_epochs": "batch.epochs",
+    ".total_epochs": "steps=null epochs",
+    ".num_train_epochs": "steps=null epochs",
+    ".num_episodes": "steps=null epochs",
+    ".max_steps": "steps",
+    ".total_training_steps": "steps",
+    # algorithm
+    ".adv_estimator": "algorithm",
+    ".advantage_estimator": "algorithm",
+    ".loss_type": "algorithm",
+    ".loss_mode": "algorithm/loss",
+    ".loss_agg_mode": "algorithm/aggregation",
+    ".clip_ratio": "algorithm.loss.clip_low=... algorithm.loss.clip_high",
+    ".epsilon": "algorithm.loss.clip_low=... algorithm.loss.clip_high",
+    ".eps_clip": "algorithm.loss.clip_low=... algorithm.loss.clip_high",
+    ".clip_ratio_low": "algorithm.loss.clip_low",
+    ".clip_ratio_high": "algorithm.loss.clip_high",
+    ".epsilon_high": "algorithm.loss.clip_high",
+    ".beta": '"algorithm/terms=[kl]" algorithm.terms.kl.coef',
+    ".use_kl_loss": '"algorithm/terms=[kl]"',
+    ".kl_loss_coef": '"algorithm/terms=[kl]" algorithm.terms.kl.coef',
+    ".kl_coef": "algorithm/reward_kl=kl algorithm.reward_kl.coef",
+    ".init_kl_coef": "algorithm/reward_kl=kl algorithm.reward_kl.coef",
+    ".entropy_coeff": '"algorithm/terms=[entropy]" algorithm.terms.entropy.coef',
+    # the run
+    ".default_local_dir": "output_dir",
+    ".save_path": "output_dir",
+    ".save_freq": "checkpoint.every",
+    ".save_steps": "checkpoint.every",
+    ".test_freq": "eval.every",
+    ".eval_steps": "eval.every",
+    ".report_to": "logger",
+    ".use_wandb": "logger=wandb",
+    ".experiment_name": "name",
+    ".n_gpus_per_node": "torchrun --nproc-per-node",
+    ".nnodes": "torchrun --nnodes",
+}
+
+
+def elsewhere(key: str) -> str | None:
+    """What sets the option of another project here; None for an unknown one.
+
+    Args:
+        key: a key of another project (`actor_rollout_ref.rollout.n`), or a flag without dashes.
+    """
+    dotted = "." + key.replace("-", "_")
+    return next((ours for end, ours in ELSEWHERE.items() if dotted.endswith(end)), None)
 
 
 def renamed_key(key: str) -> str | None:
