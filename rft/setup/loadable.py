@@ -13,6 +13,7 @@ from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
 from rft.errors import listed
 
 TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
+CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # their is_decoder is false and has no effect
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
@@ -43,7 +44,7 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
 
 def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
     """The model on the meta device; raises a ValueError for one that does not compute text from left to right alone."""
-    if config.to_dict().get("is_decoder") is False:
+    if config.to_dict().get("is_decoder") is False and config.model_type not in CAUSAL:
         raise ValueError(f"{where}: each token of a {config.model_type} reads those after it; {TEXT}")
     try:
         model = meta_model(config)

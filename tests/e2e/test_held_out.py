@@ -52,6 +52,16 @@ def test_a_precomputed_reference_knows_the_held_out_pairs(tiny, tmp_path):
         assert precomputed[step] == pytest.approx(plain[step], abs=1e-5)
 
 
+def test_a_held_out_loss_needs_no_answers(resolved, tmp_path):
+    for name, digits in (("train", "12345678"), ("heldout", "90")):
+        rows = [{"prompt": f"{digit}=", "completion": digit} for digit in digits]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = [f"data.train.path={tmp_path / 'train.jsonl'}", f"data.eval.heldout.path={tmp_path / 'heldout.jsonl'}"]
+    small = ["batch.prompts=4", "steps=1", "eval.loss=true", "rollout=none", f"output_dir={tmp_path / 'run'}"]
+    Job(resolved("algorithm=sft", "data=trl", "data.template=none", *sets, *small)).fit("")
+    assert set(evaluations(tmp_path / "run")[1]) == {"eval/heldout/loss", "eval/heldout/perplexity"}
+
+
 @pytest.mark.parametrize("without", ["data.eval=null", "~data.eval.heldout"])
 def test_a_run_without_held_out_sets_returns_its_last_training_loss(without, tiny, tmp_path):
     config = tiny("algorithm=sft", "rollout=none", "steps=2", "eval.every=1")

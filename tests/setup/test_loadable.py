@@ -64,6 +64,12 @@ def test_models_that_are_not_for_text(kind, message, tmp_path):
     assert refused(str(tmp_path), None).startswith(f"actor.path={tmp_path}: {message}")
 
 
+def test_gpt_neox_reads_text_from_left_to_right():
+    config = AutoConfig.for_model("gpt_neox", vocab_size=19, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    assert config.is_decoder is False
+    check_loadable(config, None, "lm", "actor", reads_weights=True)
+
+
 @pytest.fixture
 def folder(tmp_path):
     AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=19, **TINY)).save_pretrained(tmp_path)
