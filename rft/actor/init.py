@@ -113,7 +113,7 @@ def load_scorer(
             f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
             "another model"
         )
-    return load_model(path, config, seed, classifier.kind)
+    return load_model(path, config, seed, classifier.kind, headed=False)
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
@@ -137,12 +137,15 @@ def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
 
 
 def load_model(
-    path: str | None, config: PretrainedConfig, seed: int, kind: Any = AutoModelForCausalLM
+    path: str | None, config: PretrainedConfig, seed: int, kind: Any = AutoModelForCausalLM, headed: bool = True
 ) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed.
 
+    Args:
+        headed: the path must have the weights of the head. Without them they are drawn from the seed.
+
     Raises:
-        ValueError: the path lacks weights. A classifier (`kind`) may lack its head, which is drawn from the seed.
+        ValueError: the path lacks weights.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
@@ -150,7 +153,7 @@ def load_model(
             model, report = kind.from_pretrained(
                 path, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
             )
-            needed = f"{model.base_model_prefix}." if kind is not AutoModelForCausalLM else ""
+            needed = "" if headed else f"{model.base_model_prefix}."
             if lacking := sorted(name for name in report["missing_keys"] if name.startswith(needed)):
                 raise ValueError(f"{path}: the weights lack {listed(lacking)}; copy the whole model there")
             return model

@@ -67,7 +67,7 @@ def build_model(
     def load() -> PreTrainedModel:
         if head in CLASSIFIERS:
             return load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key)
-        return load_model(path, config, context.seed)
+        return load_model(path, config, context.seed, headed=head == "lm")
 
     model = strategy.init_model(load)
     model_blocks = blocks(model)

@@ -39,7 +39,7 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
     _check_heads(config, where)
     model = _causal_model(config, where) if head not in CLASSIFIERS else None
     if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
-        _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where)
+        _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where, head)
 
 
 def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
@@ -74,7 +74,7 @@ def _check_heads(config: PretrainedConfig, where: str) -> None:
         raise ValueError(f"{where}: head_dim={size}: rotary embeddings turn pairs of numbers; choose an even one")
 
 
-def _check_weights(folder: Path, model: PreTrainedModel | None, where: str) -> None:
+def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head: str) -> None:
     """Raises a ValueError if weights of a folder are missing or damaged, or of other shapes than those of the model."""
     files = sorted(folder.glob("*.safetensors"))
     indexed = [index for index in (f"{SAFE}.index.json", f"{PICKLED}.index.json") if (folder / index).is_file()]
@@ -102,7 +102,9 @@ def _check_weights(folder: Path, model: PreTrainedModel | None, where: str) -> N
     if model is not None and found <= expected.keys():  # transformers renames other weights while it loads them
         tensors = model.state_dict(keep_vars=True)
         stored = {id(tensors[name]) for name in found}  # tied weights are one tensor
-        if lacking := sorted(name for name, tensor in tensors.items() if id(tensor) not in stored):
+        needed = "" if head == "lm" else f"{model.base_model_prefix}."
+        lacking = [name for name, tensor in tensors.items() if id(tensor) not in stored and name.startswith(needed)]
+        if lacking:
             raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")
 
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -62,9 +63,23 @@ class Checkpoints:
         return link.resolve() if link.exists() else None
 
     def read(self) -> dict[str, Any] | None:
-        """The newest state, or None where there is none."""
+        """The newest state, or None where there is none.
+
+        Raises:
+            ValueError: it is missing or damaged; names the file.
+        """
         latest = self.latest()
-        return None if latest is None else torch.load(latest / "state.pt", map_location="cpu", weights_only=False)
+        if latest is None:
+            return None
+        file = latest / "state.pt"
+        try:
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise ValueError(
+                f"{file} cannot be read ({(str(error) or 'it ends early').splitlines()[0]}); restore it, let "
+                f"{self.folder / 'latest'} link to an older checkpoint, or set resume=false to start again"
+            ) from error
+        return state
 
     def write(self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None) -> None:
         """Writes a checkpoint and removes those that are not kept. A collective (`save_model` gathers weights)."""

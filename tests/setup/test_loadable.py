@@ -111,6 +111,16 @@ def test_a_folder_that_lacks_a_tensor(folder):
         load_model(str(folder), config, 0)
 
 
+def test_a_model_with_another_head_needs_no_language_head(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = read_config(str(folder), None, 19, "critic")
+    check_loadable(config, str(folder), "value", "critic", reads_weights=True)
+    load_model(str(folder), config, 0, headed=False)
+    assert "the weights lack lm_head.weight" in refused(str(folder), None)
+
+
 def test_a_tied_head_needs_no_tensor(tmp_path):
     config = AutoConfig.for_model(vocab_size=19, tie_word_embeddings=True, **TINY)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

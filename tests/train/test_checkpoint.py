@@ -52,6 +52,15 @@ def test_what_is_written_is_read(tmp_path):
     assert found == {"step": 10, "actors": {"actor": {}}, "sources": [{"position": 7}]}
 
 
+def test_a_damaged_state_is_named_with_the_cure(tmp_path):
+    checkpoints(tmp_path).write(10, {"step": 10}, save_model, None)
+    file = tmp_path / "checkpoints" / "step_00000010" / "state.pt"
+    for damaged in (file.read_bytes()[:100], b"", b"x", None):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{file} cannot be read \(.*set resume=false to start again"):
+            checkpoints(tmp_path).read()
+
+
 def test_latest_links_to_the_newest_and_moves_with_the_run(tmp_path):
     saved = checkpoints(tmp_path / "a")
     for step in (1, 2):
