@@ -155,7 +155,7 @@ class Target:
         module, _, name = path.rpartition(".")
         try:
             self.factory = vars(importlib.import_module(module))[name]
-        except (ImportError, KeyError, ValueError) as error:
+        except (ImportError, KeyError, TypeError, ValueError) as error:  # TypeError: a path that begins with a dot
             raise ValueError(f"{key}._target_: {path!r} cannot be imported ({error})") from error
         options = {k: v for k, v in node.items() if k != "_target_"}
         self.options = take(options, self.factory, key, name, supplied)

@@ -20,12 +20,13 @@ from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
 
+UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
 
 
 def check_name(name: str) -> Iterator[str]:
     """Checks that the name of the run can be the name of a folder."""
-    if name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME or re.search(r"[/\\\x00-\x1f]", name):
+    if name in ("", ".", "..") or len(name.encode(errors="surrogatepass")) > LONGEST_NAME or re.search(UNFIT, name):
         yield (
             f"name={name!r}: a run folder has this name: choose 1 to {LONGEST_NAME} bytes without slashes; output_dir "
             "sets where the folder is"
