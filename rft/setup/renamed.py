@@ -58,6 +58,8 @@ ELSEWHERE = {
     ".apply_chat_template": "data.template=chat",
     # sampling
     ".rollout.n": "algorithm.group_size",
+    ".temperature": "rollout.temperature",
+    ".engine_type": "rollout",
     ".num_generations": "algorithm.group_size",
     ".n_samples_per_prompt": "algorithm.group_size",
     ".gpu_memory_utilization": "rollout.engine_args.gpu_memory_utilization",
@@ -72,6 +74,7 @@ ELSEWHERE = {
     ".ppo_mini_batch_size": "batch.minibatches",
     ".per_device_train_batch_size": "batch.prompts",
     ".micro_train_batch_size": "actor.micro_batch_tokens",
+    ".gradient_accumulation_steps": "actor.micro_batch_tokens",
     ".ppo_micro_batch_size_per_gpu": "actor.micro_batch_tokens",
     ".ppo_epochs": "batch.epochs",
     ".num_iterations": "batch.epochs",
@@ -98,6 +101,9 @@ ELSEWHERE = {
     ".kl_loss_coef": '"algorithm/terms=[kl]" algorithm.terms.kl.coef',
     ".kl_coef": "algorithm/reward_kl=kl algorithm.reward_kl.coef",
     ".init_kl_coef": "algorithm/reward_kl=kl algorithm.reward_kl.coef",
+    ".kl_estimator": '"algorithm/terms=[kl]" algorithm.terms.kl.estimator',
+    ".high_entropy_token_ratio": "algorithm/gradient_mask=high_entropy algorithm.gradient_mask.rho",
+    ".scale_rewards": "algorithm.advantage.scale",
     ".entropy_coeff": '"algorithm/terms=[entropy]" algorithm.terms.entropy.coef',
     # the run
     ".default_local_dir": "output_dir",
