@@ -58,9 +58,9 @@ class Checkpoints:
         return self._options.every > 0 and step % self._options.every == 0
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, or None."""
+        """The checkpoint that `latest` links to; without the link the newest one; None if there is none."""
         link = self.folder / "latest"
-        return link.resolve() if link.exists() else None
+        return link.resolve() if link.exists() else max(self.folder.glob("step_*"), default=None)
 
     def read(self) -> dict[str, Any] | None:
         """The newest state, or None where there is none.

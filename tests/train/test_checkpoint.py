@@ -52,6 +52,17 @@ def test_what_is_written_is_read(tmp_path):
     assert found == {"step": 10, "actors": {"actor": {}}, "sources": [{"position": 7}]}
 
 
+@pytest.mark.parametrize("target", [None, "step_00000030"])
+def test_a_link_that_is_gone_or_leads_nowhere_hides_no_checkpoint(tmp_path, target):
+    for step in (10, 20):
+        checkpoints(tmp_path).write(step, {"step": step}, save_model, None)
+    link = tmp_path / "checkpoints" / "latest"
+    link.unlink()
+    if target is not None:
+        link.symlink_to(target)
+    assert checkpoints(tmp_path).read() == {"step": 20}
+
+
 def test_a_damaged_state_is_named_with_the_cure(tmp_path):
     checkpoints(tmp_path).write(10, {"step": 10}, save_model, None)
     file = tmp_path / "checkpoints" / "step_00000010" / "state.pt"
