@@ -15,7 +15,7 @@ from rich.console import Console
 
 import rft
 from rft.modes.evaluate import evaluate
-from rft.reward.gsm8k import gold_number, marked_number
+from rft.reward.rules.gsm8k import gold_number, marked_number
 from rft.setup.assembly import Job
 
 ROOT = Path(rft.__file__).parent.parent

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from rft.reward.grade import Grade
-from rft.reward.judge_server import ServedJudge
+from rft.reward.models.grade import Grade
+from rft.reward.services.judge_server import ServedJudge
 
 SHARED = Path("/dev/shm")
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

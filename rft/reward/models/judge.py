@@ -12,8 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from rft.actor.init import attention, read_config
 from rft.ranges import PositiveInt
-from rft.reward.grade import Grade, about_one
-from rft.reward.model import RewardModel
+from rft.reward.models.grade import Grade, about_one
+from rft.reward.models.scalar import RewardModel
 
 
 class Judge(RewardModel):

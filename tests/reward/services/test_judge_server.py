@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rft.reward.compose import WeightedSum
-from rft.reward.judge_server import JudgeFailed
-from tests.reward.test_model_reward import RESPONSES, ROWS
+from rft.reward.services.judge_server import JudgeFailed
+from tests.reward.models.test_scalar import RESPONSES, ROWS
 
 QUESTION = {"text": "{prompt}={response}", "words": ["Yes", "No"]}
 SCORES = [1.0, 0.0, 3.0, 0.5]  # 1+1=2, 2=12, 1+2+3+4=10, 9+9=
@@ -62,7 +62,12 @@ def server():
 
 
 def judge(server, **changes):
-    node = {"_target_": "rft.reward.judge_server.ServedJudge", "weight": 1.0, "model": "wise", "question": QUESTION}
+    node = {
+        "_target_": "rft.reward.services.judge_server.ServedJudge",
+        "weight": 1.0,
+        "model": "wise",
+        "question": QUESTION,
+    }
     node |= {"address": f"http://127.0.0.1:{server.server_port}/v1/", "system": None, "max_new_tokens": 8, "body": {}}
     node |= {"grade": {"pattern": r"(?i)verdict: (\w+)", "unparsed": 0.5}, "token": None, "concurrency": 3}
     return WeightedSum({"judge": node | {"deadline_s": 30.0, "tries": 2} | changes}, "judge")

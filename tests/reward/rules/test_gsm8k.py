@@ -9,7 +9,7 @@ import pytest
 
 from rft.registry import Plugin
 from rft.reward import REWARDS
-from rft.reward.gsm8k import gold_number
+from rft.reward.rules.gsm8k import gold_number
 
 DATA = os.environ.get("RFT_GSM8K_DIR")
 needs_data = pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")

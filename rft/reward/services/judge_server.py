@@ -8,7 +8,7 @@ from typing import Any
 from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.remote.retry import Backoff, RetryPolicy
-from rft.reward.grade import Grade, about_one
+from rft.reward.models.grade import Grade, about_one
 from rft.reward.term import Term
 
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls

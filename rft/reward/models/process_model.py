@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rft.ranges import PositiveInt
-from rft.reward.model import RewardModel
+from rft.reward.models.scalar import RewardModel
 
 AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "min": torch.min,

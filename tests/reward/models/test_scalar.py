@@ -29,7 +29,7 @@ def save(folder, kind=AutoModelForSequenceClassification, pad="own", **changes):
 def node(folder, **changes):
     options = {"template": "none", "template_arguments": {}, "system": None, "tools": None}
     options |= {"micro_batch_tokens": 16, "dtype": "float32"}
-    target = {"_target_": "rft.reward.model.RewardModel", "weight": 0.5, "path": str(folder)}
+    target = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 0.5, "path": str(folder)}
     return target | options | changes
 
 
@@ -109,7 +109,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
         ({"paht": "x"}, r"^reward\.terms\.model\.paht: RewardModel takes .*did you mean path\?"),
         ({"dtype": "float"}, r"^reward\.terms\.model\.dtype: expected one of float32, bfloat16, float16"),
         ({"weight": None}, r"^reward\.terms\.model\.weight: expected number"),
-        ({"_target_": "rft.reward.model.Nothing"}, r"^reward\.terms\.model\._target_: .* cannot be imported"),
+        ({"_target_": "rft.reward.models.scalar.Nothing"}, r"^reward\.terms\.model\._target_: .* cannot be imported"),
     ],
 )
 def test_its_options_are_checked_as_all_are(tmp_path, changes, message):

@@ -5,15 +5,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rft.reward.compose import WeightedSum
-from rft.reward.grade import Grade
-from tests.reward.test_model_reward import RESPONSES, ROWS, save
+from rft.reward.models.grade import Grade
+from tests.reward.models.test_scalar import RESPONSES, ROWS, save
 
 QUESTION = {"text": "{prompt}={response}+", "words": ["1", "0"]}
 PATTERN = "([0-9])[^0-9]*$"
 
 
 def node(folder, kind="Judge", **changes):
-    target = {"_target_": f"rft.reward.judge.{kind}", "weight": 1.0, "path": str(folder), "question": QUESTION}
+    target = {"_target_": f"rft.reward.models.judge.{kind}", "weight": 1.0, "path": str(folder), "question": QUESTION}
     how = {"template": "none", "template_arguments": {}, "system": None, "micro_batch_tokens": 16, "dtype": "float32"}
     return target | how | changes
 

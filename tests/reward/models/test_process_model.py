@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from rft.reward.compose import WeightedSum
-from tests.reward.test_model_reward import save
+from tests.reward.models.test_scalar import save
 
 ROWS = [{"prompt": prompt} for prompt in ("1+1", "2", "9+9", "3")]
 RESPONSES = ["1+2+10", "12", "", "+4++5+"]
@@ -17,7 +17,7 @@ BY_HAND = {"min": min, "product": math.prod, "last": lambda p: p[-1], "mean": la
 
 def node(folder, **changes):
     options = {"template": "none", "template_arguments": {}, "system": None, "tools": None, "dtype": "float32"}
-    target = {"_target_": "rft.reward.process_model.ProcessRewardModel", "weight": 1.0, "path": str(folder)}
+    target = {"_target_": "rft.reward.models.process_model.ProcessRewardModel", "weight": 1.0, "path": str(folder)}
     return target | options | {"separator": "+", "aggregate": "min", "micro_batch_tokens": 16} | changes
 
 

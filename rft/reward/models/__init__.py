@@ -1,0 +1,1 @@
+"""Reward terms that are models of this process."""

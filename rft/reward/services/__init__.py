@@ -1,0 +1,1 @@
+"""Reward terms that other processes compute."""
