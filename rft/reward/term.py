@@ -2,9 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """In place of a score: the term could not judge a response. The row does not train, and no score is invented.
+
+    Attributes:
+        reason: the cause in a few words, the same for the same cause: the run counts the rows of each reason.
+    """
+
+    reason: str
 
 
 class Term(ABC):
@@ -36,8 +48,8 @@ class Term(ABC):
         """Sets the device of the computation; called before `values`."""
 
     @abstractmethod
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[float]:
-        """The values (N,) of N responses.
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[float | Unscored]:
+        """The values (N,) of N responses; `Unscored` for a response that the term could not judge.
 
         Args:
             responses: N texts, without their prompts.
