@@ -22,6 +22,7 @@ class Metrics:
         self._pairs: dict[str, tuple[float | Tensor, ...]] = {}
         self._weights: dict[str, tuple[float | Tensor, ...]] = {}  # (count, sum, sum of squares)
         self._largest: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
         self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
         self._notes: list[tuple[float, dict[str, Any]]] = []
 
@@ -40,6 +41,10 @@ class Metrics:
     def largest(self, name: str, value: float | Tensor) -> None:
         """Keeps the largest value over the step and over all ranks."""
         self._largest[name] = max(self._largest.get(name, float("-inf")), float(value))
+
+    def count(self, name: str, number: int) -> None:
+        """Adds to a number that is summed over the step and over all ranks."""
+        self._counts[name] = self._counts.get(name, 0) + number
 
     def deviation(self, name: str, values: Tensor) -> None:
         """Adds values to a standard deviation (ddof 1) over the step and over all ranks."""
@@ -87,7 +92,12 @@ class Metrics:
         weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
         moments: dict[str, list[tuple[int, float, float]]] = {}
-        for rank_sums, rank_largest, rank_moments in gather((local_sums, self._largest, self._moments)):
+        counts: dict[str, float] = {}
+        for rank_sums, rank_largest, rank_moments, rank_counts in gather(
+            (local_sums, self._largest, self._moments, self._counts)
+        ):
+            for name, number in rank_counts.items():
+                counts[name] = counts.get(name, 0.0) + number
             for sums, added in zip((pairs, weights), rank_sums, strict=True):
                 for name, part in added.items():
                     _add(sums, name, part)
@@ -97,7 +107,7 @@ class Metrics:
                 moments.setdefault(name, []).extend(parts)
         means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
         shares = {name: total**2 / (n * squares) for name, (n, total, squares) in weights.items() if squares > 0}
-        return means | shares | largest | {name: _pooled(parts) for name, parts in moments.items()}
+        return means | shares | largest | counts | {name: _pooled(parts) for name, parts in moments.items()}
 
 
 def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:

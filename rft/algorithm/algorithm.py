@@ -19,6 +19,7 @@ from rft.algorithm.scores.pairs import both
 from rft.algorithm.scores.rewards import token_rewards
 from rft.algorithm.token_weights.aggregation import unit_weights
 from rft.algorithm.token_weights.correction import Correction
+from rft.batch.scores import is_scored
 from rft.errors import Checks, FunctionError, spell_type
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
@@ -164,24 +165,34 @@ class Algorithm:
         keep[:, 0] = False  # nothing predicts the first token
         if self.options.mask_truncated:
             keep &= ~batch["truncated"][:, None]
+        scored = self._scored(batch)
+        keep &= scored[:, None]
         if self.options.mask_tied:
-            keep &= informative_groups(batch["scores"], batch["group"])[:, None]
+            keep[scored] &= informative_groups(batch["scores"][scored], batch["group"][scored])[:, None]
         if self.selection.facts.masks:
-            counts, columns = self.selection(batch)
+            counts, columns = self.selection(batch[scored])
             for name, column in columns.items():
-                batch[name] = column
-            keep &= (counts > 0)[:, None]
+                batch[name] = batch[name].clone() if name in batch.keys() else column.new_zeros(len(batch))
+                batch[name][scored] = column
+            keep[scored] &= (counts > 0)[:, None]
         batch["loss_mask"] = keep
         if self.policy.terms[0].plugin.facts.unit == "pair":
             *_, whole = both(torch.zeros(len(batch)), batch)
             batch["loss_mask"] = keep & whole[:, None]
 
+    @staticmethod
+    def _scored(batch: TensorDict) -> Tensor:
+        """The rows that take part in comparisons, (B,) bool: those with a score, where the source samples."""
+        everything = torch.ones(len(batch), dtype=torch.bool, device=batch["group"].device)
+        return is_scored(batch["scores"]) if "scores" in batch.keys() else everything
+
     def select_rows(self, batch: TensorDict, all_rows: AllRows, seed: int) -> TensorDict:
         """The rows that train: those that the selection left in the loss mask, or each as often as it is drawn."""
         if self.selection.facts.masks:
             return batch[batch["loss_mask"].any(1)]
-        counts, _ = self.selection(batch, all_rows=all_rows, seed=seed)
-        return batch if counts is None else batch[torch.arange(len(batch)).repeat_interleave(counts)]
+        scored = batch[self._scored(batch)] if self.selection.facts.resamples else batch
+        counts, _ = self.selection(scored, all_rows=all_rows, seed=seed)
+        return batch if counts is None else scored[torch.arange(len(scored)).repeat_interleave(counts)]
 
     def estimate_advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
@@ -201,6 +212,21 @@ class Algorithm:
             correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
 
     def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+        """Writes what the advantage estimator computes from the scored rows; 0 in the others."""
+        assert self.advantage is not None
+        scored = is_scored(batch["scores"])
+        if scored.all():
+            self._estimate_scored(batch, all_sum, metrics)
+            return
+        part = batch[scored]
+        known = set(part.keys())
+        self._estimate_scored(part, all_sum, metrics)
+        for name in set(part.keys()) - known:
+            column = part[name]
+            batch[name] = column.new_zeros(len(batch), *column.shape[1:])
+            batch[name][scored] = column
+
+    def _estimate_scored(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         assert self.advantage is not None
         scores = batch["scores"]
         for shape in self.shaping:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
+from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
@@ -124,6 +125,6 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
     return metrics
 
 
-def term_scores(terms: Mapping[str, float]) -> dict[str, float]:
+def term_scores(terms: Mapping[str, float]) -> dict[str, float | None]:
     """What a record of an answer says about its reward terms: the raw value of each, if there are several."""
-    return {f"reward/{name}": float(value) for name, value in terms.items()} if len(terms) > 1 else {}
+    return {f"reward/{name}": number_or_none(value) for name, value in terms.items()} if len(terms) > 1 else {}

@@ -1,9 +1,11 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rft.batch.scores import UNSCORED, mean_of_scored, number_or_none
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
@@ -11,6 +13,8 @@ from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
+
+NAN = math.nan  # of a prompt with too few scored answers; it is in no mean
 
 
 @dataclass
@@ -45,12 +49,16 @@ class GenerationResult(SetResult):
     metrics: dict[str, list[float]]
 
     def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
-        return {name: [values[index] for index in indices] for name, values in self.metrics.items()}
+        found = {
+            name: [value for index in indices if not math.isnan(value := values[index])]
+            for name, values in self.metrics.items()
+        }
+        return {name: values for name, values in found.items() if values}
 
     def texts(self) -> list[dict[str, Any]]:
         """The greedy answers."""
         return [
-            {"prompt": row["prompt"], "response": answers.texts[0], "score": right}
+            {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(right)}
             | term_scores({name: values[0] for name, values in answers.terms.items()})
             for row, answers, right in zip(self.rows, self.greedy, self.metrics["accuracy"], strict=True)
         ]
@@ -115,14 +123,23 @@ class GenerationEvaluator(RowEvaluator):
             "accuracy" if term == accuracy else term: [answers.terms[term][0] for answers in greedy]
             for term in greedy[0].terms
         }
+        missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
+        if any(missing):
+            metrics[UNSCORED] = missing
         metrics["length"] = [float(answers.tokens[0]) for answers in greedy]
         if samples:
-            n, right = options.samples, [answers.terms[accuracy] for answers in samples]
-            solved = [[value == 1.0 for value in row] for row in right]
-            metrics[f"mean@{n}"] = [sum(row) / n for row in right]
-            metrics |= {f"pass@{k}": [pass_at_k(n, sum(row), k) for row in solved] for k in options.pass_k}
-            votes = [(answers.extracted, row) for answers, row in zip(samples, solved, strict=True)]
-            metrics |= {f"maj@{k}": [maj_at_k(*vote, k) for vote in votes] for k in options.maj_k}
+            right = [answers.terms[accuracy] for answers in samples]
+            solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
+            votes = [
+                [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
+                for answers, row in zip(samples, right, strict=True)
+            ]
+            metrics[f"mean@{options.samples}"] = [mean_of_scored(row) for row in right]
+            for k in options.pass_k:
+                metrics[f"pass@{k}"] = [pass_at_k(len(row), sum(row), k) if len(row) >= k else NAN for row in solved]
+            for k in options.maj_k:
+                pairs = zip(votes, solved, strict=True)
+                metrics[f"maj@{k}"] = [maj_at_k(vote, row, k) if len(row) >= k else NAN for vote, row in pairs]
         return metrics
 
     def _answer(
@@ -137,7 +154,7 @@ class GenerationEvaluator(RowEvaluator):
         ]
         completions = self._sampler.generate(requests, sampling, progress)
         texts = [completion.text for group in completions for completion in group]
-        _, terms = self._reward.score(texts, [rows[index] for index in indices for _ in range(samples)])
+        terms = self._reward.score(texts, [rows[index] for index in indices for _ in range(samples)]).terms
         extracted = self._reward.extract(texts)
         found = {}
         for place, index in enumerate(indices):

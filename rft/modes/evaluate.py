@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
+from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.evaluation.base import RowEvaluator, SetResult, summary
@@ -106,12 +107,13 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
     for number, (row, greedy) in enumerate(zip(result.rows, result.greedy, strict=True)):
         answer = {"prompt": row["prompt"], **{field: row[field] for field in reward.fields}}
         answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}
-        answer |= {"score": result.metrics["accuracy"][number]}
+        answer |= {"score": number_or_none(result.metrics["accuracy"][number])}
         if result.samples:
             sampled = result.samples[number]
             samples = zip(sampled.texts, sampled.extracted, sampled.terms[reward.accuracy], strict=True)
             answer["samples"] = [
-                {"response": text, "extracted": extracted, "score": score} for text, extracted, score in samples
+                {"response": text, "extracted": extracted, "score": number_or_none(score)}
+                for text, extracted, score in samples
             ]
         rows.append(answer)
     return rows

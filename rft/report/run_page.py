@@ -167,6 +167,8 @@ def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
         share = (float(score) - low) / (high - low)
         # red to green, dark enough for white text
         badge = f'<b class="score" style="background: hsl({10 + 130 * share:.0f} 62% 36%)">{short(float(score))}</b>'
+    elif "unscored" in row:
+        badge = '<b class="score" style="background: #777">no score</b>'
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
     line = " · ".join(f"{html.escape(key)} {html.escape(_cut(_plain(value), 120))}" for key, value in facts.items())
     return (

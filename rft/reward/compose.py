@@ -2,17 +2,38 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rft.errors import Checks, FunctionError, naming
-from rft.registry import Plugin, Target, convert, did_you_mean
-from rft.reward import REWARDS
-from rft.reward.term import Term
+from rft.batch.scores import Scores
+from rft.errors import Checks, FunctionError
+from rft.ranges import Fraction
+from rft.registry import convert, did_you_mean
+from rft.reward.call import Caller, call_beside, head
+from rft.reward.term import Unscored
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
+OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
+
+
+@dataclass(frozen=True)
+class WeightedTerm:
+    """A term and its part in the sum.
+
+    Attributes:
+        caller: calls the term.
+        weight: factor of its value; with 0 the term is only logged.
+        gate: the name of the term that must be positive for this one to count; None: it always counts.
+        clip: the lowest and the highest value; None: no limits.
+    """
+
+    caller: Caller
+    weight: float
+    gate: str | None
+    clip: tuple[float, float] | None
 
 
 class WeightedSum:
@@ -24,17 +45,26 @@ class WeightedSum:
         weights: by name.
         fields: the fields of a row that the terms read.
         extracts: the term of the accuracy extracts answers.
+        max_unscored: the share of a step's responses that may be unscored.
 
     Args:
-        terms: {term: {name, weight, options}}, or with `_target_`, the class of a `Term`, instead of the name; a
-            weight of 0 only logs the term.
+        terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
+            function, or `_target_`, the class of a `Term`.
         accuracy: the term whose raw value is the accuracy in evaluations.
+        call: options of the call of a term that does not set them, see `CallOptions`.
+        max_unscored: see the attribute; with a larger share the run stops.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
     """
 
-    def __init__(self, terms: dict[str, dict[str, Any]], accuracy: str) -> None:
+    def __init__(
+        self,
+        terms: dict[str, dict[str, Any]],
+        accuracy: str,
+        call: dict[str, Any],
+        max_unscored: Fraction,
+    ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
         if accuracy not in terms:
@@ -42,12 +72,13 @@ class WeightedSum:
             raise ValueError(f"reward.accuracy={accuracy} is none of reward.terms; choose one of: {known}")
         self.accuracy = accuracy
         self.names = tuple(terms)
+        self.max_unscored = max_unscored
         check = Checks()
-        self._terms = {name: check.attempt(_term, name, node) for name, node in terms.items()}
+        self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
-        self.weights = {name: weight for name, (weight, _) in self._terms.items()}
-        self.fields = tuple(sorted({field for _, term in self._terms.values() for field in term.reads}))
-        self.extracts = self._terms[accuracy][1].extracts
+        self.weights = {name: term.weight for name, term in self._terms.items()}
+        self.fields = tuple(sorted({field for term in self._terms.values() for field in term.caller.term.reads}))
+        self.extracts = self._terms[accuracy].caller.term.extracts
 
     def check(self) -> None:
         """Checks that what the terms will load exists, before any model is loaded.
@@ -56,8 +87,8 @@ class WeightedSum:
             Problems: each names the key and the cure.
         """
         check = Checks()
-        for _, term in self._terms.values():
-            check.run(term.check)
+        for term in self._terms.values():
+            check.run(term.caller.term.check)
         check.end()
 
     def check_row(self, row: Mapping[str, Any]) -> None:
@@ -66,88 +97,101 @@ class WeightedSum:
         Raises:
             ValueError: names the field and the cure.
         """
-        for _, term in self._terms.values():
-            term.check_row(row)
+        for term in self._terms.values():
+            term.caller.term.check_row(row)
 
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models."""
-        for _, term in self._terms.values():
-            term.place(device)
+        for term in self._terms.values():
+            term.caller.term.place(device)
 
-    def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scores responses.
+    def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+        """Scores N responses.
 
         Args:
             responses: N texts, without their prompts.
             rows: the N rows of the data set that they answer.
 
-        Returns:
-            The weighted sum (N,) float32, and the raw value (N,) float32 of every term.
-
         Raises:
-            FunctionError: a term failed, or returned what is no number, not finite or above `LARGEST_SCORE`; names the
-                term, rows and responses.
+            FunctionError: a term failed where `call.failed=stop`, or returned what is no number, not finite or above
+                `LARGEST_SCORE`; names the term, rows and responses.
         """
-        raw, total = {}, torch.zeros(len(responses))
-        for name, (weight, term) in self._terms.items():
-            with naming(f"the reward term {name!r}", type(term).values):
-                values = term.values(responses, rows)
-            raw[name] = _finite(f"the reward term {name!r}", values, responses)
-            total += _finite(f"reward.terms.{name}.weight={weight}", (weight * raw[name]).tolist(), responses)
-        return total, raw
+        found = call_beside({name: term.caller for name, term in self._terms.items()}, responses, rows)
+        unscored: list[dict[str, str]] = [{} for _ in responses]
+        whole_group = torch.zeros(len(responses), dtype=torch.bool)  # (N,)
+        raw: dict[str, Tensor] = {}
+        numbers: dict[str, Tensor] = {}
+        for name, outcomes in found.items():
+            term, title = self._terms[name], f"the reward term {name!r}"
+            values = [_number_of(outcome) for outcome in outcomes]
+            raw[name] = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], responses)
+            for number, value in enumerate(values):
+                if isinstance(value, Unscored):
+                    unscored[number][name] = value.reason
+                    whole_group[number] |= term.caller.failed == "drop_group" and term.weight != 0
+                    failed = term.caller.failed
+                    raw[name][number] = failed if isinstance(failed, float) else torch.nan
+            for other, column in _further_numbers(outcomes).items():
+                numbers[f"{name}/{other}"] = column
+        return Scores(self._total(raw, responses), raw, unscored, whole_group, numbers)
+
+    def _total(self, raw: dict[str, Tensor], responses: Sequence[str]) -> Tensor:
+        """The weighted sum (N,), NaN where a term that counts is unscored."""
+        total = torch.zeros(len(responses))  # (N,)
+        for name, term in self._terms.items():
+            if term.weight == 0:
+                continue
+            value = raw[name] if term.clip is None else raw[name].clamp(*term.clip)
+            part = term.weight * value
+            if term.gate is not None:
+                gate = raw[term.gate]
+                part = torch.where(gate > 0, part, 0.0).masked_fill(gate.isnan(), torch.nan)
+            scored = ~part.isnan()
+            part[scored] = _finite(
+                f"reward.terms.{name}.weight={term.weight}",
+                part[scored].tolist(),
+                [response for response, known in zip(responses, scored.tolist(), strict=True) if known],
+            )
+            total += part
+        return total
 
     def extract(self, responses: Sequence[str]) -> list[str | None]:
         """The answer that the term of the accuracy extracts from each response; None where there is none."""
-        _, term = self._terms[self.accuracy]
+        term = self._terms[self.accuracy].caller.term
         return [term.extract(response) for response in responses]
 
 
-class Rule(Term):
-    """A registered function of one response and its row."""
-
-    def __init__(self, name: str, plugin: Plugin) -> None:
-        self.reads = plugin.facts.reads
-        self.extracts = plugin.facts.extract is not None
-        self._name = name
-        self._plugin = plugin
-
-    def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
-        if self._plugin.facts.gold is not None:
-            self._plugin.call("gold", row)
-
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """See `Term.values`; `WeightedSum` checks that they are numbers."""
-        values: list[Any] = []
-        for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
-            try:
-                values.append(self._plugin(response, row))
-            except FunctionError as error:
-                raise FunctionError(f"{self._failed(number, response)}: {error}") from error.__cause__
-            except Exception as error:  # a rule may raise anything; the message names the row
-                what = f"{type(error).__name__}: {error}"
-                raise FunctionError(f"{self._failed(number, response)}: {what}") from error
-        return values
-
-    def _failed(self, number: int, response: str) -> str:
-        return f"the reward term {self._name!r} failed on row {number}, response {_head(response)}"
-
-    def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
-        return self._plugin.call("extract", response) if self.extracts else None
-
-
-def _term(name: str, node: Mapping[str, Any]) -> tuple[float, Term]:
+def _term(name: str, node: Mapping[str, Any], call: Mapping[str, Any], terms: Mapping[str, Any]) -> WeightedTerm:
     key = f"reward.terms.{name}"
-    options = {option: value for option, value in node.items() if option != "weight"}
-    term: Term
-    if "_target_" in options:
-        term = Target(options, key, ("key",)).build(key=key)
-    else:
-        term = Rule(name, REWARDS.build(options, key))
+    options = {option: value for option, value in node.items() if option not in OWN}
+    caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call)
+    gate = convert(node.get("gate"), str | None, f"{key}.gate")
+    if gate is not None and (gate == name or gate not in terms):
+        others = [other for other in terms if other != name]
+        raise ValueError(
+            f"{key}.gate={gate}: name another term of reward.terms ({', '.join(others)}){did_you_mean(gate, others)}"
+        )
+    clip = convert(node.get("clip"), tuple[float, float] | None, f"{key}.clip")
+    if clip is not None and not clip[0] < clip[1]:
+        raise ValueError(f"{key}.clip={list(clip)}: expected [low, high] with low < high, or null")
     if "weight" not in node:
         raise ValueError(f"{key}.weight is missing: set the factor of the term; add `weight: 1.0`")
-    return convert(node["weight"], float, f"{key}.weight"), term
+    return WeightedTerm(caller, convert(node["weight"], float, f"{key}.weight"), gate, clip)
+
+
+def _number_of(outcome: Any) -> Any:
+    """The value itself, or the entry `score` of a mapping."""
+    return outcome["score"] if isinstance(outcome, Mapping) and "score" in outcome else outcome
+
+
+def _further_numbers(outcomes: Sequence[Any]) -> dict[str, Tensor]:
+    """The numbers beside `score` in the mappings that a term returned, by name, (N,) each; NaN where there is none."""
+    found: dict[str, Tensor] = {}
+    for number, outcome in enumerate(outcomes):
+        for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
+            if name != "score" and (known := _number(value)) is not None:
+                found.setdefault(str(name), torch.full((len(outcomes),), torch.nan))[number] = known
+    return found
 
 
 def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
@@ -158,7 +202,7 @@ def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
     numbers = [_number(value) for value in found]
 
     def refuse(wrong: list[int], what: str) -> None:
-        shown = "; ".join(f"row {n}: {found[n]!r}, response {_head(responses[n])}" for n in wrong[:3])
+        shown = "; ".join(f"row {n}: {found[n]!r}, response {head(responses[n])}" for n in wrong[:3])
         if wrong:
             raise FunctionError(f"{title} gave {len(wrong)} scores that are {what}: {shown}")
 
@@ -179,7 +223,3 @@ def _number(value: Any) -> float | None:
         return math.inf
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _head(response: str) -> str:
-    return repr(response[:60] + "..." if len(response) > 60 else response)

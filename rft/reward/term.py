@@ -1,9 +1,9 @@
-"""The base class of reward terms that are classes, such as models; the yaml names them by `_target_`."""
+"""The base classes of reward terms; the yaml names a term's class by `_target_`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ class Unscored:
     """In place of a score: the term could not judge a response. The row does not train, and no score is invented.
 
     Attributes:
-        reason: the cause in a few words, the same for the same cause: the run counts the rows of each reason.
+        reason: the cause in a few words; the run counts rows by what stands before the first colon.
     """
 
     reason: str
@@ -25,10 +25,14 @@ class Term(ABC):
     Attributes:
         reads: the fields of a row that the term needs.
         extracts: `extract` returns answers.
+        unit: what one call in a worker process scores; None: the term is computed in the process of the run.
+        waits: `values` waits for other processes, so it runs in a thread beside the other terms.
     """
 
     reads: tuple[str, ...] = ()
     extracts: bool = False
+    unit: ClassVar[Literal["row", "batch"] | None] = None
+    waits: ClassVar[bool] = False
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -48,14 +52,37 @@ class Term(ABC):
         """Sets the device of the computation; called before `values`."""
 
     @abstractmethod
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[float | Unscored]:
-        """The values (N,) of N responses; `Unscored` for a response that the term could not judge.
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        """The values of N responses.
 
         Args:
             responses: N texts, without their prompts.
             rows: the N rows of the data set that they answer.
+
+        Returns:
+            For each response a number, `Unscored`, or a mapping with the number as `score`, whose other numbers the
+            run logs as `reward/<term>/<name>`.
         """
 
     def extract(self, response: str) -> str | None:
         """The answer in a response, None where there is none; equal answers have equal texts."""
         return None
+
+
+class RowTerm(Term):
+    """A term that scores each response by itself.
+
+    Attributes:
+        awaits: `value` returns an awaitable.
+    """
+
+    unit: ClassVar[Literal["row", "batch"] | None] = "row"
+    awaits: bool = False
+
+    @abstractmethod
+    def value(self, response: str, row: Mapping[str, Any]) -> Any:
+        """The value of one response; see `Term.values`."""
+
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """See `Term.values`."""
+        return [self.value(response, row) for response, row in zip(responses, rows, strict=True)]

@@ -294,6 +294,7 @@ class Job(Components):
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),
             exact=self.exact(),
+            max_unscored=self.reward.max_unscored,
             seed=run.seed,
         )
         return trainer, stages

@@ -17,6 +17,7 @@ from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch, s
 from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import fields, lengths
+from rft.batch.scores import UNSCORED, count_unscored, is_scored, number_or_none
 from rft.distributed import World
 from rft.errors import at_step
 from rft.evaluation.base import SOURCE, Evaluator, term_scores
@@ -59,6 +60,7 @@ class Trainer:
         profiler: traces the steps that are to be.
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
         exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
+        max_unscored: the share of a step's rows that may have no score; with more the run stops.
         seed: of the run.
     """
 
@@ -79,6 +81,7 @@ class Trainer:
         profiler: Profiler,
         peak_tflops: float | None,
         exact: bool,
+        max_unscored: float,
         seed: int,
     ) -> None:
         self.world = world
@@ -96,6 +99,7 @@ class Trainer:
         self.profiler = profiler
         self.peak_tflops = peak_tflops
         self.exact = exact
+        self.max_unscored = max_unscored
         self.seed = seed
         self.step = 0  # steps done
         self.numbers: dict[str, float] = {}
@@ -258,19 +262,23 @@ class Trainer:
         metrics.mean("length/trained", batch["loss_mask"].sum(-1))
         metrics.largest("time/step_s", seconds)
         if "scores" in batch.keys():
-            metrics.mean("reward/mean", batch["scores"])
-            metrics.deviation("reward/std", batch["scores"])
+            scored = is_scored(batch["scores"])
+            metrics.mean("reward/mean", batch["scores"], scored)
+            metrics.deviation("reward/std", batch["scores"][scored])
+            for name, number in count_unscored(batch).items():
+                metrics.count(f"reward/{name}", number)
             metrics.mean("length/truncated", batch["truncated"])
             metrics.mean("staleness/mean", self.step - 1 - batch["version"], batch["response_mask"])
             for name, values in batch["terms"].items():
-                metrics.mean(f"reward/{name}", values)
+                metrics.mean(f"reward/{name}", values, is_scored(values))
         metrics.largest("memory/peak_gib", peak_gib(self.world.device))
 
     def finish(self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> bool:
         """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        stage.algorithm.update_controllers(numbers, int(self.world.all_sum(torch.tensor(len(batch)))))
+        rows = int(self.world.all_sum(torch.tensor(len(batch))))
+        stage.algorithm.update_controllers(numbers, rows)
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
@@ -283,8 +291,11 @@ class Trainer:
         self.log.worst_tokens(
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
-        if done or self.checkpoints.due(self.step):
+        problem = unscored_problem(numbers, rows, self.max_unscored)
+        if done or problem or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
+        if problem:
+            raise ValueError(problem)
         return done
 
     def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:
@@ -333,14 +344,33 @@ class Trainer:
         self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))
 
 
+def unscored_problem(numbers: dict[str, float], rows: int, most: float) -> str:
+    """Why a run with too many rows without a score stops; empty if it does not.
+
+    Args:
+        numbers: of the step.
+        rows: of the step, on all ranks.
+        most: the share of them that may be unscored.
+    """
+    missing = numbers.get(f"reward/{UNSCORED}", 0.0)
+    if missing <= most * rows:
+        return ""
+    middle = f"/{UNSCORED}/"
+    reasons = [f"{name.replace(middle, ': ')} in {count:g}" for name, count in numbers.items() if middle in name]
+    return (
+        f"{missing:g} of the {rows} rows of the step have no score ({', '.join(reasons)}), which is more than "
+        f"reward.max_unscored={most:g}; a checkpoint is saved: repair the reward and run the command again"
+    )
+
+
 def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
     """The first rows of a sampled batch as people read them; nothing where the texts were given."""
     if "scores" not in batch.keys():
         return []
     return [
-        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": float(score)}
-        | term_scores(terms.to_dict())
-        | {name: row[name] for name in (SOURCE,) if name in row}
+        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": number_or_none(float(score))}
+        | term_scores({name: float(value) for name, value in terms.items()})
+        | {name: row[name] for name in (SOURCE, UNSCORED) if name in row}
         for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
     ]
 

@@ -14,7 +14,7 @@ import rft
 from rft.errors import FunctionError
 from rft.registry import Registry, Target
 from rft.reward import REWARDS
-from rft.reward.compose import WeightedSum
+from tests.helpers import reward_of
 
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
 FORMAT = {"name": "format", "weight": 0.25, "pattern": "[a-z]+", "match": "whole"}
@@ -28,9 +28,10 @@ def own(plugins_forgotten: None) -> Registry:
 
 
 def test_weighted_sum_and_raw_terms() -> None:
-    reward = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="right")
+    reward = reward_of({"right": EXACT, "shape": FORMAT}, accuracy="right")
     rows = [{"answer": "abc"}, {"answer": "abc"}, {"answer": "ABC"}, {"answer": "x"}]
-    total, terms = reward.score(["abc", "abd", "ABC", "1"], rows)
+    scores = reward.score(["abc", "abd", "ABC", "1"], rows)
+    total, terms = scores.total, scores.terms
     assert terms.keys() == {"right", "shape"}
     torch.testing.assert_close(terms["right"], torch.tensor([1.0, 0.0, 1.0, 0.0]))
     torch.testing.assert_close(terms["shape"], torch.tensor([1.0, 1.0, 0.0, 0.0]))  # raw, not times its weight
@@ -40,22 +41,24 @@ def test_weighted_sum_and_raw_terms() -> None:
 
 
 def test_a_weight_may_be_zero_or_negative() -> None:
-    reward = WeightedSum({"right": EXACT | {"weight": 0}, "shape": FORMAT | {"weight": -1}}, accuracy="right")
-    total, terms = reward.score(["abc"], [{"answer": "abc"}])
+    reward = reward_of({"right": EXACT | {"weight": 0}, "shape": FORMAT | {"weight": -1}}, accuracy="right")
+    scores = reward.score(["abc"], [{"answer": "abc"}])
+    total, terms = scores.total, scores.terms
     assert (total.item(), terms["right"].item()) == (-1.0, 1.0)
 
 
 def test_the_term_of_the_accuracy_tells_what_it_extracts() -> None:
-    reward = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="right")
+    reward = reward_of({"right": EXACT, "shape": FORMAT}, accuracy="right")
     assert reward.extracts and reward.extract([" abc\n", "x", ""]) == ["abc", "x", ""]
-    exact = WeightedSum({"right": EXACT | {"strip": False}}, accuracy="right")
+    exact = reward_of({"right": EXACT | {"strip": False}}, accuracy="right")
     assert exact.extract([" abc"]) == [" abc"]
-    mute = WeightedSum({"right": EXACT, "shape": FORMAT}, accuracy="shape")
+    mute = reward_of({"right": EXACT, "shape": FORMAT}, accuracy="shape")
     assert not mute.extracts and mute.extract(["abc", "x"]) == [None, None]
 
 
 def test_no_rows() -> None:
-    total, terms = WeightedSum({"right": EXACT}, accuracy="right").score([], [])
+    scores = reward_of({"right": EXACT}, accuracy="right").score([], [])
+    total, terms = scores.total, scores.terms
     assert total.shape == terms["right"].shape == (0,)
 
 
@@ -64,7 +67,7 @@ def test_fields_are_the_union_of_what_terms_read(own: Registry) -> None:
     def hinted(response: str, row: Mapping[str, Any]) -> float:
         return 0.5
 
-    reward = WeightedSum({"a": EXACT, "b": {"name": "hinted", "weight": 1.0}}, accuracy="a")
+    reward = reward_of({"a": EXACT, "b": {"name": "hinted", "weight": 1.0}}, accuracy="a")
     assert reward.fields == ("answer", "hint")
 
 
@@ -94,7 +97,7 @@ def test_fields_are_the_union_of_what_terms_read(own: Registry) -> None:
 )
 def test_bad_terms_name_the_key(terms: dict[str, Any], accuracy: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WeightedSum(terms, accuracy)
+        reward_of(terms, accuracy)
 
 
 def test_a_failing_reward_names_its_term_and_row(own: Registry) -> None:
@@ -102,7 +105,7 @@ def test_a_failing_reward_names_its_term_and_row(own: Registry) -> None:
     def broken(response: str, row: Mapping[str, Any]) -> float:
         return 1.0 / len(response)
 
-    reward = WeightedSum({"mine": {"name": "broken", "weight": 1.0}}, accuracy="mine")
+    reward = reward_of({"mine": {"name": "broken", "weight": 1.0}}, accuracy="mine")
     with pytest.raises(ValueError, match=r"reward term 'mine' failed on row 1, response ''.*ZeroDivisionError") as info:
         reward.score(["a", ""], [{}, {}])
     assert isinstance(info.value.__cause__, ZeroDivisionError)
@@ -114,7 +117,7 @@ def test_a_score_that_is_not_finite_names_its_term_and_rows(own: Registry, bad: 
     def wild(response: str, row: Mapping[str, Any]) -> float:
         return bad if response == "bad" else 1.0
 
-    reward = WeightedSum({"mine": {"name": "wild", "weight": 0.0}}, accuracy="mine")
+    reward = reward_of({"mine": {"name": "wild", "weight": 0.0}}, accuracy="mine")
     with pytest.raises(ValueError, match=r"reward term 'mine' gave 1 scores.*row 2: .*, response 'bad'"):
         reward.score(["a", "b", "bad"], [{}, {}, {}])
 
@@ -130,7 +133,8 @@ def test_yaml_exact() -> None:
     node = reward_node("+reward=exact")
     assert node["terms"] == {"exact_match": {"name": "exact_match", "weight": 1.0, "strip": True}}
     reward = Target(node, "reward").build()
-    total, _ = reward.score(["12 "], [{"answer": "12"}])
+    scores = reward.score(["12 "], [{"answer": "12"}])
+    total, _ = scores.total, scores.terms
     assert total.tolist() == [1.0]
 
 
@@ -140,7 +144,8 @@ def test_yaml_gsm8k() -> None:
     reward = Target(node, "reward").build()
     row = {"answer": "2+2 = <<2+2=4>>4\n#### 4"}
     responses = ["2+2 = <<2+2=4>>4\n#### 4", "#### 4\n#### 4", "#### 5", "it is 4"]
-    total, terms = reward.score(responses, [row] * 4)
+    scores = reward.score(responses, [row] * 4)
+    total, terms = scores.total, scores.terms
     assert terms["gsm8k"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert terms["format"].tolist() == [1.0, 0.0, 1.0, 0.0]
     torch.testing.assert_close(total, torch.tensor([1.1, 1.0, 0.1, 0.0]))
@@ -160,5 +165,5 @@ def test_a_value_that_is_no_usable_score_names_its_row(own: Registry, value: Any
 
     terms = {"odd": {"name": "odd", "weight": 1.0}}
     with pytest.raises(FunctionError) as caught:
-        WeightedSum(terms, "odd").score(["a", "b"], [{}, {}])
+        reward_of(terms, "odd").score(["a", "b"], [{}, {}])
     assert str(caught.value) == f"the reward term 'odd' gave 1 scores that are {what}: row 1: {value!r}, response 'b'"

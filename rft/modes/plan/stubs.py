@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
+from rft.batch.scores import Scores
 from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, Request
 from rft.rollout.engine.sampling import Sampling
@@ -116,15 +117,15 @@ class StubSampler(Sampler):
         self.own.release()
 
 
-def stub_score(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]:
+def stub_score(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], Scores]:
     """A reward whose terms alternate between 0 and 1, so that every group has an advantage.
 
     Args:
         terms: names of the reward terms.
     """
 
-    def score(texts: list[str], rows: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+    def score(texts: list[str], rows: list[dict[str, Any]]) -> Scores:
         values = (torch.arange(len(texts)) % 2).float()
-        return values, {term: values.clone() for term in terms}
+        return Scores.plain(values, {term: values.clone() for term in terms})
 
     return score

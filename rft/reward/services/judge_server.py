@@ -3,13 +3,13 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.remote.retry import Backoff, RetryPolicy
 from rft.reward.models.grade import Grade, about_one
-from rft.reward.term import Term
+from rft.reward.term import Term, Unscored
 
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls
 
@@ -33,11 +33,13 @@ class ServedJudge(Term):
         token: the name of the environment variable that holds the server's API key, or null where it needs none.
         concurrency: requests in flight of each process.
         deadline_s: seconds that one call may take.
-        tries: calls for one question before the run fails.
+        tries: calls for one question.
 
     Raises:
         ValueError: question, grade or address are malformed, or a number is below 1; names the key.
     """
+
+    waits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -80,21 +82,20 @@ class ServedJudge(Term):
                 f"{self._key}.model={self._model}: {self._address} serves {', '.join(known)}; name one of these"
             )
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`.
-
-        Raises:
-            JudgeFailed: a question got no answer within the allowed calls.
-        """
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """See `Term.values`; a question without an answer within the allowed calls is `Unscored`."""
         questions = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
         return asyncio.run(self._ask_all(questions))
 
-    async def _ask_all(self, questions: Sequence[str]) -> list[float]:
+    async def _ask_all(self, questions: Sequence[str]) -> list[float | Unscored]:
         client, slots = self._client(), asyncio.Semaphore(self._policy.concurrency)
 
-        async def ask(question: str) -> float:
+        async def ask(question: str) -> float | Unscored:
             async with slots:
-                return self._grade(await self._text(client, question))
+                try:
+                    return self._grade(await self._text(client, question))
+                except JudgeFailed as error:
+                    return Unscored(f"no answer: {error}")
 
         return await asyncio.gather(*map(ask, questions))
 

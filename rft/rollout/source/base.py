@@ -7,13 +7,14 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.batch.scores import Scores
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.base import SourceContext
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
-Score = Callable[[list[str], list[dict[str, Any]]], tuple[Tensor, dict[str, Tensor]]]
+Score = Callable[[list[str], list[dict[str, Any]]], Scores]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class RolloutContext(SourceContext):
         sampler: samples completions. It holds the weights that a step samples with while `next` runs.
         group_size: responses to a prompt.
         sampling: how training samples.
-        score: from B texts and the rows of the data set that they answer to the scores (B,), and (B,) raw values of
-            every reward term by its name.
+        score: from B texts and the rows of the data set that they answer to their scores.
         logprobs: log-probabilities (B, T) of the `loss_mask` tokens of a batch under the current policy; a collective.
     """
 

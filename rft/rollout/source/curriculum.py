@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft.batch.collate import collate
+from rft.batch.scores import is_scored
 from rft.batch.trajectory import Trajectory, given_segments, to_row
 from rft.data.base import CheckContext, SourceFacts
 from rft.errors import Checks
@@ -181,12 +182,13 @@ class CurriculumSource(RolloutSource):
         found = []
         for (position, row), group in zip(local, groups, strict=True):
             scores = torch.stack([answer["terms"][self._tracking.term] for answer in group]).double()
-            if not (scores.min() >= 0 and scores.max() <= 1):  # so that NaN is refused too
+            scores = scores[is_scored(scores)]
+            if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
                 raise ValueError(
                     f"algorithm.source.tracking.term={self._tracking.term}: a solve rate is tracked of a term between "
                     f"0 and 1, and it was {float(scores.min())} to {float(scores.max())}; choose another term"
                 )
-            share = self._tracking.share(changes.get(row, 0.0))
+            share = self._tracking.share(changes.get(row, 0.0)) if len(scores) else 1.0
             found.append((position, row, share, torch.stack([scores.sum(), (1 - scores).sum()])))
         parts = self._context.world.gather((found, visits))
         for _, row, share, counts in sorted((o for outcomes, _ in parts for o in outcomes), key=itemgetter(0)):

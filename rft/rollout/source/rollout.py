@@ -13,6 +13,7 @@ from torch import Tensor
 from rft.algorithm.scores.groups import informative_groups
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.scores import Scores, is_scored
 from rft.batch.trajectory import Trajectory, to_row
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
@@ -53,8 +54,11 @@ class DynamicSampling:
         """True where a group has signal.
 
         Args:
-            raw: the term of its rows, (N,).
+            raw: the term of its rows, (N,); NaN for a row without a score, which does not count.
         """
+        raw = raw[is_scored(raw)]
+        if not len(raw):
+            return False
         low, high = self.between or (-math.inf, math.inf)
         inside = low <= float(raw.double().sum()) / len(raw) <= high
         return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
@@ -140,31 +144,34 @@ class RolloutSource(Source):
         rows, positions = [context.rows[row] for _, row in local], [position for position, _ in local]
         prompts = context.encoder.prompts(rows)
         requests = context.requests(prompts, positions)
-        answers, scores, terms = self._sample(requests, rows, context.sampling, metrics)
+        answers, scores = self._sample(requests, rows, context.sampling, metrics)
+        for name, numbers in scores.numbers.items():
+            metrics.mean(f"reward/{name}", numbers, is_scored(numbers))
         if self._forced_stop is not None:
             stopped = [trajectory.turns > 1 for group in answers for trajectory in group]
             metrics.mean("rollout/interrupted", torch.tensor(stopped))
         shared: list[dict[str, Any]] = [{} for _ in local]  # columns that all rows of a group have
         if self._greedy is not None:
-            _, greedy, _ = self._sample([Request(prompt, [0]) for prompt in prompts], rows, self._greedy, metrics)
-            metrics.mean("rollout/greedy_score", greedy)
-            shared = [{"greedy_scores": score} for score in greedy]
+            _, greedy = self._sample([Request(prompt, [0]) for prompt in prompts], rows, self._greedy, metrics)
+            metrics.mean("rollout/greedy_score", greedy.total, is_scored(greedy.total))
+            shared = [{"greedy_scores": score} for score in greedy.total]
+            scores = scores.drop_unknown(greedy.total.repeat_interleave(context.group_size))
         groups, place = [], 0
         for position, columns, trajectories in zip(positions, shared, answers, strict=True):
             group = []
             for sample, trajectory in enumerate(trajectories):
                 unit = position * context.group_size + sample
                 row = to_row(trajectory, group=position, unit=unit, turns=self._forced_stop is not None)
-                row |= columns | {"scores": scores[place]}
-                group.append(row | {"terms": {name: values[place] for name, values in terms.items()}})
+                scores.add_to(row, place)
+                group.append(row | columns)
                 place += 1
             groups.append(group)
         return groups
 
     def _sample(
         self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, metrics: Metrics
-    ) -> tuple[list[list[Trajectory]], Tensor, dict[str, Tensor]]:
-        """Trajectories per request, and of all of them in order the scores (B,) and the terms, (B,) each."""
+    ) -> tuple[list[list[Trajectory]], Scores]:
+        """Trajectories per request, and the scores of all of them in order."""
         sampler = self._context.sampler
         with metrics.timer("rollout"):
             if self._forced_stop is None:
@@ -178,8 +185,8 @@ class RolloutSource(Source):
         texts = [trajectory.finish.text for group in answers for trajectory in group if trajectory.finish is not None]
         fields = [trajectory.row for group in answers for trajectory in group]
         with metrics.timer("reward"):
-            scores, terms = self._context.score(texts, fields)
-        return answers, scores, terms
+            scores = self._context.score(texts, fields)
+        return answers, scores.drop_groups([len(group) for group in answers])
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""

@@ -72,13 +72,13 @@ class TwoTurnSource(Source):
             segments = [Segment(prompt, trains=False), sampled_segment(start), hint, sampled_segment(end)]
             trajectories.append(Trajectory(segments, Finish(end.finish_reason, start.text + self.hint + end.text), row))
         texts = [trajectory.finish.text for trajectory in trajectories if trajectory.finish is not None]
-        scores, terms = context.score(texts, [trajectory.row for trajectory in trajectories])
+        scores = context.score(texts, [trajectory.row for trajectory in trajectories])
         made = []
         for number, trajectory in enumerate(trajectories):
             group, sample = positions[number // context.group_size], number % context.group_size
             row = to_row(trajectory, group=group, unit=group * context.group_size + sample, turns=True)
-            values = {name: column[number] for name, column in terms.items()}
-            made.append(row | {"scores": scores[number], "terms": values})
+            scores.add_to(row, number)
+            made.append(row)
         BATCHES.append(batch := collate(made))
         return batch
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rft.reward.compose import WeightedSum
 from rft.reward.models.grade import Grade
+from tests.helpers import reward_of
 from tests.reward.models.test_scalar import RESPONSES, ROWS, save
 
 QUESTION = {"text": "{prompt}={response}+", "words": ["1", "0"]}
@@ -24,10 +24,10 @@ def writing(folder, **changes):
 
 
 def scores(options):
-    reward = WeightedSum({"judge": options}, accuracy="judge")
+    reward = reward_of({"judge": options}, accuracy="judge")
     reward.check()
     reward.place(torch.device("cpu"))
-    return reward.score(RESPONSES, ROWS)[0]
+    return reward.score(RESPONSES, ROWS).total
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_grade(text, score):
 
 def test_it_reads_what_its_question_asks_for(judge):
     text = QUESTION | {"text": "{answer} {response}"}
-    assert WeightedSum({"judge": node(judge[0], question=text)}, "judge").fields == ("answer",)
+    assert reward_of({"judge": node(judge[0], question=text)}, "judge").fields == ("answer",)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from rft.reward.compose import WeightedSum
+from tests.helpers import reward_of
 from tests.reward.models.test_scalar import save
 
 ROWS = [{"prompt": prompt} for prompt in ("1+1", "2", "9+9", "3")]
@@ -37,9 +37,10 @@ def test_scores_are_made_of_the_probabilities_of_the_classifier(tmp_path):
     expected = probabilities(model, tokenizer)
     assert torch.tensor(expected[0]).std() > 0.01
     for aggregate, make in BY_HAND.items():
-        reward = WeightedSum({"steps": node(tmp_path, aggregate=aggregate)}, accuracy="steps")
+        reward = reward_of({"steps": node(tmp_path, aggregate=aggregate)}, accuracy="steps")
         reward.check()
-        scores, _ = reward.score(RESPONSES, ROWS)
+        scores = reward.score(RESPONSES, ROWS)
+        scores, _ = scores.total, scores.terms
         torch.testing.assert_close(scores, torch.tensor([make(steps) for steps in expected]), rtol=1e-5, atol=1e-6)
 
 
@@ -57,9 +58,9 @@ def test_scores_are_made_of_the_probabilities_of_the_classifier(tmp_path):
 def test_what_is_no_process_reward_model_is_refused(tmp_path, kind, labels, message):
     save(tmp_path, kind, num_labels=labels)
     with pytest.raises(ValueError, match=rf"^reward\.terms\.steps\.path=.*: {message}; a run with actor\.head=step"):
-        WeightedSum({"steps": node(tmp_path)}, accuracy="steps").check()
+        reward_of({"steps": node(tmp_path)}, accuracy="steps").check()
 
 
 def test_a_separator_is_a_text(tmp_path):
     with pytest.raises(ValueError, match=r"^reward\.terms\.steps\.separator is empty"):
-        WeightedSum({"steps": node(tmp_path, separator="")}, accuracy="steps")
+        reward_of({"steps": node(tmp_path, separator="")}, accuracy="steps")

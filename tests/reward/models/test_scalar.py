@@ -5,8 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rft.data.encode.tokenizer import characters
-from rft.reward.compose import WeightedSum
-from tests.helpers import MODEL
+from tests.helpers import MODEL, reward_of
 
 SIZES = MODEL | {"initializer_range": 0.3}
 ROWS = [{"prompt": prompt, "answer": "12"} for prompt in ("1+1", "2", "1+2+3+4", "9+9")]
@@ -47,10 +46,11 @@ def by_row(model, tokenizer):
 @pytest.mark.parametrize("cap", [1, 16, 10**6])
 def test_scores_are_those_of_the_classifier_whatever_shares_a_forward(tmp_path, pad, cap):
     model, tokenizer = save(tmp_path, pad=pad)
-    reward = WeightedSum({"right": EXACT, "model": node(tmp_path, micro_batch_tokens=cap)}, accuracy="right")
+    reward = reward_of({"right": EXACT, "model": node(tmp_path, micro_batch_tokens=cap)}, accuracy="right")
     reward.check()
     reward.place(torch.device("cpu"))
-    total, terms = reward.score(RESPONSES, ROWS)
+    scores = reward.score(RESPONSES, ROWS)
+    total, terms = scores.total, scores.terms
     expected = by_row(model, tokenizer)
     assert expected.std() > 0.01
     torch.testing.assert_close(terms["model"], expected, rtol=1e-5, atol=1e-6)
@@ -60,21 +60,22 @@ def test_scores_are_those_of_the_classifier_whatever_shares_a_forward(tmp_path, 
 
 def test_no_rows(tmp_path):
     save(tmp_path)
-    total, terms = WeightedSum({"model": node(tmp_path)}, accuracy="model").score([], [])
+    scores = reward_of({"model": node(tmp_path)}, accuracy="model").score([], [])
+    total, terms = scores.total, scores.terms
     assert total.shape == terms["model"].shape == (0,)
 
 
 def test_it_computes_in_its_dtype(tmp_path):
     save(tmp_path)
     scores = [
-        WeightedSum({"m": node(tmp_path, dtype=d)}, "m").score(RESPONSES, ROWS)[0] for d in ("float32", "bfloat16")
+        reward_of({"m": node(tmp_path, dtype=d)}, "m").score(RESPONSES, ROWS).total for d in ("float32", "bfloat16")
     ]
     assert not torch.equal(*scores)
     torch.testing.assert_close(*scores, rtol=0.1, atol=0.05)
 
 
 def test_making_one_reads_nothing(tmp_path):
-    WeightedSum({"model": node(tmp_path / "nothing")}, accuracy="model")
+    reward_of({"model": node(tmp_path / "nothing")}, accuracy="model")
 
 
 @pytest.mark.parametrize(
@@ -91,16 +92,16 @@ def test_making_one_reads_nothing(tmp_path):
 def test_what_is_no_classifier_with_one_label_is_refused(tmp_path, kind, changes, message):
     save(tmp_path, kind, **changes)
     with pytest.raises(ValueError, match=message):
-        WeightedSum({"model": node(tmp_path)}, accuracy="model").check()
+        reward_of({"model": node(tmp_path)}, accuracy="model").check()
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"^reward\.terms\.model\.path: no model can be read from '.*nothing'"):
-        WeightedSum({"model": node(tmp_path / "nothing")}, accuracy="model").check()
+        reward_of({"model": node(tmp_path / "nothing")}, accuracy="model").check()
     model, _ = save(tmp_path / "other")
     model.save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match=r"^reward\.terms\.model\.path=.*bare: there is no tokenizer beside the model"):
-        WeightedSum({"model": node(tmp_path / "bare")}, accuracy="model").check()
+        reward_of({"model": node(tmp_path / "bare")}, accuracy="model").check()
 
 
 @pytest.mark.parametrize(
@@ -114,4 +115,4 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
 )
 def test_its_options_are_checked_as_all_are(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        WeightedSum({"model": node(tmp_path, **changes)}, accuracy="model")
+        reward_of({"model": node(tmp_path, **changes)}, accuracy="model")

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rft.reward.compose import WeightedSum
-from rft.reward.services.judge_server import JudgeFailed
+from rft.errors import FunctionError
+from tests.helpers import reward_of
 from tests.reward.models.test_scalar import RESPONSES, ROWS
 
 QUESTION = {"text": "{prompt}={response}", "words": ["Yes", "No"]}
@@ -70,7 +70,7 @@ def judge(server, **changes):
     }
     node |= {"address": f"http://127.0.0.1:{server.server_port}/v1/", "system": None, "max_new_tokens": 8, "body": {}}
     node |= {"grade": {"pattern": r"(?i)verdict: (\w+)", "unparsed": 0.5}, "token": None, "concurrency": 3}
-    return WeightedSum({"judge": node | {"deadline_s": 30.0, "tries": 2} | changes}, "judge")
+    return reward_of({"judge": node | {"deadline_s": 30.0, "tries": 2} | changes}, "judge")
 
 
 def test_every_response_is_asked_about_once(server, monkeypatch):
@@ -78,7 +78,7 @@ def test_every_response_is_asked_about_once(server, monkeypatch):
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
     reward = judge(server, token="MY_KEY", system="Be just.", body=extra)
     reward.check()
-    assert reward.score(RESPONSES, ROWS)[0].tolist() == SCORES
+    assert reward.score(RESPONSES, ROWS).total.tolist() == SCORES
     assert server.asked == dict.fromkeys(TEXTS, 1)
     body, key = server.last
     assert body["messages"][0] == {"role": "system", "content": "Be just."} and key == "Bearer secret"
@@ -92,7 +92,7 @@ def test_every_response_is_asked_about_once(server, monkeypatch):
 
 def test_what_fails_once_is_asked_again(server):
     server.faults = [500, 429, "garbage", "silent"]
-    assert judge(server, deadline_s=0.5, concurrency=4).score(RESPONSES, ROWS)[0].tolist() == SCORES
+    assert judge(server, deadline_s=0.5, concurrency=4).score(RESPONSES, ROWS).total.tolist() == SCORES
     assert sum(server.asked.values()) == 8
 
 
@@ -105,11 +105,16 @@ def test_what_fails_once_is_asked_again(server):
         (["silent"] * 2, 2, "waits for an answer, 0.5 s (call 2 of 2)"),
     ],
 )
-def test_what_fails_for_good_ends_the_run_by_name(server, faults, calls, said):
-    server.faults = faults
-    with pytest.raises(JudgeFailed, match=r"^reward\.terms\.judge\.address=http://127\.0\.0\.1:\d+/v1: ") as caught:
-        judge(server, deadline_s=0.5 if "silent" in faults else 30.0).score(RESPONSES[:1], ROWS[:1])
-    assert said in str(caught.value) and sum(server.asked.values()) == calls
+def test_what_fails_for_good_is_unscored_or_ends_the_run_by_name(server, faults, calls, said):
+    server.faults = list(faults)
+    deadline_s = 0.5 if "silent" in faults else 30.0
+    found = judge(server, deadline_s=deadline_s, call={"failed": "drop_row"}).score(RESPONSES[:1], ROWS[:1])
+    assert found.total.isnan().tolist() == [True] and sum(server.asked.values()) == calls
+    assert found.unscored[0]["judge"].startswith("no answer: reward.terms.judge.address=http://127.0.0.1:")
+    server.faults = list(faults)
+    with pytest.raises(FunctionError) as caught:
+        judge(server, deadline_s=deadline_s).score(RESPONSES[:1], ROWS[:1])
+    assert said in str(caught.value) and said in found.unscored[0]["judge"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,229 @@
+"""Calls a reward term: where it is computed, its deadline, repeated calls, and what becomes of a failure."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from rft.errors import FunctionError, naming
+from rft.ranges import PositiveInt, Seconds
+from rft.registry import take
+from rft.remote.retry import Backoff
+from rft.reward.build import build_term
+from rft.reward.term import RowTerm, Term, Unscored
+from rft.reward.workers import WorkerError, WorkerPool
+
+PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
+
+
+@dataclass(frozen=True)
+class Failure(Unscored):
+    """A call that raised an error; it may succeed when it is repeated.
+
+    Attributes:
+        message: the error, with the line of the user's function.
+        error: itself, where it was raised in this process.
+    """
+
+    message: str
+    error: Exception | None = None
+
+
+@dataclass
+class CallOptions:
+    """How a reward term is called; the yaml documents each option.
+
+    Attributes:
+        workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end.
+        concurrency: worker processes, or calls of an async function at the same time.
+        deadline_s: seconds of one execution, without waiting for a free worker; None: no limit.
+        tries: calls of one response.
+        failed: what becomes of a response without a score: its row or its whole group does not train, it gets this
+            number, or the run stops.
+    """
+
+    workers: Literal["inline", "process"]
+    concurrency: PositiveInt
+    deadline_s: Seconds | None
+    tries: PositiveInt
+    failed: Literal["drop_row", "drop_group", "stop"] | float
+
+
+class Caller:
+    """Calls one term of a reward.
+
+    Attributes:
+        term: the term in this process; it checks rows and extracts answers.
+        failed: see `CallOptions`.
+        beside: the calls run in a thread beside those of other terms.
+
+    Args:
+        name: of the term.
+        node: of the term in the yaml, without weight and call.
+        call: of the term in the yaml.
+        defaults: of the options that `call` leaves out.
+
+    Raises:
+        ValueError: the term is malformed, or an option cannot have an effect on it; names the key.
+    """
+
+    def __init__(
+        self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> None:
+        key = f"reward.terms.{name}"
+        self.term = build_term(node, key)
+        options = CallOptions(**take({**defaults, **call}, CallOptions, f"{key}.call", "the call of a reward term"))
+        _check(self.term, options, call, key)
+        self.failed = options.failed
+        self._name = name
+        self._key = key
+        self._options = options
+        self._pool = None
+        if options.workers == "process":
+            self._pool = WorkerPool(node, key, options.concurrency, options.deadline_s)
+
+    @property
+    def beside(self) -> bool:
+        """See the class."""
+        return self._pool is not None or self.term.waits or _awaits(self.term)
+
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """A value, or `Unscored`, of each of N responses; see `Term.values`.
+
+        Raises:
+            FunctionError: with `failed=stop` a response got no score; names the term, the row and the response.
+        """
+        found: list[Any] = self._call(responses, rows)
+        pauses = Backoff(*PAUSES_S)
+        for _ in range(self._options.tries - 1):
+            again = [number for number, value in enumerate(found) if isinstance(value, Failure)]
+            if not again:
+                break
+            time.sleep(pauses.next())
+            repeated = self._call([responses[number] for number in again], [rows[number] for number in again])
+            for number, value in zip(again, repeated, strict=True):
+                found[number] = value
+        if self.failed == "stop":
+            self._refuse(found, responses)
+        return found
+
+    def _call(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        if not responses:
+            return []
+        if self._pool is not None:
+            return self._in_workers(self._pool, responses, rows)
+        if _awaits(self.term):
+            return asyncio.run(self._await_all(responses, rows))
+        if isinstance(self.term, RowTerm):
+            return [self._attempt(self.term, response, row) for response, row in zip(responses, rows, strict=True)]
+        return self._batch(responses, rows)
+
+    def _in_workers(self, pool: WorkerPool, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        if self.term.unit == "row":
+            return [_outcome(found) for found in pool.run(list(zip(responses, rows, strict=True)))]
+        (found,) = pool.run([(list(responses), list(rows))])
+        outcome = _outcome(found)
+        return [outcome] * len(responses) if isinstance(outcome, Unscored) else self._counted(outcome, responses)
+
+    async def _await_all(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        slots = asyncio.Semaphore(self._options.concurrency)
+
+        async def one(response: str, row: Mapping[str, Any]) -> Any:
+            async with slots:
+                try:
+                    async with asyncio.timeout(self._options.deadline_s):
+                        assert isinstance(self.term, RowTerm)
+                        return await self.term.value(response, row)
+                except TimeoutError as error:
+                    return Failure("deadline", f"not done in deadline_s={self._options.deadline_s:g}", error)
+                except Exception as error:  # noqa: BLE001 (a function may raise anything, and `failed` decides)
+                    return _failure(error)
+
+        return await asyncio.gather(*(one(*pair) for pair in zip(responses, rows, strict=True)))
+
+    def _attempt(self, term: RowTerm, response: str, row: Mapping[str, Any]) -> Any:
+        try:
+            return term.value(response, row)
+        except Exception as error:  # noqa: BLE001 (as above)
+            return _failure(error)
+
+    def _batch(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        try:
+            with naming(f"the reward term {self._name!r}", type(self.term).values):
+                found = self.term.values(responses, rows)
+        except Exception as error:
+            if self.failed == "stop":
+                raise
+            return [_failure(error)] * len(responses)
+        return self._counted(found, responses)
+
+    def _counted(self, found: Any, responses: Sequence[str]) -> list[Any]:
+        values = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+        if len(values) != len(responses):
+            raise FunctionError(
+                f"the reward term {self._name!r} gave {len(values)} scores for {len(responses)} responses"
+            )
+        return values
+
+    def _refuse(self, found: Sequence[Any], responses: Sequence[str]) -> None:
+        for number, value in enumerate(found):
+            if isinstance(value, Unscored):
+                place = f"the reward term {self._name!r} failed on row {number}, response {head(responses[number])}"
+                if isinstance(value, Failure):
+                    raise FunctionError(f"{place}: {value.message}") from value.error
+                hint = f"{self._key}.call.failed=drop_row trains without such rows"
+                raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
+
+
+def call_beside(callers: Mapping[str, Caller], responses: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """The values of every term; terms that wait for other processes are called at the same time as the others."""
+    with ThreadPoolExecutor(max(1, len(callers))) as threads:
+        waiting = {name: threads.submit(one.values, responses, rows) for name, one in callers.items() if one.beside}
+        found = {name: one.values(responses, rows) for name, one in callers.items() if not one.beside}
+        found |= {name: future.result() for name, future in waiting.items()}
+    return {name: found[name] for name in callers}
+
+
+def head(response: str) -> str:
+    """The beginning of a response, for messages."""
+    return repr(response[:60] + "..." if len(response) > 60 else response)
+
+
+def _awaits(term: Term) -> bool:
+    return isinstance(term, RowTerm) and term.awaits
+
+
+def _failure(error: Exception) -> Failure:
+    """The failure of a call; a FunctionError names the user's function and its line already."""
+    if isinstance(error, FunctionError):
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return Failure(type(cause).__name__, str(error), cause)
+    return Failure(type(error).__name__, f"{type(error).__name__}: {error}", error)
+
+
+def _outcome(found: Any) -> Any:
+    """What a worker sent: a value or `Unscored`, or a failure."""
+    return Failure(found.kind, found.message) if isinstance(found, WorkerError) else found
+
+
+def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) -> None:
+    """Refuses options that have no effect on a term."""
+    place, names = f"{key}.call", {field.name for field in fields(CallOptions)}
+    assert set(call) <= names
+    if options.workers == "process" and term.unit is None:
+        raise ValueError(
+            f"{place}.workers=process: this term is no function, so it is computed in the process of the run; remove it"
+        )
+    if options.workers == "inline" and not _awaits(term):
+        if options.deadline_s is not None:
+            raise ValueError(
+                f"{place}.deadline_s={options.deadline_s:g}: nothing can stop a function in the process of the run; "
+                "set call.workers=process for this term, or write the function as `async def`"
+            )
+        if "concurrency" in call:
+            raise ValueError(
+                f"{place}.concurrency={options.concurrency}: one call runs at a time in the process of the run; set "
+                "call.workers=process for this term, or remove it"
+            )

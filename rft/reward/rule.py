@@ -1,0 +1,29 @@
+"""The reward term of a registered function."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rft.registry import Plugin
+from rft.reward.term import RowTerm
+
+
+class Rule(RowTerm):
+    """A registered function of one response and its row."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.reads = plugin.facts.reads
+        self.extracts = plugin.facts.extract is not None
+        self._plugin = plugin
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`."""
+        if self._plugin.facts.gold is not None:
+            self._plugin.call("gold", row)
+
+    def value(self, response: str, row: Mapping[str, Any]) -> Any:
+        """See `RowTerm.value`."""
+        return self._plugin(response, row)
+
+    def extract(self, response: str) -> str | None:
+        """See `Term.extract`."""
+        return self._plugin.call("extract", response) if self.extracts else None
