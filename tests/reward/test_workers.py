@@ -1,0 +1,127 @@
+"""Worker processes: deadlines, deaths, output, and that nothing is left behind. All of it real."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rft.errors import FunctionError
+from tests.helpers import reward_of
+
+MODULE = "tests.reward.user_functions"
+CALL = {"workers": "process", "concurrency": 2, "deadline_s": 1.0, "failed": "drop_row"}
+ROW = {"answer": "a"}
+
+
+@pytest.fixture
+def reward():
+    made = reward_of({"a": {"function": f"{MODULE}:by_command", "weight": 1.0, "call": CALL}}, "a")
+    yield made
+    pool(made).close()
+
+
+def pool(reward):
+    return reward._terms["a"].caller._pool
+
+
+def children(pid):
+    """The processes that a process has started, and theirs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += [int(path.parent.name), *children(int(path.parent.name))]
+    return found
+
+
+def test_every_way_to_fail_is_unscored_with_its_reason(reward, capfd):
+    texts = ["aa", "raise", "hang", "die", "exit", "lambda", "print", "aaa"]
+    found = reward.score(texts, [ROW] * 8)
+    assert found.total[[0, 6, 7]].tolist() == [2.0, 5.0, 3.0]
+    reasons = ["KeyError", "deadline", "worker_died", "SystemExit", "AttributeError"]
+    assert [found.unscored[number].get("a") for number in range(1, 6)] == reasons
+    assert found.total[1:6].isnan().all()
+    printed = capfd.readouterr()
+    assert "a word of the function" not in printed.out, "what a function prints is not the output of the run"
+
+
+def test_the_deadline_does_not_count_the_wait_for_a_worker(reward):
+    found = reward.score(["hang"] * 4 + ["a"] * 4, [ROW] * 8)
+    assert [reasons.get("a") for reasons in found.unscored] == ["deadline"] * 4 + [None] * 4
+
+
+def test_a_registered_rule_gives_the_same_scores_in_workers():
+    rule = {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"]}
+    texts = [f"the sum is {number}" for number in range(100)]
+    rows = [{"answer": f"#### {number - number % 2}"} for number in range(100)]
+    apart = reward_of({"a": rule | {"call": CALL}}, "a")
+    scores = apart.score(texts, rows)
+    pool(apart).close()
+    assert scores.total.tolist() == reward_of({"a": rule}, "a").score(texts, rows).total.tolist()
+    assert scores.total.sum() == 50
+
+
+def test_a_function_on_lists_is_one_job():
+    batch = reward_of({"a": {"function": f"{MODULE}:trl", "weight": 1.0, "call": CALL}}, "a")
+    rows = [{"prompt": "p", "answer": "x"}] * 3
+    found = batch.score(["x", "y", ""], rows)
+    pool(batch).close()
+    assert found.total[:2].tolist() == [1.0, 0.0] and found.unscored[2] == {"a": "none"}
+
+
+def test_a_dead_fork_server_is_started_again(reward):
+    assert reward.score(["a"], [ROW]).total.tolist() == [1.0]
+    (server, _) = pool(reward)._server
+    os.kill(server.pid, signal.SIGKILL)
+    assert reward.score(["a"], [ROW]).unscored == [{"a": "no_workers"}]
+    assert reward.score(["aa"], [ROW]).total.tolist() == [2.0]
+
+
+def test_a_term_that_cannot_be_built_in_the_fork_server_is_named(monkeypatch):
+    rule = {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"], "call": {"workers": "process"}}
+    reward = reward_of({"a": rule}, "a")
+    monkeypatch.setattr("rft.reward.workers.Setup.node", {"name": "nothing"}, raising=False)
+    pool(reward)._setup.node["name"] = "gone"
+    with pytest.raises(
+        FunctionError, match=r"could not build the term \(ValueError: reward\.terms\.a\.name: no reward"
+    ):
+        reward.score(["1"], [{"answer": "1"}])
+
+
+def test_a_model_cannot_be_computed_in_workers():
+    node = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 1.0, "path": "/nowhere", "template": "none"}
+    node |= {"template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 64, "dtype": "float32"}
+    with pytest.raises(ValueError, match=r"^reward\.terms\.a\.call\.workers=process: this term is no function"):
+        reward_of({"a": node | {"call": {"workers": "process"}}}, "a")
+
+
+SCRIPT = f"""
+from tests.helpers import reward_of
+call = {CALL | {"deadline_s": 100.0}}
+reward = reward_of({{"a": {{"function": "{MODULE}:by_command", "weight": 1.0, "call": call}}}}, "a")
+reward.score(["a"], [{ROW}])
+print("ready", flush=True)
+reward.score(["hang", "hang"], [{ROW}] * 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_process_is_left_when_the_run_is_killed():
+    run = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 20
+    while len(started := children(run.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(started) == 3, "the fork server and two workers in an endless loop"
+    run.kill()
+    run.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)

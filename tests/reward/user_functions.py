@@ -1,0 +1,94 @@
+"""Reward functions as users of verl, TRL, OpenRLHF and this project write them."""
+
+import asyncio
+import os
+import time
+
+import torch
+
+CALLS = []
+
+
+def ours(response, row):
+    return float(response == row["answer"])
+
+
+def ours_with_options(response, row, bonus, *, scale=1.0):
+    return scale * (float(response == row["answer"]) + bonus)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = float(solution_str == ground_truth)
+    return {"score": right, "length": len(solution_str), "source": data_source, "index": extra_info["index"]}
+
+
+def compute_scores(data_sources, solution_strs, ground_truths, extra_infos):
+    return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+
+def trl(prompts, completions, answer, **kwargs):
+    CALLS.append((prompts, completions, answer, kwargs))
+    texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+    return [None if text == "" else float(text == right) for text, right in zip(texts, answer, strict=True)]
+
+
+async def trl_async(completions, answer, **kwargs):
+    await asyncio.sleep(0.01)
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def openrlhf(queries, prompts, labels, **kwargs):
+    right = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+    return {
+        "rewards": torch.tensor(right),
+        "scores": torch.tensor(right),
+        "extra_logs": {"twice": torch.tensor(right) * 2},
+    }
+
+
+def needs_ids(prompts, completions, completion_ids):
+    return [0.0 for _ in completions]
+
+
+def strange(text, gold):
+    return 0.0
+
+
+def by_command(response, row):
+    """Does what the response says."""
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "exit":
+        raise SystemExit(3)
+    if response == "die":
+        os._exit(7)
+    if response == "hang":
+        while True:
+            time.sleep(0.01)
+    if response == "lambda":
+        return lambda: None
+    if response == "print":
+        print("a word of the function")
+    return float(len(response))
+
+
+ACTIVE = 0
+MOST = 0
+
+
+async def slow(response, row):
+    global ACTIVE, MOST
+    ACTIVE, MOST = ACTIVE + 1, max(MOST, ACTIVE + 1)
+    await asyncio.sleep(5.0 if response == "hang" else 0.02)
+    ACTIVE -= 1
+    return float(response)
+
+
+FAILURES = {}
+
+
+def fails_twice(response, row):
+    FAILURES[response] = FAILURES.get(response, 0) + 1
+    if FAILURES[response] < 3:
+        raise ConnectionError("not yet")
+    return 1.0
