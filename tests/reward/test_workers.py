@@ -84,14 +84,11 @@ def test_a_dead_fork_server_is_started_again(reward):
     assert reward.score(["aa"], [ROW]).total.tolist() == [2.0]
 
 
-def test_a_term_that_cannot_be_built_in_the_fork_server_is_named(monkeypatch):
+def test_a_term_that_cannot_be_built_in_the_fork_server_is_named():
     rule = {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"], "call": {"workers": "process"}}
     reward = reward_of({"a": rule}, "a")
-    monkeypatch.setattr("rft.reward.workers.Setup.node", {"name": "nothing"}, raising=False)
     pool(reward)._setup.node["name"] = "gone"
-    with pytest.raises(
-        FunctionError, match=r"could not build the term \(ValueError: reward\.terms\.a\.name: no reward"
-    ):
+    with pytest.raises(FunctionError, match=r"could not build the term \(ValueError: reward\.terms\.a\.name: no"):
         reward.score(["1"], [{"answer": "1"}])
 
 
