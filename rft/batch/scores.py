@@ -84,7 +84,7 @@ def count_unscored(batch: TensorDict) -> Counter[str]:
 
 def spell_reason(reason: str) -> str:
     """A reason as a part of a metric's name: what stands before its first colon, in letters, digits and `_`."""
-    return "_".join("".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0]).split()).lower()
+    return "_".join("".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0]).split())
 
 
 def number_or_none(value: float) -> float | None:

@@ -1,0 +1,105 @@
+"""Whole runs whose rewards are functions of the user's own, in this process or in workers, and fail on some rows."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from rft.setup.assembly import Job
+from tests.helpers import CLOCK, identical
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES = ("steps=3", "eval.every=2", "trajectories.every=1", "+reward.terms.function.weight=1.0",
+         "reward.accuracy=function", "reward.terms.format.weight=0")  # fmt: skip
+FUNCTIONS = """
+import asyncio
+from pathlib import Path
+
+def score(response, row):
+    return float(response == row["answer"]) + 0.1 * len(response)
+
+async def waiting(response, row):
+    await asyncio.sleep(0.001 * len(response))
+    return score(response, row)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return {"score": score(solution_str, {"answer": ground_truth}), "letters": len(solution_str)}
+
+def reward_func(completions, answer, **kwargs):
+    return [score(text, {"answer": right}) for text, right in zip(completions, answer)]
+
+def picky(response, row):
+    if len(response) % 2:
+        raise ValueError("an odd answer")
+    return score(response, row)
+
+def dead(response, row):
+    if not Path(__file__).with_name("alive").exists():
+        raise ConnectionError("no judge")
+    return score(response, row)
+"""
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    """Runs GRPO with a function of `FUNCTIONS`; returns its metrics without times, its weights, and its folder."""
+    (tmp_path / "rewards.py").write_text(FUNCTIONS)
+
+    def fit(function, name, *overrides):
+        folder = tmp_path / name
+        place = f"+reward.terms.function.function={tmp_path / 'rewards.py'}:{function}"
+        Job(tiny(place, *SIZES, *overrides, f"output_dir={folder}")).fit("")
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+        numbers = [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in rows]
+        return numbers, load_file(folder / "checkpoints/latest/actor/model.safetensors"), folder
+
+    return fit
+
+
+def test_every_kind_of_worker_and_signature_trains_the_same_weights(run):
+    numbers, weights, _ = run("score", "inline")
+    process = ("+reward.terms.function.call.workers=process", "+reward.terms.function.call.deadline_s=20")
+    for function, name, overrides in (
+        ("waiting", "async", ("+reward.terms.function.call.deadline_s=20",)),
+        ("score", "process", process),
+        ("reward_func", "trl", process),
+    ):
+        others, found, _ = run(function, name, *overrides)
+        assert others == numbers and identical(found, weights), name
+    others, found, _ = run("compute_score", "verl")
+    assert identical(found, weights)
+    letters = [row.pop("reward/function/letters") for row in others if "reward/function/letters" in row]
+    assert others == numbers and len(letters) == 3, "the number beside the score is logged in every step of GRPO"
+
+
+def test_rows_without_a_score_are_counted_and_shown_and_do_not_train(run):
+    overrides = ("+reward.terms.function.call.failed=drop_row", "reward.max_unscored=1.0")
+    numbers, _, folder = run("picky", "picky", *overrides)
+    steps = [row for row in numbers if row["stage"] == "train"]
+    assert len(steps) == 3
+    texts = [json.loads(line) for path in sorted(folder.glob("trajectories/*.jsonl")) for line in path.open()]
+    sampled = [row for row in texts if row["set"] == "train"]
+    odd = [row for row in sampled if len(row["response"]) % 2]
+    assert odd and len(odd) < len(sampled)
+    for row in sampled:
+        missing = len(row["response"]) % 2 == 1
+        assert (row["score"] is None) == missing == ("unscored" in row)
+        assert not missing or row["unscored"] == {"function": "ValueError"}
+    for row in steps:
+        missing = row.get("reward/unscored", 0)
+        assert missing == row.get("reward/function/unscored", 0) == row.get("reward/function/unscored/ValueError", 0)
+    assert any(row.get("reward/unscored", 0) > 0 for row in steps)
+    assert "no score" in (folder / "report.html").read_text()
+    evaluated = [row for row in numbers if "eval/heldout/unscored" in row]
+    assert all(0 < row["eval/heldout/unscored"] <= 1 for row in evaluated)
+
+
+def test_a_dead_reward_stops_the_run_which_continues_once_it_is_repaired(run, tmp_path):
+    overrides = ("+reward.terms.function.call.failed=drop_row", "eval.at_start=false", "eval.every=0")
+    with pytest.raises(ValueError, match=r"^(\d+) of the \1 rows of the step have no score \(reward/function: conn"):
+        run("dead", "dead", *overrides)
+    saved = json.loads((tmp_path / "dead/result.json").read_text())
+    assert saved["steps"] == 3, "two of the warm-up and the one that had no scores"
+    (tmp_path / "alive").touch()
+    numbers, _, _ = run("dead", "dead", *overrides)
+    assert [row["step"] for row in numbers] == [1, 2, 3, 4, 5] and "reward/unscored" not in numbers[-1]
