@@ -356,7 +356,11 @@ def unscored_problem(numbers: dict[str, float], rows: int, most: float) -> str:
     if missing <= most * rows:
         return ""
     middle = f"/{UNSCORED}/"
-    reasons = [f"{name.replace(middle, ': ')} in {count:g}" for name, count in numbers.items() if middle in name]
+    reasons = [
+        f"{name.removeprefix('reward/').replace(middle, ': ')} in {count:g}"
+        for name, count in numbers.items()
+        if middle in name
+    ]
     return (
         f"{missing:g} of the {rows} rows of the step have no score ({', '.join(reasons)}), which is more than "
         f"reward.max_unscored={most:g}; a checkpoint is saved: repair the reward and run the command again"
