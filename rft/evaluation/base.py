@@ -13,10 +13,10 @@ from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.estimators import with_error
+from rft.reward.route import SOURCE
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Texts = dict[str, list[dict[str, Any]]]  # what was evaluated, for people to read, by the name of the set
-SOURCE = "data_source"  # the field of a row that names the data set it was collected from
 
 
 @dataclass(frozen=True)

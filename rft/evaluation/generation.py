@@ -25,12 +25,14 @@ class PromptAnswers:
         texts: of the answers.
         tokens: their numbers of tokens.
         extracted: the final answer that each text gives, None if it gives none.
+        right: the accuracy of every answer.
         terms: the value of each reward term on every answer.
     """
 
     texts: list[str]
     tokens: list[int]
     extracted: list[str | None]
+    right: list[float]
     terms: dict[str, list[float]]
 
 
@@ -120,7 +122,9 @@ class GenerationEvaluator(RowEvaluator):
         """The value of each metric for every prompt."""
         options, accuracy = self._options, self._reward.accuracy
         metrics = {
-            "accuracy" if term == accuracy else term: [answers.terms[term][0] for answers in greedy]
+            "accuracy" if term == accuracy else term: [
+                answers.right[0] if term == accuracy else answers.terms[term][0] for answers in greedy
+            ]
             for term in greedy[0].terms
         }
         missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
@@ -128,7 +132,7 @@ class GenerationEvaluator(RowEvaluator):
             metrics[UNSCORED] = missing
         metrics["length"] = [float(answers.tokens[0]) for answers in greedy]
         if samples:
-            right = [answers.terms[accuracy] for answers in samples]
+            right = [answers.right for answers in samples]
             solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
             votes = [
                 [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
@@ -154,8 +158,9 @@ class GenerationEvaluator(RowEvaluator):
         ]
         completions = self._sampler.generate(requests, sampling, progress)
         texts = [completion.text for group in completions for completion in group]
-        terms = self._reward.score(texts, [rows[index] for index in indices for _ in range(samples)]).terms
-        extracted = self._reward.extract(texts)
+        answered = [rows[index] for index in indices for _ in range(samples)]
+        terms = self._reward.score(texts, answered).terms
+        extracted, right = self._reward.extract(texts, answered), self._reward.accuracies(terms, answered).tolist()
         found = {}
         for place, index in enumerate(indices):
             part = slice(place * samples, (place + 1) * samples)
@@ -163,6 +168,7 @@ class GenerationEvaluator(RowEvaluator):
                 texts[part],
                 [len(completion.tokens) for completion in completions[place]],
                 extracted[part],
+                right[part],
                 {name: values[part].tolist() for name, values in terms.items()},
             )
         return self._context.collect(found, len(rows))

@@ -110,10 +110,9 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
         answer |= {"score": number_or_none(result.metrics["accuracy"][number])}
         if result.samples:
             sampled = result.samples[number]
-            samples = zip(sampled.texts, sampled.extracted, sampled.terms[reward.accuracy], strict=True)
+            samples = zip(sampled.texts, sampled.extracted, map(number_or_none, sampled.right), strict=True)
             answer["samples"] = [
-                {"response": text, "extracted": extracted, "score": number_or_none(score)}
-                for text, extracted, score in samples
+                {"response": text, "extracted": extracted, "score": score} for text, extracted, score in samples
             ]
         rows.append(answer)
     return rows

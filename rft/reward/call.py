@@ -177,11 +177,16 @@ class Caller:
                 raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
 
 
-def call_beside(callers: Mapping[str, Caller], responses: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """The values of every term; terms that wait for other processes are called at the same time as the others."""
+def call_beside(callers: Mapping[str, Caller], jobs: Mapping[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
+    """The values of every term; terms that wait for other processes are called at the same time as the others.
+
+    Args:
+        callers: of the terms, by name.
+        jobs: the responses and their rows, by the name of the term that scores them.
+    """
     with ThreadPoolExecutor(max(1, len(callers))) as threads:
-        waiting = {name: threads.submit(one.values, responses, rows) for name, one in callers.items() if one.beside}
-        found = {name: one.values(responses, rows) for name, one in callers.items() if not one.beside}
+        waiting = {name: threads.submit(one.values, *jobs[name]) for name, one in callers.items() if one.beside}
+        found = {name: one.values(*jobs[name]) for name, one in callers.items() if not one.beside}
         found |= {name: future.result() for name, future in waiting.items()}
     return {name: found[name] for name in callers}
 

@@ -13,7 +13,8 @@ from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction
 from rft.registry import convert, did_you_mean
 from rft.reward.call import Caller, call_beside, head
-from rft.reward.term import Unscored
+from rft.reward.route import Routes
+from rft.reward.term import Term, Unscored
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
@@ -43,8 +44,8 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy.
         names: of the terms.
         weights: by name.
-        fields: the fields of a row that the terms read.
-        extracts: the term of the accuracy extracts answers.
+        fields: the fields that the terms read of every row.
+        extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
 
     Args:
@@ -53,6 +54,7 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy in evaluations.
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
+        route: the terms of each data source, see `Routes`.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -64,6 +66,7 @@ class WeightedSum:
         accuracy: str,
         call: dict[str, Any],
         max_unscored: Fraction,
+        route: dict[str, list[str]],
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
@@ -77,8 +80,12 @@ class WeightedSum:
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
-        self.fields = tuple(sorted({field for term in self._terms.values() for field in term.caller.term.reads}))
-        self.extracts = self._terms[accuracy].caller.term.extracts
+        self._routes = Routes(route, self.names, accuracy)
+        for name, term in self._terms.items():
+            self._check_gate(name, term)
+        reads = [{field for name in names for field in self._term(name).reads} for names in self._routes.every()]
+        self.fields = tuple(sorted(set.intersection(*reads)))
+        self.extracts = all(self._term(name).extracts for name in self._routes.accuracies())
 
     def check(self) -> None:
         """Checks that what the terms will load exists, before any model is loaded.
@@ -92,13 +99,15 @@ class WeightedSum:
         check.end()
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """Checks that a response to this row of the data set can be right, for every term.
+        """Checks that a response to this row of the data set can be right, for every term that scores it.
 
         Raises:
             ValueError: names the field and the cure.
         """
-        for term in self._terms.values():
-            term.caller.term.check_row(row)
+        for name in self._routes.terms(row):
+            if missing := [field for field in self._term(name).reads if field not in row]:
+                raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
+            self._term(name).check_row(row)
 
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models."""
@@ -116,26 +125,50 @@ class WeightedSum:
             FunctionError: a term failed where `call.failed=stop`, or returned what is no number, not finite or above
                 `LARGEST_SCORE`; names the term, rows and responses.
         """
-        found = call_beside({name: term.caller for name, term in self._terms.items()}, responses, rows)
+        places: dict[str, list[int]] = {name: [] for name in self.names}  # the responses that each term scores
+        for number, row in enumerate(rows):
+            for name in self._routes.terms(row):
+                places[name].append(number)
+        jobs = {name: ([responses[n] for n in chosen], [rows[n] for n in chosen]) for name, chosen in places.items()}
+        found = call_beside({name: term.caller for name, term in self._terms.items()}, jobs)
         unscored: list[dict[str, str]] = [{} for _ in responses]
         whole_group = torch.zeros(len(responses), dtype=torch.bool)  # (N,)
         raw: dict[str, Tensor] = {}
         numbers: dict[str, Tensor] = {}
         for name, outcomes in found.items():
             term, title = self._terms[name], f"the reward term {name!r}"
-            values = [_number_of(outcome) for outcome in outcomes]
-            raw[name] = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], responses)
-            for number, value in enumerate(values):
+            values, failed = [_number_of(outcome) for outcome in outcomes], term.caller.failed
+            known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], jobs[name][0])
+            for place, value in enumerate(values):
                 if isinstance(value, Unscored):
+                    number = places[name][place]
                     unscored[number][name] = value.reason
-                    whole_group[number] |= term.caller.failed == "drop_group" and term.weight != 0
-                    failed = term.caller.failed
-                    raw[name][number] = failed if isinstance(failed, float) else torch.nan
+                    whole_group[number] |= failed == "drop_group" and term.weight != 0
+                    known[place] = failed if isinstance(failed, float) else torch.nan
+            raw[name] = torch.full((len(responses),), torch.nan)
+            raw[name][places[name]] = known
             for other, column in _further_numbers(outcomes).items():
-                numbers[f"{name}/{other}"] = column
-        return Scores(self._total(raw, responses), raw, unscored, whole_group, numbers)
+                numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
+                numbers[f"{name}/{other}"][places[name]] = column
+        return Scores(self._total(raw, places, responses), raw, unscored, whole_group, numbers)
 
-    def _total(self, raw: dict[str, Tensor], responses: Sequence[str]) -> Tensor:
+    def accuracies(self, terms: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        """The accuracy (N,) of responses to these rows: of each, the value of its term of the accuracy."""
+        names = [self._routes.accuracy(row) for row in rows]
+        return torch.stack([terms[name][number] for number, name in enumerate(names)]) if names else torch.zeros(0)
+
+    def _term(self, name: str) -> Term:
+        return self._terms[name].caller.term
+
+    def _check_gate(self, name: str, term: WeightedTerm) -> None:
+        for names in self._routes.every():
+            if term.gate is not None and name in names and term.gate not in names:
+                raise ValueError(
+                    f"reward.terms.{name}.gate={term.gate}: reward.route has a source with {name} and without "
+                    f"{term.gate}; add it there"
+                )
+
+    def _total(self, raw: dict[str, Tensor], places: dict[str, list[int]], responses: Sequence[str]) -> Tensor:
         """The weighted sum (N,), NaN where a term that counts is unscored."""
         total = torch.zeros(len(responses))  # (N,)
         for name, term in self._terms.items():
@@ -146,19 +179,16 @@ class WeightedSum:
             if term.gate is not None:
                 gate = raw[term.gate]
                 part = torch.where(gate > 0, part, 0.0).masked_fill(gate.isnan(), torch.nan)
-            scored = ~part.isnan()
-            part[scored] = _finite(
-                f"reward.terms.{name}.weight={term.weight}",
-                part[scored].tolist(),
-                [response for response, known in zip(responses, scored.tolist(), strict=True) if known],
-            )
-            total += part
+            chosen = [number for number in places[name] if not part[number].isnan()]
+            title = f"reward.terms.{name}.weight={term.weight}"
+            part[chosen] = _finite(title, part[chosen].tolist(), [responses[number] for number in chosen])
+            total[places[name]] += part[places[name]]
         return total
 
-    def extract(self, responses: Sequence[str]) -> list[str | None]:
+    def extract(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """The answer that the term of the accuracy extracts from each response; None where there is none."""
-        term = self._terms[self.accuracy].caller.term
-        return [term.extract(response) for response in responses]
+        terms = [self._term(self._routes.accuracy(row)) for row in rows]
+        return [term.extract(response) for term, response in zip(terms, responses, strict=True)]
 
 
 def _term(name: str, node: Mapping[str, Any], call: Mapping[str, Any], terms: Mapping[str, Any]) -> WeightedTerm:

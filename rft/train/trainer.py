@@ -20,11 +20,12 @@ from rft.batch.columns import fields, lengths
 from rft.batch.scores import UNSCORED, count_unscored, is_scored, number_or_none
 from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import SOURCE, Evaluator, term_scores
+from rft.evaluation.base import Evaluator, term_scores
 from rft.logger.history import rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.ranges import NonNegativeInt, PositiveInt
+from rft.reward.route import SOURCE
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint import Checkpoints

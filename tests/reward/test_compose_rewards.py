@@ -49,11 +49,11 @@ def test_a_weight_may_be_zero_or_negative() -> None:
 
 def test_the_term_of_the_accuracy_tells_what_it_extracts() -> None:
     reward = reward_of({"right": EXACT, "shape": FORMAT}, accuracy="right")
-    assert reward.extracts and reward.extract([" abc\n", "x", ""]) == ["abc", "x", ""]
+    assert reward.extracts and reward.extract([" abc\n", "x", ""], [{}] * 3) == ["abc", "x", ""]
     exact = reward_of({"right": EXACT | {"strip": False}}, accuracy="right")
-    assert exact.extract([" abc"]) == [" abc"]
+    assert exact.extract([" abc"], [{}]) == [" abc"]
     mute = reward_of({"right": EXACT, "shape": FORMAT}, accuracy="shape")
-    assert not mute.extracts and mute.extract(["abc", "x"]) == [None, None]
+    assert not mute.extracts and mute.extract(["abc", "x"], [{}] * 2) == [None, None]
 
 
 def test_no_rows() -> None:
