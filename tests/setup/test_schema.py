@@ -71,7 +71,7 @@ COMPANIONS = {
     "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],
     **{
         f"reward/terms/{term}": [f"reward.accuracy={term}"]
-        for term in ("format", "overlap", "tags", "tag_count", "repetition")
+        for term in ("format", "overlap", "tags", "tag_count", "repetition", "json")
     },
     "rollout/none": ["algorithm=reward_model"],
 }
