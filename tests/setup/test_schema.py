@@ -71,8 +71,9 @@ COMPANIONS = {
     "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],
     **{
         f"reward/terms/{term}": [f"reward.accuracy={term}"]
-        for term in ("format", "overlap", "tags", "tag_count", "repetition", "json")
+        for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
     },
+    "reward/terms/tool_call_valid": ["reward.accuracy=tool_call_valid"],
     "rollout/none": ["algorithm=reward_model"],
 }
 
