@@ -91,10 +91,12 @@ def test_the_built_in_data_is_silent(tiny) -> None:
         ("gsm8k", "seven", "the field 'answer' holds no number behind ####: 'seven'"),
         ("choice", "7", "the field 'answer' is none of the letters ABCD"),
         ("verdict", "", "the field 'answer' is empty"),
+        ("overlap", "The", "the field 'answer' has no word besides articles and punctuation: 'The'"),
+        ("tool_call", "time()", "the field 'answer' is not JSON"),
     ],
 )
 def test_an_answer_that_no_response_can_match_is_refused_in_both_sets(reward, answer, message, tiny, tmp_path) -> None:
-    good = {"gsm8k": "7", "choice": "A"}.get(reward, "yes")
+    good = {"gsm8k": "7", "choice": "A", "tool_call": "[]"}.get(reward, "yes")
     rows = [[{"prompt": p, "answer": good}, {"prompt": p * 2, "answer": answer}] for p in ("1", "2")]
     overrides = (f"reward/terms=[{reward},format]", f"reward.accuracy={reward}", "warmup=none", "batch.prompts=2")
     refused, _ = messages(config_of(tiny, tmp_path, *rows, *overrides))

@@ -69,7 +69,11 @@ COMPANIONS = {
     "reward/terms/verdict": ["reward.accuracy=verdict"],
     "reward/terms/model": ["reward.accuracy=model", "reward.terms.model.path=some/model"],
     "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],
-    "reward/terms/format": ["reward.accuracy=format"],
+    **{
+        f"reward/terms/{term}": [f"reward.accuracy={term}"]
+        for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
+    },
+    "reward/terms/tool_call_valid": ["reward.accuracy=tool_call_valid"],
     "rollout/none": ["algorithm=reward_model"],
 }
 

@@ -1,0 +1,242 @@
+"""Is a response JSON, and valid by a JSON schema?"""
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rft.reward.registry import REWARDS
+from rft.reward.rules.tags import bad_tag, last_block
+from rft.reward.term import Unscored
+
+DEEPEST = 64  # levels of lists and objects, as in files of rows
+FENCED = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)^ {0,3}```[ \t]*$", re.MULTILINE | re.DOTALL)
+DIALECT = "https://json-schema.org/draft/2020-12/schema"  # of a schema that names none
+TOO_DEEP = "the json schema refers to itself more often than can be followed"
+
+
+def json_text(response: str, tag: str | None, fence: str) -> str | None:
+    """The part of a response that shall be JSON, with the options of `json`; None where there is no such part."""
+    text = response if tag is None else last_block(response, tag)
+    if text is None or fence == "never":
+        return text
+    blocks = FENCED.findall(text)
+    if blocks:
+        return str(blocks[-1])
+    return text if fence == "optional" else None
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text, RFC 8259.
+
+    Raises:
+        ValueError: it is not JSON, a key occurs twice in an object, a number is NaN or beyond float64, an integer has
+            more digits than Python reads (4300), or it is nested more than 64 levels deep. Section 9 of the RFC allows
+            these limits.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inner for item in items]
+    if any(isinstance(item, dict | list) for item in level):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.20} is beyond float64")
+    return number
+
+
+def canonical(value: Any) -> str:
+    """One text for equal JSON values: keys are sorted, 1.0 is 1."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def missing_package() -> str | None:
+    """The cure if the package that validates is not installed."""
+    if importlib.util.find_spec("jsonschema") is None:
+        return "needs the package jsonschema; pip install 'rft[json]'"
+    return None
+
+
+def schema_fault(schema: Any) -> str | None:
+    """What is wrong with a JSON schema: it is invalid, or a reference of it leads nowhere or in a circle."""
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    if not isinstance(schema, dict):
+        return f"a JSON schema is an object, not {type(schema).__name__}"
+    if (fault := _unknown_dialect(schema)) is not None:
+        return fault
+    try:
+        validator_for(schema).check_schema(schema)
+        dead = _dead_reference(schema)
+        if dead is None:
+            is_valid(None, schema)
+    except SchemaError as error:
+        return f"{error.message} (at {error.json_path})"
+    except RecursionError:
+        return "it refers to itself without end"
+    return None if dead is None else f"the reference {dead!r:.80} leads nowhere; write its target into $defs"
+
+
+def _unknown_dialect(schema: Mapping[str, Any]) -> str | None:
+    from referencing.jsonschema import UnknownDialect, specification_with
+
+    dialect = schema.get("$schema", DIALECT)
+    try:
+        if isinstance(dialect, str):
+            specification_with(dialect)
+            return None
+    except UnknownDialect:
+        pass
+    return f"$schema={dialect!r:.80} is no known dialect; leave it out for draft 2020-12"
+
+
+def _dead_reference(schema: Mapping[str, Any]) -> str | None:
+    """A reference of a schema that leads nowhere, or None. Nothing is fetched."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    root = specification_with(schema.get("$schema", DIALECT)).create_resource(schema)
+    waiting = [(root, Registry().resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        stated = resource.contents if isinstance(resource.contents, Mapping) else {}
+        for reference in [stated[keyword] for keyword in ("$ref", "$dynamicRef") if keyword in stated]:
+            try:
+                resolver.lookup(reference)
+            except Unresolvable:
+                return str(reference)
+        waiting += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+    return None
+
+
+def is_valid(value: Any, schema: Mapping[str, Any]) -> bool:
+    """A value is valid by a schema without fault. References to other documents are not fetched.
+
+    Raises:
+        RecursionError: the schema refers to itself too often for this value.
+    """
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    return bool(validator_for(schema)(schema, registry=Registry()).is_valid(value))
+
+
+def field_value(row: Mapping[str, Any], field: str) -> Any:
+    """The value of a field of a row that is a list, an object, or the JSON text of one.
+
+    Raises:
+        ValueError: it is a text and not JSON; names the field.
+    """
+    value = row[field]
+    try:
+        return json_value(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(
+            f"the field {field!r} is not JSON ({error}): {value!r:.80}; correct or remove the row"
+        ) from error
+
+
+def _fault(options: Mapping[str, Any]) -> str | None:
+    schema, field, tag = options["schema"], options["schema_field"], options["tag"]
+    if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+        return fault
+    if schema is not None and field is not None:
+        return f"schema_field={field}: there is also a schema; set one of schema and schema_field to null"
+    name = "schema" if schema is not None else "schema_field"
+    if schema is None and field is None:
+        return None
+    if (fault := missing_package()) is not None:
+        return f"{name} {fault}"
+    fault = None if schema is None else schema_fault(schema)
+    return None if fault is None else f"schema is no JSON schema: {fault}"
+
+
+def _canonical(response: str, tag: str | None, fence: str) -> str | None:
+    text = json_text(response, tag, fence)
+    try:
+        return None if text is None else canonical(json_value(text))
+    except ValueError:
+        return None
+
+
+def _gold(row: Mapping[str, Any], schema_field: str | None) -> None:
+    fault = None if schema_field is None else schema_fault(field_value(row, schema_field))
+    if fault is not None:
+        raise ValueError(f"the field {schema_field!r} is no JSON schema: {fault}; write the schema as a JSON text")
+
+
+@REWARDS.register(
+    "json",
+    reads=lambda options: () if options["schema_field"] is None else (options["schema_field"],),
+    extract=_canonical,
+    gold=_gold,
+    fault=_fault,
+)
+def json_valid(
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    tag: str | None,
+    fence: Literal["never", "optional", "required"],
+    schema: dict[str, Any] | None,
+    schema_field: str | None,
+) -> float | Unscored:
+    """1 where the response is JSON, and valid by the schema if there is one, else 0.
+
+    Args:
+        tag: only the text in the last block of this tag; null: the response.
+        fence: "optional": of this text the last block between ``` lines, if there is one; "required": a text without
+            such a block has 0; "never": the whole text.
+        schema: a JSON schema, of draft 2020-12 unless its $schema names another; `format` is not checked.
+        schema_field: the field of the row that holds the schema, as an object or as its JSON text.
+
+    Returns:
+        Unscored if the value is nested too deeply for a schema that refers to itself.
+
+    Raises:
+        ValueError: the field of the row is not JSON.
+    """
+    text = json_text(response, tag, fence)
+    if text is None:
+        return 0.0
+    try:
+        value = json_value(text)
+    except ValueError:
+        return 0.0
+    known = schema if schema_field is None else field_value(row, schema_field)
+    try:
+        return float(known is None or is_valid(value, known))
+    except RecursionError:
+        return Unscored(TOO_DEEP)

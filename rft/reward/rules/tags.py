@@ -1,0 +1,80 @@
+"""Does a response have its parts between tags, as in "<think> ... </think> <answer> ... </answer>"?"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rft.reward.registry import REWARDS
+
+NAME = re.compile(r"[A-Za-z_][\w.:-]*")
+
+
+def bad_tag(option: str, tag: str) -> str | None:
+    """The message about an option with a text that is no name of a tag, or None."""
+    return None if NAME.fullmatch(tag) else f"{option}: {tag!r} is no name of a tag; write it without brackets: think"
+
+
+def last_block(response: str, tag: str) -> str | None:
+    """The text between the last closing tag and the opening tag before it; None where there is no such pair."""
+    end = response.rfind(f"</{tag}>")
+    start = response.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else response[start + len(f"<{tag}>") : end]
+
+
+def _fault(options: Mapping[str, Any]) -> str | None:
+    tags = options["tags"]
+    if not tags or len({*tags}) < len(tags):
+        return f"tags: {tags!r} must be one or more different names, such as [think, answer]"
+    return next((fault for tag in tags if (fault := bad_tag("tags", tag))), None)
+
+
+def _marks(tags: Sequence[str]) -> list[str]:
+    """The opening and the closing mark of each tag in order."""
+    return [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+
+
+def _whole(response: str, tags: Sequence[str], prompt_opens: bool) -> str:
+    return f"<{tags[0]}>{response}" if prompt_opens else response
+
+
+@REWARDS.register("tags", fault=_fault)
+def tags_in_order(
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    tags: list[str],
+    outside: Literal["blank", "after", "any"],
+    empty: bool,
+    prompt_opens: bool,
+) -> float:
+    """1 where each tag is opened and closed exactly once, one behind the other in the order of the list, else 0.
+
+    A tag inside another tag of the list is not one behind the other. Tags that the list does not name are text.
+
+    Args:
+        tags: the names, without brackets; capital and small letters differ.
+        outside: where text may stand outside of the tags: "blank": nowhere, "after": behind the last tag, "any".
+        empty: a tag may hold nothing but white space.
+        prompt_opens: the prompt ends with the opening mark of the first tag, so that the response begins inside it.
+    """
+    whole, marks = _whole(response, tags, prompt_opens), _marks(tags)
+    pattern = "|".join(map(re.escape, marks))
+    if re.findall(pattern, whole) != marks:
+        return 0.0
+    written = [bool(part.strip()) for part in re.split(pattern, whole)]
+    inside, around = written[1::2], written[::2]
+    if outside != "any" and any(around[:-1] if outside == "after" else around):
+        return 0.0
+    return float(empty or all(inside))
+
+
+@REWARDS.register("tag_count", fault=_fault)
+def tag_count(response: str, row: Mapping[str, Any], *, tags: list[str], prompt_opens: bool) -> float:
+    """The share of the opening and closing marks that are in the response exactly once, in any order.
+
+    Args:
+        tags: the names, without brackets; capital and small letters differ.
+        prompt_opens: the prompt ends with the opening mark of the first tag, which counts as one of the response.
+    """
+    whole, marks = _whole(response, tags, prompt_opens), _marks(tags)
+    return sum(whole.count(mark) == 1 for mark in marks) / len(marks)
