@@ -105,6 +105,11 @@ ELSEWHERE = {
     ".high_entropy_token_ratio": "algorithm/gradient_mask=high_entropy algorithm.gradient_mask.rho",
     ".scale_rewards": "algorithm.advantage.scale",
     ".entropy_coeff": '"algorithm/terms=[entropy]" algorithm.terms.entropy.coef',
+    # rewards
+    ".custom_reward_function.path": "reward=function reward.terms.function.function",
+    ".reward_funcs": "reward=function reward.terms.function.function",
+    ".remote_rm_url": "reward=function reward.terms.function.function",
+    ".reward_weights": "reward.terms.exact_match.weight",
     # the run
     ".default_local_dir": "output_dir",
     ".save_path": "output_dir",
