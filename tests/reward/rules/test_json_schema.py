@@ -159,6 +159,10 @@ def test_without_a_schema_any_row_will_do() -> None:
 def test_references_within_a_schema_are_followed() -> None:
     assert rule(schema=LISTS)("[[], [[]]]", {}) == 1.0
     assert rule(schema=LISTS)("[[], [1]]", {}) == 0.0
+    number = {"$id": "http://a/number", "$ref": "#/$defs/whole", "$defs": {"whole": {"type": "integer"}}}
+    by_id = {"items": {"$ref": "http://a/number"}, "$defs": {"number": number}}  # the inner "#" is that of its $id
+    assert rule(schema=by_id)("[1, 2]", {}) == 1.0
+    assert rule(schema=by_id)("[1, 2.5]", {}) == 0.0
 
 
 def test_what_cannot_be_followed_to_its_end_has_no_score() -> None:

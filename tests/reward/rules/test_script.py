@@ -28,6 +28,7 @@ def rule(*scripts: str, without_letters: float = 0.0) -> Plugin:
         ("\u00b5", "greek"),  # the micro sign
         ("ひ", "hiragana"),
         ("カ", "katakana"),
+        ("\u30fc", "katakana"),  # the mark of a long vowel
         ("\uff76", "katakana"),  # half width
         ("한", "hangul"),
         ("ع", "arabic"),

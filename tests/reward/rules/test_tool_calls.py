@@ -37,6 +37,7 @@ VALUES = [
     ([RAIN, TIME], [TIME], 0.0, 1 / 2, 0.0, 1 / 2),
     ([RAIN], [TIME, RAIN, SUM], 0.0, 1 / 3, 0.0, 1 / 3),
     ([RAIN], [RAIN, RAIN], 0.0, 1 / 2, 0.0, 1 / 2),  # an expected call counts once
+    ([RAIN, RAIN], [RAIN], 0.0, 1 / 2, 0.0, 1 / 2),
     ([RAIN], [], 0.0, 0.0, 0.0, 0.0),
     ([], [], 1.0, 1.0, 1.0, 1.0),
     ([], [RAIN], 0.0, 0.0, 0.0, 0.0),
