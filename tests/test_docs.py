@@ -205,6 +205,13 @@ RUNS = (
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),
     ("algorithm=m2po", "actor.share_prefix=true", "algorithm/advantage=teacher"),
     ("algorithm=scale_rl", "eval.samples=4", "eval.maj_k=[1,4]", "reward.accuracy=exact_match"),
+    (
+        "+reward.terms.even.function=tests.reward.user_functions:of_even_length",
+        "+reward.terms.even.weight=1.0",
+        "+reward.terms.even.call.failed=drop_row",
+        "reward.accuracy=even",
+        "reward.max_unscored=1.0",
+    ),
     ("algorithm=kto",),
     ("algorithm=reward_model",),
     ("algorithm=process_reward_model",),
@@ -224,6 +231,9 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         "loss": {"nll"},
         "number": {"accuracy", "length", "margin", "mean@4", "first_error", "probability_good", "probability_bad"},
         "rule": set(),
+        "term": set(),
+        "name": {"length"},
+        "reason": {"ValueError"},
     }
     stand_for |= {"set": {"heldout", "sums", "sums/odd", "sums/even"}, "source": {"odd", "even"}}
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
@@ -235,7 +245,8 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         losses = [algorithm[key]["name"] for key in ("loss", "critic_loss", "prm_loss") if algorithm[key] is not None]
         stand_for["loss"] |= {*losses, *algorithm["terms"]}
         stand_for["rule"] |= set((algorithm["correction"] or {"rules": {}})["rules"])
-        stand_for |= {"term": set(config["reward"]["terms"]), "n": {"4"}, "k": {"1", "2", "4"}}
+        stand_for["term"] |= set(config["reward"]["terms"])
+        stand_for |= {"n": {"4"}, "k": {"1", "2", "4"}}
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
         logged |= {name for row in rows for name in row} - {"step", "stage"}

@@ -55,6 +55,12 @@ def strange(text, gold):
     return 0.0
 
 
+def of_even_length(response, row):
+    if len(response) % 2:
+        raise ValueError("an odd length")
+    return {"score": 0.1 * len(response), "length": len(response)}
+
+
 def by_command(response, row):
     """Does what the response says."""
     if response == "raise":
