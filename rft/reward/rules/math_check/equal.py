@@ -1,0 +1,413 @@
+"""When two answers are equal. Formulas are read and compared by math-verify."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Unreadable, Words
+
+DIGITS = 50  # to which formulas without variables are evaluated
+LARGEST = 10_000  # digits of a number in a formula
+LARGEST_POWER = 100  # of a sum with variables
+FLIPPED = str.maketrans("<>≤≥", "><≥≤")
+
+
+class Failed(Exception):
+    """The comparison of two readable formulas failed."""
+
+
+def installed() -> bool:
+    """Is math-verify installed, with the parser of a version of antlr4 that it knows?"""
+    try:
+        import math_verify  # noqa: F401
+    except ImportError:
+        return False
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts, which need signals, are off
+    return True
+
+
+class Comparison:
+    """Compares answers.
+
+    Args:
+        float_rounding: see `math`.
+        percent_as_unit: see `math`.
+    """
+
+    def __init__(self, float_rounding: int, percent_as_unit: bool) -> None:
+        self.float_rounding = float_rounding
+        self.percent_as_unit = percent_as_unit
+
+    def equal(self, gold: Answer, answer: Answer) -> bool:
+        """Is an answer equal to the gold answer?
+
+        Raises:
+            Failed: a comparison of formulas raised an error.
+        """
+        if isinstance(gold, Relation) or isinstance(answer, Relation):
+            return self._relations(gold, answer)
+        if isinstance(gold, Group) and isinstance(answer, Group):
+            return self._groups(gold, answer)
+        if isinstance(gold, Group) or isinstance(answer, Group):
+            return self._mixed(gold, answer)
+        if isinstance(gold, Words) or isinstance(answer, Words):
+            return self._words(gold, answer)
+        return self._scalars(gold, answer)
+
+    def _words(self, gold: Answer, answer: Answer) -> bool:
+        if isinstance(gold, Words) and isinstance(answer, Words) and gold.text == answer.text:
+            return True
+        formulas = [Scalar(side.latex) if isinstance(side, Words) and side.latex else side for side in (gold, answer)]
+        first, second = formulas
+        return isinstance(first, Scalar) and isinstance(second, Scalar) and self._scalars(first, second)
+
+    def _relations(self, gold: Answer, answer: Answer) -> bool:
+        """Relations; a lone "x = 5" also equals 5, and "x > 3" the interval from 3."""
+        if isinstance(gold, Relation) and isinstance(answer, Relation):
+            return self._two_relations(gold, answer)
+        first, second = stated(gold), stated(answer, given=True)
+        if isinstance(first, Relation) or isinstance(second, Relation):
+            return False
+        return self.equal(first, second)
+
+    def _two_relations(self, gold: Relation, answer: Relation) -> bool:
+        turned = Relation(answer.signs[::-1].translate(FLIPPED), answer.sides[::-1])
+        for other in (answer, turned):
+            same = other.signs == gold.signs and len(other.sides) == len(gold.sides)
+            if same and all(self.equal(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
+                return True
+        ends = [stated(side) for side in (gold, answer)]
+        if not any(isinstance(end, Relation) for end in ends):
+            return _name(gold) == _name(answer) and self.equal(ends[0], ends[1])
+        if len(gold.signs) == len(answer.signs) == 1:
+            return any(other.signs == gold.signs and _proportional(gold, other) for other in (answer, turned))
+        return False
+
+    def _mixed(self, gold: Answer, answer: Answer) -> bool:
+        """A group and a single answer: a set of one is that one."""
+        group, single = (gold, answer) if isinstance(gold, Group) else (answer, gold)
+        assert isinstance(group, Group)
+        if group.kind == "set" and len(group.items) == 1:
+            return self.equal(group.items[0], single)
+        if isinstance(single, Scalar) and group.kind in ("set", "union", "tuple") and single.value is None:
+            return bool(_as_set(group) is not None and _as_set(group) == _as_set(single))
+        return False
+
+    def _groups(self, gold: Group, answer: Group) -> bool:
+        kinds = (gold.kind, answer.kind)
+        if kinds == ("tuple", "tuple") or ("tuple" in kinds and "list" in kinds):
+            ends = {side.ends for side in (gold, answer) if side.kind == "tuple"}
+            bare = "list" in kinds or len(gold.items) != 2  # brackets then are no interval
+            if (len(ends) > 1 and not bare) or ("list" in kinds and ends != {"()"} and len(gold.items) == 2):
+                return False
+            return self._in_order(gold.items, answer.items)
+        if kinds == ("matrix", "matrix"):
+            return self._in_order(gold.items, answer.items)
+        if set(kinds) <= {"list", "set"}:
+            if "set" in kinds:
+                return self._all_in(gold.items, answer.items) and self._all_in(answer.items, gold.items)
+            return self._in_any_order(gold.items, answer.items)
+        if "union" in kinds:
+            if kinds == ("union", "union") and self._in_any_order(gold.items, answer.items):
+                return True
+            return bool(_as_set(gold) is not None and _as_set(gold) == _as_set(answer))
+        return False
+
+    def _in_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
+        return len(gold) == len(answer) and all(self.equal(a, b) for a, b in zip(gold, answer, strict=True))
+
+    def _all_in(self, these: Sequence[Answer], those: Sequence[Answer]) -> bool:
+        return all(any(self.equal(this, that) for that in those) for this in these)
+
+    def _in_any_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
+        left = list(answer)
+        for item in gold if len(gold) == len(answer) else []:
+            found = next((place for place, other in enumerate(left) if self.equal(item, other)), None)
+            if found is None:
+                return False
+            left.pop(found)
+        return len(gold) == len(answer)
+
+    def _scalars(self, gold: Scalar, answer: Scalar) -> bool:
+        factor = Fraction(1)
+        if gold.unit is not None and answer.unit is not None:
+            if gold.unit.dimension != answer.unit.dimension:
+                return False
+            factor = answer.unit.size / gold.unit.size
+        hundredths = [(gold.percent, answer.percent)]
+        if self.percent_as_unit and gold.percent != answer.percent:
+            hundredths.append((False, False))
+        return any(self._values(gold, answer, factor, *percents) for percents in hundredths)
+
+    def _values(self, gold: Scalar, answer: Scalar, factor: Fraction, *percents: bool) -> bool:
+        first, second = (Fraction(1, 100) if percent else Fraction(1) for percent in percents)
+        decimal = gold.decimal or answer.decimal
+        if gold.value is not None and answer.value is not None:
+            return self._close(gold.value * first, answer.value * second * factor, decimal)
+        if gold.latex.replace(" ", "") == answer.latex.replace(" ", "") and first == second * factor:
+            return True
+        return self._formulas(gold, answer, first, second * factor, decimal)
+
+    def _close(self, gold: Fraction, answer: Fraction, decimal: bool) -> bool:
+        """Equal, or with decimals equal to so many places; below 0.1 zeros behind the point do not count."""
+        if gold == answer or not decimal or gold == 0:
+            return gold == answer
+        zeros = min(0, math.floor(math.log10(abs(gold.numerator)) - math.log10(gold.denominator)) + 1)
+        return 2 * abs(gold - answer) <= Fraction(10) ** (zeros - self.float_rounding)
+
+    def _formulas(self, gold: Scalar, answer: Scalar, first: Fraction, second: Fraction, decimal: bool) -> bool:
+        import sympy
+
+        try:
+            expressions = formula(gold.latex), formula(answer.latex)
+        except Unreadable:  # the gold answer is readable; a response that is not is wrong
+            return False
+
+        def compare() -> bool:
+            a, b = (
+                e * sympy.Rational(f.numerator, f.denominator) if f != 1 else e
+                for e, f in zip(expressions, (first, second), strict=True)
+            )
+            numbers = [_number(side) for side in (a, b)]
+            if numbers[0] is not None and numbers[1] is not None:
+                return self._numbers(numbers[0], numbers[1], decimal)
+            if (numbers[0] is None) != (numbers[1] is None) and not (
+                a.free_symbols if numbers[0] is None else b.free_symbols
+            ):
+                return bool(a == b)
+            return _verified(a, b)
+
+        return _attempt(compare)
+
+    def _numbers(self, gold: Any, answer: Any, decimal: bool) -> bool:
+        """Complex numbers of `DIGITS` digits."""
+        import sympy
+
+        for part in (sympy.re, sympy.im):
+            a, b = part(gold), part(answer)
+            if decimal:
+                if not self._close(_exact(a), _exact(b), True):
+                    return False
+            elif abs(a - b) > max(abs(gold), abs(answer), sympy.Float(10) ** -20) * sympy.Float(10) ** (10 - DIGITS):
+                return False
+        return True
+
+
+def _exact(number: Any) -> Fraction:
+    import sympy
+
+    ratio = sympy.Rational(str(sympy.N(number, 25)))
+    return Fraction(int(ratio.p), int(ratio.q))
+
+
+def _attempt(compare: Callable[[], bool]) -> bool:
+    try:
+        return compare()
+    except (Unreadable, Failed):
+        raise
+    except Exception as error:  # sympy may raise anything on a formula
+        raise Failed(type(error).__name__) from error
+
+
+def _verified(gold: Any, answer: Any) -> bool:
+    from math_verify import verify
+
+    return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+
+
+@lru_cache(maxsize=4096)
+def formula(latex: str) -> Any:
+    """The sympy expression of a formula.
+
+    Raises:
+        Unreadable: it is no formula, or beyond the limits.
+    """
+    from latex2sympy2_extended import latex2sympy
+    from sympy import Basic, Float, I, MatrixBase, Rational, Symbol, nan, zoo
+
+    try:
+        found = latex2sympy(latex, is_real=True, normalization_config=None)
+    except Exception as error:  # the parser raises plain Exceptions
+        raise Unreadable("math-verify cannot parse it") from error
+    if not isinstance(found, Basic) or isinstance(found, MatrixBase):
+        raise Unreadable("it is no formula")
+    if found.has(nan, zoo):
+        raise Unreadable("it divides by zero")
+    if _digits(found) > LARGEST:
+        raise Unreadable(f"a number in it has more than {LARGEST} digits")
+    exact = {number: Rational(str(number)) for number in found.atoms(Float)}
+    bound = {symbol for part in found.atoms() if isinstance(part, Symbol) for symbol in [part] if part.name == "i"}
+    if not found.atoms(_sums()):
+        exact |= {symbol: I for symbol in bound}
+    return found.xreplace(exact) if exact else found
+
+
+def _sums() -> tuple[type, ...]:
+    from sympy import Product, Sum
+
+    return Sum, Product
+
+
+def _digits(expression: Any) -> float:
+    """An upper bound of the digits of the numbers that an unevaluated expression leads to; infinity for more."""
+    from sympy import Pow, factorial
+
+    if not expression.args:
+        return math.log10(abs(int(expression)) + 1) if expression.is_Integer else 1.0
+    sizes = [_digits(part) for part in expression.args]
+    if any(size > LARGEST for size in sizes):
+        return math.inf
+    if isinstance(expression, Pow) and expression.exp.is_number:
+        power = 10 ** min(sizes[1], 9)
+        if expression.base.free_symbols and not expression.base.is_Symbol and power > LARGEST_POWER + 1:
+            return math.inf
+        return sizes[0] * max(1.0, power)
+    if isinstance(expression, factorial) and expression.args[0].is_number:
+        number = 10 ** min(sizes[0], 9)
+        return number * sizes[0]
+    return sum(sizes)
+
+
+@lru_cache(maxsize=4096)
+def _number(expression: Any) -> Any:
+    """The value of an expression to `DIGITS` digits, None where it has variables or no finite value."""
+    if not expression.is_Atom and expression.free_symbols:
+        return None
+    value = expression.evalf(DIGITS)
+    parts = value.as_real_imag() if value.is_number else (value,)
+    return value if all(part.is_Float or part.is_Rational for part in parts) else None
+
+
+def _is_name(side: Answer) -> bool:
+    if isinstance(side, Words):
+        return True
+    plain = isinstance(side, Scalar) and side.value is None and SYMBOL.fullmatch(side.latex.strip())
+    return bool(plain) and _name(side) not in ("e", "i", r"\pi", r"\infty")
+
+
+def _name(side: Answer) -> str:
+    """The name on the left of a relation, or a name itself."""
+    if isinstance(side, Relation):
+        return next((_name(part) for part in side.sides if _is_name(part)), "")
+    text = side.latex if isinstance(side, Scalar) else side.text if isinstance(side, Words) else ""
+    return text.replace(" ", "").replace("{", "").replace("}", "").casefold()
+
+
+def stated(answer: Answer, given: bool = False) -> Answer:
+    """What a relation states of its name: 5 of "x = 5", (3, oo) of "x > 3"; the relation itself where it is no such.
+
+    Args:
+        answer: any other than a relation is returned.
+        given: "x + y = 5" states 5 too, as the one whom it answers asked for x + y.
+    """
+    if not isinstance(answer, Relation):
+        return answer
+    names = [_is_name(side) for side in answer.sides]
+    if set(answer.signs) == {"="}:
+        if names[-1] and not any(names[:-1]):
+            return answer.sides[0]
+        return answer.sides[-1] if names[0] or given else answer
+    if "=" in answer.signs or sum(names) != 1 or "≠" in answer.signs:
+        return answer
+    infinite = Scalar(r"-\infty"), Scalar(r"\infty")
+    if len(answer.sides) == 2:
+        place = names.index(True)
+        sign, end = answer.signs, answer.sides[1 - place]
+        sign = sign if place == 0 else sign.translate(FLIPPED)
+        if sign in "<≤":
+            return Group("tuple", (infinite[0], end), "(" + (")" if sign == "<" else "]"))
+        return Group("tuple", (end, infinite[1]), ("(" if sign == ">" else "[") + ")")
+    if len(answer.sides) == 3 and names[1]:
+        low, _, high = answer.sides
+        signs = answer.signs
+        if set(signs) <= set(">≥"):
+            low, high, signs = high, low, signs[::-1].translate(FLIPPED)
+        if set(signs) <= set("<≤"):
+            return Group("tuple", (low, high), ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]"))
+    return answer
+
+
+def _proportional(gold: Relation, answer: Relation) -> bool:
+    """Two equations, or inequalities of the same sign, of which one is a multiple of the other."""
+
+    def compare() -> bool:
+        import sympy
+
+        differences = []
+        for relation in (gold, answer):
+            sides = [side for side in relation.sides if isinstance(side, Scalar)]
+            if len(sides) < 2:
+                return False
+            left, right = (formula(side.latex) for side in sides)
+            differences.append(left - right)
+        if differences[1].is_zero or differences[0].is_zero:
+            return False
+        ratio = sympy.simplify(differences[0] / differences[1])
+        return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
+
+    try:
+        return _attempt(compare)
+    except Unreadable:
+        return False
+
+
+def _as_set(answer: Answer) -> Any:
+    """An answer as a set of sympy; None where it is none."""
+    import sympy
+
+    def build() -> Any:
+        if isinstance(answer, Scalar):
+            found = formula(answer.latex)
+            return sympy.FiniteSet(*found.args) if isinstance(found, sympy.FiniteSet) else _evaluated(found)
+        if not isinstance(answer, Group):
+            return None
+        if answer.kind == "union":
+            parts = [_as_set(item) for item in answer.items]
+            return None if None in parts else sympy.Union(*parts)
+        ends = [formula(item.latex) for item in answer.items if isinstance(item, Scalar)]
+        if len(ends) < len(answer.items):
+            return None
+        if answer.kind == "set":
+            return sympy.FiniteSet(*ends)
+        if answer.kind == "tuple" and len(ends) == 2:
+            return sympy.Interval(*ends, answer.ends[0] == "(", answer.ends[1] == ")")
+        return None
+
+    def _evaluated(found: Any) -> Any:
+        if isinstance(found, sympy.Complement):
+            whole, without = found.args
+            return (
+                sympy.Complement(whole, sympy.FiniteSet(*without.args))
+                if isinstance(without, sympy.FiniteSet)
+                else found
+            )
+        return found if isinstance(found, sympy.Set) else None
+
+    try:
+        return build()
+    except Unreadable:
+        return None
+    except Exception as error:  # as in `_attempt`
+        raise Failed(type(error).__name__) from error
+
+
+def exact_text(latex: str, factor: Fraction) -> str:
+    """One text for equal formulas as far as expanding them shows it: 2*sqrt(3) and sqrt(12) have one.
+
+    Raises:
+        Unreadable: it is no formula.
+    """
+    import sympy
+
+    expression = formula(latex) * sympy.Rational(factor.numerator, factor.denominator)
+    try:
+        value = _number(expression)
+        if value is None:
+            return str(sympy.expand(expression.doit()))
+        rational = sympy.nsimplify(value, rational=True, tolerance=sympy.Float(10) ** -30)
+        return str(rational) if rational.q < 10**6 else str(sympy.N(value, 15))
+    except Exception:  # noqa: BLE001 - as in `_attempt`: sympy may raise anything; the text as it is written is one too
+        return latex.replace(" ", "")
