@@ -9,8 +9,10 @@ from rft.ranges import Range
 from rft.reward.registry import REWARDS
 from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
 from rft.reward.rules.math_check.canonical import canonical, checked
-from rft.reward.rules.math_check.equal import Comparison, Failed, installed
-from rft.reward.rules.math_check.parse import Answer, Unreadable, readings
+from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.equal import Comparison
+from rft.reward.rules.math_check.formula import Failed, installed
+from rft.reward.rules.math_check.parse import Answer, readings
 from rft.reward.term import Unscored
 
 GOLD_MARKER = "####"
@@ -91,8 +93,8 @@ def math_answer(
     is empty or not closed is no answer.
 
     A response without an answer, or whose answer math-verify cannot parse, is wrong: 0. So is one whose answer has more
-    than 1000 characters, or in it a number of more than 10000 digits, such as 9^{9^{9}}: a gold answer of this kind is
-    refused. So a response gains nothing by an answer that cannot be read. Only if both answers are read and their
+    than 1000 characters, or in it an unsolved integral, or a number of more than 10000 digits, such as 9^{9^{9}}: a gold
+    answer of this kind is refused. So a response gains nothing by an answer that cannot be read. Only if both answers are read and their
     comparison raises an error, the result is `Unscored`. A comparison may take long: it needs a deadline from outside.
 
     Args:

@@ -88,6 +88,15 @@ MATRICES = [
     *_boxed(r"\begin{pmatrix}1\\2\end{pmatrix}", [r"\begin{pmatrix}1\\ 2\end{pmatrix}"], [r"\begin{pmatrix}2\\1\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"]),
 ]  # fmt: skip
 
+WORDS_FOR_NUMBERS = [
+    *_boxed("1500000", ["1.5 million", r"1.5\text{ million}", r"1.5 \text{ million dollars}", "\\$1.5 million"], ["1.5", "1.5 billion", "15 thousand"]),
+    *_boxed("1.5", ["1.5 meters"], ["1.5 million", "1.5 thousand"]),
+    *_boxed("18", ["The number is 18", "exactly 18", "about 18"], ["not 18", "less than 18", "18 or more", "it is never 18", "at least 18"]),
+    *_boxed("3:2", ["3:2", "6 : 4", "3/2"], ["2:3", "3:1", "32"]),
+    *_boxed("3:30 p.m.", [r"3:30\text{ p.m.}", "3:30 P.M."], ["3:30 a.m.", "4:30 p.m.", "3"]),
+    *_boxed("101_2", ["101_2", "101_{2}", "5", "12_3"], ["101_3", "101", "110_2", "102_2"]),
+]  # fmt: skip
+
 TEXT = [
     *_boxed("Sunday", ["Sunday", r"\text{Sunday}", r"\textbf{Sunday}", "sunday", r"\text{ Sunday. }"], ["Monday", "Sun", r"\text{not Sunday}"]),
     *_boxed(r"\text{(C)}", ["C", "(C)", r"\text{C}", r"\mathrm{C}", r"\textbf{(C)}"], ["D", "(A)", r"\text{(B)}", "CC"]),
@@ -161,5 +170,5 @@ PLACES: list[Case] = [
 ]
 
 CASES = [
-    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *TEXT, *PLACES
+    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS, *TEXT, *PLACES
 ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from fractions import Fraction
 
-from rft.reward.rules.math_check.equal import exact_text, formula, stated
-from rft.reward.rules.math_check.parse import UNION, Answer, Group, Relation, Scalar, Words
+from rft.reward.rules.math_check.clean import UNION
+from rft.reward.rules.math_check.equal import stated
+from rft.reward.rules.math_check.formula import exact_text, formula
+from rft.reward.rules.math_check.parse import Answer, Group, Relation, Scalar, Words
 
 
 def checked(answer: Answer) -> None:

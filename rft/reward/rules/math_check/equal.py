@@ -1,32 +1,25 @@
 """When two answers are equal. Formulas are read and compared by math-verify."""
 
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
-from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Unreadable, Words
+from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.formula import (
+    DIGITS,
+    Failed,
+    as_fraction,
+    attempt,
+    formula,
+    numeric,
+    substituted,
+    verified,
+)
+from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Words
 
-DIGITS = 50  # to which formulas without variables are evaluated
-LARGEST = 10_000  # digits of a number in a formula
-LARGEST_POWER = 100  # of a sum with variables
+POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
 FLIPPED = str.maketrans("<>≤≥", "><≥≤")
-
-
-class Failed(Exception):
-    """The comparison of two readable formulas failed."""
-
-
-def installed() -> bool:
-    """Is math-verify installed, with the parser of a version of antlr4 that it knows?"""
-    try:
-        import math_verify  # noqa: F401
-    except ImportError:
-        return False
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts, which need signals, are off
-    return True
 
 
 class Comparison:
@@ -167,118 +160,30 @@ class Comparison:
             return False
 
         def compare() -> bool:
-            a, b = (
-                e * sympy.Rational(f.numerator, f.denominator) if f != 1 else e
-                for e, f in zip(expressions, (first, second), strict=True)
-            )
-            numbers = [_number(side) for side in (a, b)]
-            if numbers[0] is not None and numbers[1] is not None:
-                return self._numbers(numbers[0], numbers[1], decimal)
-            if (numbers[0] is None) != (numbers[1] is None) and not (
-                a.free_symbols if numbers[0] is None else b.free_symbols
-            ):
-                return bool(a == b)
-            return _verified(a, b)
+            factors = (sympy.Rational(factor.numerator, factor.denominator) for factor in (first, second))
+            a, b = (e if f == 1 else e * f for e, f in zip(expressions, factors, strict=True))
+            names = sorted(a.free_symbols | b.free_symbols, key=str)
+            for point in POINTS if names else POINTS[:1]:
+                values = {name: sympy.Rational(point + place, 7 + place) for place, name in enumerate(names)}
+                numbers = [numeric(substituted(side, values)) for side in (a, b)]
+                if None in numbers:
+                    return numbers == [None, None] and verified(a, b)
+                if not self._numbers(numbers[0], numbers[1], decimal):
+                    return False
+            return True
 
-        return _attempt(compare)
+        return attempt(compare)
 
     def _numbers(self, gold: Any, answer: Any, decimal: bool) -> bool:
-        """Complex numbers of `DIGITS` digits."""
+        """Complex numbers of `DIGITS` digits, whose last ten may be wrong."""
         import sympy
 
+        least = max(abs(gold), abs(answer), sympy.Float(10) ** -20) * sympy.Float(10) ** (10 - DIGITS)
         for part in (sympy.re, sympy.im):
             a, b = part(gold), part(answer)
-            if decimal:
-                if not self._close(_exact(a), _exact(b), True):
-                    return False
-            elif abs(a - b) > max(abs(gold), abs(answer), sympy.Float(10) ** -20) * sympy.Float(10) ** (10 - DIGITS):
+            if abs(a - b) > least and not (decimal and self._close(as_fraction(a), as_fraction(b), True)):
                 return False
         return True
-
-
-def _exact(number: Any) -> Fraction:
-    import sympy
-
-    ratio = sympy.Rational(str(sympy.N(number, 25)))
-    return Fraction(int(ratio.p), int(ratio.q))
-
-
-def _attempt(compare: Callable[[], bool]) -> bool:
-    try:
-        return compare()
-    except (Unreadable, Failed):
-        raise
-    except Exception as error:  # sympy may raise anything on a formula
-        raise Failed(type(error).__name__) from error
-
-
-def _verified(gold: Any, answer: Any) -> bool:
-    from math_verify import verify
-
-    return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-
-
-@lru_cache(maxsize=4096)
-def formula(latex: str) -> Any:
-    """The sympy expression of a formula.
-
-    Raises:
-        Unreadable: it is no formula, or beyond the limits.
-    """
-    from latex2sympy2_extended import latex2sympy
-    from sympy import Basic, Float, I, MatrixBase, Rational, Symbol, nan, zoo
-
-    try:
-        found = latex2sympy(latex, is_real=True, normalization_config=None)
-    except Exception as error:  # the parser raises plain Exceptions
-        raise Unreadable("math-verify cannot parse it") from error
-    if not isinstance(found, Basic) or isinstance(found, MatrixBase):
-        raise Unreadable("it is no formula")
-    if found.has(nan, zoo):
-        raise Unreadable("it divides by zero")
-    if _digits(found) > LARGEST:
-        raise Unreadable(f"a number in it has more than {LARGEST} digits")
-    exact = {number: Rational(str(number)) for number in found.atoms(Float)}
-    bound = {symbol for part in found.atoms() if isinstance(part, Symbol) for symbol in [part] if part.name == "i"}
-    if not found.atoms(_sums()):
-        exact |= {symbol: I for symbol in bound}
-    return found.xreplace(exact) if exact else found
-
-
-def _sums() -> tuple[type, ...]:
-    from sympy import Product, Sum
-
-    return Sum, Product
-
-
-def _digits(expression: Any) -> float:
-    """An upper bound of the digits of the numbers that an unevaluated expression leads to; infinity for more."""
-    from sympy import Pow, factorial
-
-    if not expression.args:
-        return math.log10(abs(int(expression)) + 1) if expression.is_Integer else 1.0
-    sizes = [_digits(part) for part in expression.args]
-    if any(size > LARGEST for size in sizes):
-        return math.inf
-    if isinstance(expression, Pow) and expression.exp.is_number:
-        power = 10 ** min(sizes[1], 9)
-        if expression.base.free_symbols and not expression.base.is_Symbol and power > LARGEST_POWER + 1:
-            return math.inf
-        return sizes[0] * max(1.0, power)
-    if isinstance(expression, factorial) and expression.args[0].is_number:
-        number = 10 ** min(sizes[0], 9)
-        return number * sizes[0]
-    return sum(sizes)
-
-
-@lru_cache(maxsize=4096)
-def _number(expression: Any) -> Any:
-    """The value of an expression to `DIGITS` digits, None where it has variables or no finite value."""
-    if not expression.is_Atom and expression.free_symbols:
-        return None
-    value = expression.evalf(DIGITS)
-    parts = value.as_real_imag() if value.is_number else (value,)
-    return value if all(part.is_Float or part.is_Rational for part in parts) else None
 
 
 def _is_name(side: Answer) -> bool:
@@ -301,7 +206,7 @@ def stated(answer: Answer, given: bool = False) -> Answer:
 
     Args:
         answer: any other than a relation is returned.
-        given: "x + y = 5" states 5 too, as the one whom it answers asked for x + y.
+        given: the relation is in a response: "x + y = 5" states 5 too, for a question that asks for x + y.
     """
     if not isinstance(answer, Relation):
         return answer
@@ -349,7 +254,7 @@ def _proportional(gold: Relation, answer: Relation) -> bool:
         return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
 
     try:
-        return _attempt(compare)
+        return attempt(compare)
     except Unreadable:
         return False
 
@@ -390,24 +295,5 @@ def _as_set(answer: Answer) -> Any:
         return build()
     except Unreadable:
         return None
-    except Exception as error:  # as in `_attempt`
+    except Exception as error:  # as in `attempt`
         raise Failed(type(error).__name__) from error
-
-
-def exact_text(latex: str, factor: Fraction) -> str:
-    """One text for equal formulas as far as expanding them shows it: 2*sqrt(3) and sqrt(12) have one.
-
-    Raises:
-        Unreadable: it is no formula.
-    """
-    import sympy
-
-    expression = formula(latex) * sympy.Rational(factor.numerator, factor.denominator)
-    try:
-        value = _number(expression)
-        if value is None:
-            return str(sympy.expand(expression.doit()))
-        rational = sympy.nsimplify(value, rational=True, tolerance=sympy.Float(10) ** -30)
-        return str(rational) if rational.q < 10**6 else str(sympy.N(value, 15))
-    except Exception:  # noqa: BLE001 - as in `_attempt`: sympy may raise anything; the text as it is written is one too
-        return latex.replace(" ", "")
