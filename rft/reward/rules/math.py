@@ -1,7 +1,7 @@
 r"""Is the final answer of a response mathematically equal to that of the row? Formulas are compared by math-verify."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -92,10 +92,11 @@ def math_answer(
     The first place of `extract_from` that the response has decides. Of several \boxed{} the last counts, and one that
     is empty or not closed is no answer.
 
-    A response without an answer, or whose answer math-verify cannot parse, is wrong: 0. So is one whose answer has more
-    than 1000 characters, or in it an unsolved integral, or a number of more than 10000 digits, such as 9^{9^{9}}: a gold
-    answer of this kind is refused. So a response gains nothing by an answer that cannot be read. Only if both answers are read and their
-    comparison raises an error, the result is `Unscored`. A comparison may take long: it needs a deadline from outside.
+    A response without an answer, or whose answer math-verify cannot parse, is wrong: 0. So is one whose answer has no
+    value, such as (-1)!, has more than 1000 characters, an unsolved integral, or a number of more than 10000 digits,
+    such as 9^{9^{9}}; a gold answer of this kind is refused. So a response gains nothing by an answer that cannot be
+    read. If both answers are read and their comparison raises an error, the result is `Unscored`. A comparison may take
+    long: it needs a deadline from outside.
 
     Args:
         extract_from: where the answer is looked for, the more trusted first: the last "boxed"; behind the last of the
@@ -112,12 +113,10 @@ def math_answer(
     found = final_answer(response, extract_from, markers, reasoning)
     if found is None:
         return 0.0
-    try:
-        answers: Sequence[Answer] = readings(found)
-    except Unreadable:
-        return 0.0
     compare = Comparison(float_rounding, percent_as_unit)
     try:
-        return float(any(compare.equal(this, that) for this in gold for that in answers))
+        return float(any(compare.equal(this, that) for that in readings(found) for this in gold))
+    except Unreadable:
+        return 0.0
     except Failed as error:
         return Unscored(f"math-verify failed on the answers: {error}")

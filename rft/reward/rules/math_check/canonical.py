@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from rft.reward.rules.math_check.clean import UNION
-from rft.reward.rules.math_check.equal import stated
+from rft.reward.rules.math_check.equal import as_set, stated
 from rft.reward.rules.math_check.formula import exact_text, formula
 from rft.reward.rules.math_check.parse import Answer, Group, Relation, Scalar, Words
 
@@ -14,6 +14,9 @@ def checked(answer: Answer) -> None:
     Raises:
         Unreadable: one cannot be read.
     """
+    interval = stated(answer)
+    if isinstance(interval, Group) and (interval.kind == "union" or interval.ends not in ("", "()")):
+        as_set(interval)
     if isinstance(answer, Scalar):
         if answer.value is None:
             formula(answer.latex)

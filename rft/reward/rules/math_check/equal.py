@@ -8,12 +8,10 @@ from typing import Any
 from rft.reward.rules.math_check.clean import Unreadable
 from rft.reward.rules.math_check.formula import (
     DIGITS,
-    Failed,
     as_fraction,
     attempt,
     formula,
-    numeric,
-    substituted,
+    value_at,
     verified,
 )
 from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Words
@@ -38,6 +36,7 @@ class Comparison:
         """Is an answer equal to the gold answer?
 
         Raises:
+            Unreadable: the answer cannot be read; of the gold answer `canonical.checked` has shown that it can.
             Failed: a comparison of formulas raised an error.
         """
         if isinstance(gold, Relation) or isinstance(answer, Relation):
@@ -86,7 +85,7 @@ class Comparison:
         if group.kind == "set" and len(group.items) == 1:
             return self.equal(group.items[0], single)
         if isinstance(single, Scalar) and group.kind in ("set", "union", "tuple") and single.value is None:
-            return bool(_as_set(group) is not None and _as_set(group) == _as_set(single))
+            return bool(as_set(group) is not None and as_set(group) == as_set(single))
         return False
 
     def _groups(self, gold: Group, answer: Group) -> bool:
@@ -106,7 +105,7 @@ class Comparison:
         if "union" in kinds:
             if kinds == ("union", "union") and self._in_any_order(gold.items, answer.items):
                 return True
-            return bool(_as_set(gold) is not None and _as_set(gold) == _as_set(answer))
+            return bool(as_set(gold) is not None and as_set(gold) == as_set(answer))
         return False
 
     def _in_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
@@ -154,18 +153,14 @@ class Comparison:
     def _formulas(self, gold: Scalar, answer: Scalar, first: Fraction, second: Fraction, decimal: bool) -> bool:
         import sympy
 
-        try:
-            expressions = formula(gold.latex), formula(answer.latex)
-        except Unreadable:  # the gold answer is readable; a response that is not is wrong
-            return False
-
         def compare() -> bool:
+            expressions = formula(gold.latex), formula(answer.latex)
             factors = (sympy.Rational(factor.numerator, factor.denominator) for factor in (first, second))
             a, b = (e if f == 1 else e * f for e, f in zip(expressions, factors, strict=True))
             names = sorted(a.free_symbols | b.free_symbols, key=str)
             for point in POINTS if names else POINTS[:1]:
                 values = {name: sympy.Rational(point + place, 7 + place) for place, name in enumerate(names)}
-                numbers = [numeric(substituted(side, values)) for side in (a, b)]
+                numbers = [value_at(a, values), answer_at(b, values)]
                 if None in numbers:
                     return numbers == [None, None] and verified(a, b)
                 if not self._numbers(numbers[0], numbers[1], decimal):
@@ -253,14 +248,15 @@ def _proportional(gold: Relation, answer: Relation) -> bool:
         ratio = sympy.simplify(differences[0] / differences[1])
         return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
 
-    try:
-        return attempt(compare)
-    except Unreadable:
-        return False
+    return attempt(compare)
 
 
-def _as_set(answer: Answer) -> Any:
-    """An answer as a set of sympy; None where it is none."""
+def as_set(answer: Answer) -> Any:
+    """An answer as a set of sympy; None where it is none.
+
+    Raises:
+        Unreadable: it looks like a set and is none.
+    """
     import sympy
 
     def build() -> Any:
@@ -270,7 +266,7 @@ def _as_set(answer: Answer) -> Any:
         if not isinstance(answer, Group):
             return None
         if answer.kind == "union":
-            parts = [_as_set(item) for item in answer.items]
+            parts = [as_set(item) for item in answer.items]
             return None if None in parts else sympy.Union(*parts)
         ends = [formula(item.latex) for item in answer.items if isinstance(item, Scalar)]
         if len(ends) < len(answer.items):
@@ -293,7 +289,5 @@ def _as_set(answer: Answer) -> Any:
 
     try:
         return build()
-    except Unreadable:
-        return None
-    except Exception as error:  # as in `attempt`
-        raise Failed(type(error).__name__) from error
+    except (Unreadable, ValueError) as error:  # an interval of complex numbers
+        raise Unreadable("it is no set") from error

@@ -53,9 +53,11 @@ def formula(latex: str) -> Any:
     if _digits(found) > LARGEST:
         raise Unreadable(f"a number in it has more than {LARGEST} digits")
     try:
-        return _exact_formula(found)
-    except Exception as error:  # sympy may raise anything on a formula
-        raise Unreadable("sympy cannot evaluate it") from error
+        exact = _exact_formula(found)
+        numeric(exact)
+    except Exception as error:  # (-1)!, a series that diverges; sympy may raise anything
+        raise Unreadable("it has no value") from error
+    return exact
 
 
 def _exact_formula(expression: Any) -> Any:
@@ -71,7 +73,7 @@ def _exact_formula(expression: Any) -> Any:
 
 def _digits(expression: Any) -> float:
     """An upper bound of the digits of the numbers that an unevaluated expression leads to; infinity for more."""
-    from sympy import Abs, Function, Pow, Product, Sum, ceiling, exp, factorial, floor, log
+    from sympy import Abs, Function, Pow, Product, Sum, ceiling, exp, factorial, floor, log, oo
 
     if not expression.args:
         return math.log10(abs(int(expression)) + 1) if expression.is_Integer else 1.0
@@ -93,14 +95,28 @@ def _digits(expression: Any) -> float:
     if isinstance(expression, Function) and not isinstance(expression, Abs | log | floor | ceiling):
         return math.inf if max(sizes) > LARGEST_ARGUMENT else sum(sizes)
     if isinstance(expression, Sum | Product):
+        if isinstance(expression, Product) and expression.has(oo):
+            return math.inf
         return math.inf if max(sizes[1:]) > LARGEST_COUNT else sum(sizes)
     return sum(sizes)
 
 
-def substituted(expression: Any, values: dict[Any, Any]) -> Any:
-    """The expression with values for its variables; those that a sum or an integral counts with stay."""
-    known = {name: values[name] for name in expression.free_symbols if name in values}
-    return expression.subs(known) if known else expression
+def value_at(expression: Any, values: dict[Any, Any]) -> Any:
+    """`numeric` of an expression with values for its variables; the variable that a sum counts with stays."""
+    known = {name: values[name] for name in expression.free_symbols}
+    return numeric(expression.subs(known) if known else expression)
+
+
+def answer_at(expression: Any, values: dict[Any, Any]) -> Any:
+    """As `value_at` for the answer of a response.
+
+    Raises:
+        Unreadable: sympy cannot evaluate it.
+    """
+    try:
+        return value_at(expression, values)
+    except Exception as error:  # sympy may raise anything
+        raise Unreadable("it has no value") from error
 
 
 @lru_cache(maxsize=4096)
