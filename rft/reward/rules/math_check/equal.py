@@ -8,6 +8,7 @@ from typing import Any
 from rft.reward.rules.math_check.clean import Unreadable
 from rft.reward.rules.math_check.formula import (
     DIGITS,
+    answer_at,
     as_fraction,
     attempt,
     formula,
