@@ -144,6 +144,7 @@ TEXT = [
 ]  # fmt: skip
 
 PLACES: list[Case] = [
+    (r"\boxed{\text{72\text{ units}}}", "72", 1.0),
     ("The answer is 18.", "18", 1.0),
     ("The answer is $18.", "18", 1.0),
     ("The answer is **18**.", "18", 1.0),

@@ -159,8 +159,8 @@ def split(text: str, pattern: str) -> tuple[list[str], list[str]]:
 
 def _read(text: str) -> Answer:
     text = bare(text)
-    if whole := re.fullmatch(r"\\text\s*\{([^{}]*)\}", text):
-        text = bare(whole[1])
+    while (start := re.match(r"\\text\s*(?=\{)", text)) and closing(text, start.end()) == len(text) - 1:
+        text = bare(text[start.end() + 1 : -1])
     if not text:
         raise Unreadable("it is empty")
     if matrix := MATRIX.fullmatch(text):
