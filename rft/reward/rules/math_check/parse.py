@@ -1,4 +1,4 @@
-r"""What an answer says: a number, a formula, words, a relation, or several of them in a list, tuple, set or matrix.
+r"""What an answer means: a number, a formula, words, a relation, or several of them in a list, tuple, set or matrix.
 
 This module reads the structure, in which signs such as "," and "(" have several meanings. The formulas in it are read
 by math-verify, see `equal`.
