@@ -1,4 +1,4 @@
-r"""Is the final answer of a response mathematically equal to that of the row? Formulas are compared by math-verify."""
+r"""Is the final answer of a response mathematically equal to that of the row? math-verify reads the formulas."""
 
 import math
 from collections.abc import Mapping

@@ -132,6 +132,20 @@ WORDS_FOR_NUMBERS = [
     *_boxed("101_2", ["101_2", "101_{2}", "5", "12_3"], ["101_3", "101", "110_2", "102_2"]),
 ]  # fmt: skip
 
+ALTERNATIVES = [
+    *_boxed(r"(-\infty, 1) \cup (2, \infty)", [r"x<1 \text{ or } x>2", "x > 2 or x < 1"], [
+        r"x<1 \text{ or } y>2", r"x<1 \text{ and } x>2", r"x \le 1 \text{ or } x>2", "x<1, x>2"]),
+    *_boxed("5/12", [r"\frac{5}{12} \approx 0.4167", r"x = \frac{5}{12} \approx 0.42", r"\ \frac{5}{12}\ "], [
+        "x \\approx 0.4167", r"\frac{1}{2} \approx \frac{5}{12}"]),
+    *_boxed("(1, 2)", [r"\begin{cases}x=1\\y=2\end{cases}", r"\begin{cases}x&=1\\y&=2\end{cases}"], [
+        r"\begin{cases}x=2\\y=1\end{cases}"]),
+    *_boxed("A", [r"\text{(A) } 5", r"\text{A. Paris}", "(A) x+1", r"\textbf{(A)}\ 5"], [
+        r"\text{(B) } 5", r"\text{B. A}", "(5) A"]),
+    *_boxed(r"\textbf{(A)}\ 5", ["A", r"\text{(A)}"], ["B", "C"]),
+    *_boxed(r"\pi", [r"\pi \approx 3.14"], [r"3.14 \approx \pi"]),
+    *_boxed("7", [r"\#7", r"\text{Thus } x=7"], [r"\#8"]),
+]  # fmt: skip
+
 TEXT = [
     *_boxed("Sunday", ["Sunday", r"\text{Sunday}", r"\textbf{Sunday}", "sunday", r"\text{ Sunday. }"], ["Monday",
         "Sun", r"\text{not Sunday}"]),
@@ -208,8 +222,8 @@ PLACES: list[Case] = [
 ]
 
 CASES = [
-    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS, *TEXT,
-        *PLACES
+    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS, *ALTERNATIVES,
+    *TEXT, *PLACES
 ]  # fmt: skip
 
 # What mathematics would judge otherwise: (response, gold answer, the score that is given, why).

@@ -28,7 +28,7 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|phantom\{[^{}]*\})(?![a-zA-Z])\.?", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"(\d)(?:\{,\}|\\[,!;: ]|,\\!)(?=\d{3})", r"\1"),  # 1{,}000 and 1\,000
-    (r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}", " "),
+    (r"\\[,;:! ]|\\$|\\#|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}", " "),
     (r"\\(?:textbf|textit|textrm|textsf|mbox|mathrm|rm|hbox|textnormal)\s*(?=\{)", r"\\text"),
     (r"\\(?:mathbf|mathit|boldsymbol|bm|emph|vec)\s*\{([^{}]*)\}", r"\1"),
     (r"\\(?:\{|lbrace(?![a-zA-Z]))", "⦃"),
@@ -41,7 +41,8 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\geqslant|\\geq|\\ge(?![a-zA-Z])|>=", "≥"),
     (r"\\lt(?![a-zA-Z])", "<"),
     (r"\\gt(?![a-zA-Z])", ">"),
-    (r"\\approx|\\simeq|\\equiv|≈|==", "="),
+    (r"\\approx|\\simeq", "≈"),
+    (r"\\equiv|==", "="),
     (r"\\neq|\\ne(?![a-zA-Z])|!=", "≠"),
     (r"\\in(?![a-zA-Z])", "∈"),
     (r"\\cup(?![a-zA-Z])|(?<=[\])])\s*U\s*(?=[\[(])", UNION),

@@ -1,4 +1,8 @@
-"""When two answers are equal. Formulas are read and compared by math-verify."""
+"""When two answers are equal.
+
+The parser of math-verify reads formulas. Those that have values are equal where the values agree, so that no wrong
+answer costs a simplification; all others, such as sets, are compared by math-verify.
+"""
 
 import math
 from collections.abc import Sequence
@@ -40,6 +44,7 @@ class Comparison:
             Unreadable: the answer cannot be read; of the gold answer `canonical.checked` has shown that it can.
             Failed: a comparison of formulas raised an error.
         """
+        gold, answer = _alternatives(gold), _alternatives(answer)
         if isinstance(gold, Relation) or isinstance(answer, Relation):
             return self._relations(gold, answer)
         if isinstance(gold, Group) and isinstance(answer, Group):
@@ -229,6 +234,15 @@ def stated(answer: Answer, given: bool = False) -> Answer:
         if set(signs) <= set("<≤"):
             return Group("tuple", (low, high), ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]"))
     return answer
+
+
+def _alternatives(answer: Answer) -> Answer:
+    """The union of intervals in place of "x < 1 or x > 2"; any other answer as it is."""
+    if not (isinstance(answer, Group) and answer.kind == "list" and answer.ends == "or"):
+        return answer
+    parts = tuple(stated(item) for item in answer.items if isinstance(item, Relation) and "=" not in item.signs)
+    same = len(parts) == len(answer.items) and len({_name(item) for item in answer.items}) == 1
+    return Group("union", parts) if same and all(isinstance(part, Group) for part in parts) else answer
 
 
 def _proportional(gold: Relation, answer: Relation) -> bool:

@@ -1,4 +1,4 @@
-"""Formulas: math-verify reads and compares them, sympy evaluates them to numbers."""
+"""Formulas: the parser of math-verify reads them, sympy evaluates them, math-verify compares what has no value."""
 
 import logging
 import math

@@ -25,6 +25,8 @@ MATRIX = re.compile(
 )
 LIMITING = re.compile(r"(?i)\b(?:not|no|never|neither|wrong|except|than|least|most|more|less|over|under|dozen)\b|n't")
 RATIO = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*")
+CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.):])\s+\S")
+CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}")
 RELATIONS = "=<>≤≥≠"
 UNIT_TEXT = re.compile(r"^(?P<of>.*\S)\s*\\text\s*\{(?P<unit>[^{}\\]*)\}(?P<power>\s*(?:\^\{?[23]\}?)?(?:\s*/.*)?)$")
 UNIT_WORDS = re.compile(
@@ -73,7 +75,7 @@ class Group:
     Attributes:
         kind: list (without brackets), tuple (in brackets, or an interval), set, union, or matrix (of tuples).
         items: the answers.
-        ends: the brackets of a tuple, such as "(]".
+        ends: the brackets of a tuple, such as "(]"; "or" of a list with nothing but "or" in it.
     """
 
     kind: str
@@ -102,6 +104,8 @@ def readings(text: str) -> tuple[Answer, ...]:
     if len(text) > LONGEST:
         raise Unreadable(f"it has more than {LONGEST} characters")
     cleaned = clean(text)
+    if choice := CHOICE.match(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", cleaned)):
+        return (Scalar(choice[1] or choice[2]),)  # "(A) 5" chooses a letter
     found = [_read(_joined(cleaned))]
     if THOUSANDS.fullmatch(cleaned):
         found.append(_read(cleaned))
@@ -167,10 +171,17 @@ def _read(text: str) -> Answer:
         rows = [row for row in matrix[1].split(ROW) if row.strip()]
         cells = (tuple(_read(_joined(cell)) for cell in row.split("&")) for row in rows)
         return Group("matrix", tuple(Group("tuple", row, "()") for row in cells))
+    if (cases := CASES.fullmatch(text)) and "\\text" not in text:
+        return Group("list", tuple(_read(_joined(row.replace("&", ""))) for row in cases[1].split(ROW) if row.strip()))
+    exact, about = split(text, "≈")
+    if about:
+        named = SYMBOL.fullmatch(exact[0].strip()) and exact[0].strip() != r"\pi"
+        text = "=".join(exact[:2]) if named else exact[0]  # "5/12 ≈ 0.417" is 5/12
     items, found = split(text, r",|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})])(?:and|or)(?=[\s\\$])")
     items = [item for item in items if item.strip()] if found else items
     if len(items) > 1:
-        return Group("list", tuple(_flat(map(_read, items))))
+        every = all("or" in separator for separator in found)
+        return Group("list", tuple(_flat(map(_read, items))), "or" if every else "")
     text = bare(items[0]) if items else ""
     if ratio := RATIO.fullmatch(text):
         text = f"{ratio[1]}/{ratio[2]}"
