@@ -1,0 +1,122 @@
+r"""Is the final answer of a response mathematically equal to that of the row? math-verify reads the formulas."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any
+
+from rft.ranges import Range
+from rft.reward.registry import REWARDS
+from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
+from rft.reward.rules.math_check.canonical import canonical, checked
+from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.equal import Comparison
+from rft.reward.rules.math_check.formula import Failed, installed
+from rft.reward.rules.math_check.parse import Answer, readings
+from rft.reward.term import Unscored
+
+GOLD_MARKER = "####"
+
+
+def _fault(options: Mapping[str, Any]) -> str | None:
+    extract_from, markers, reasoning = (options[name] for name in ("extract_from", "markers", "reasoning"))
+    if not extract_from or len({*extract_from}) < len(extract_from):
+        return f"extract_from={extract_from}: name each place once; write [boxed, markers, last]"
+    if not all(markers) or ("markers" in extract_from and not markers):
+        return f"markers: {markers!r} gives no text to look for; write ['{GOLD_MARKER}', 'answer is']"
+    if len(reasoning) not in (0, 2) or not all(reasoning):
+        return f"reasoning={reasoning!r}: write the tags before and after it, ['<think>', '</think>'], or []"
+    if not installed():
+        return 'name=math needs the package math-verify: pip install "rft[math]"'
+    return None
+
+
+def _extract(
+    response: str,
+    extract_from: list[Place],
+    markers: list[str],
+    reasoning: list[str],
+    percent_as_unit: bool,
+) -> str | None:
+    found = final_answer(response, extract_from, markers, reasoning)
+    if found is None:
+        return None
+    try:
+        return canonical(readings(found)[0], percent_as_unit)
+    except Unreadable:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _gold_readings(text: str) -> tuple[Answer, ...]:
+    boxed = last_boxed(text)
+    found = boxed if boxed is not None else text.rpartition(GOLD_MARKER)[2]
+    try:
+        answers = readings(found.strip())
+        for answer in answers:
+            checked(answer)
+    except Unreadable as error:
+        raise ValueError(
+            f"the field 'answer' cannot be parsed, as {error}: {found[:80]!r}; write a number, LaTeX or a few words, "
+            "or remove the row"
+        ) from error
+    return answers
+
+
+def _gold(row: Mapping[str, Any]) -> tuple[Answer, ...]:
+    answer = row["answer"]
+    if (
+        isinstance(answer, bool | list | dict)
+        or answer is None
+        or (isinstance(answer, float) and not math.isfinite(answer))
+    ):
+        raise ValueError(f"the field 'answer' is {answer!r:.80}, which is no answer; write a text or a number")
+    return _gold_readings(str(answer))
+
+
+@REWARDS.register("math", reads=("answer",), fault=_fault, extract=_extract, gold=_gold)
+def math_answer(
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    extract_from: list[Place],
+    markers: list[str],
+    reasoning: list[str],
+    float_rounding: Annotated[int, Range(low=0, high=15)],
+    percent_as_unit: bool,
+) -> float | Unscored:
+    r"""1 where the final answer of the response equals the row's `answer`, else 0.
+
+    The `answer` is in LaTeX or plain text; of a solution that holds a \boxed{} or #### it is what stands there.
+
+    The first place of `extract_from` that the response has decides. Of several \boxed{} the last counts, and one that
+    is empty or not closed is no answer.
+
+    A response without an answer, or whose answer math-verify cannot parse, is wrong: 0. So is one whose answer has no
+    value, such as (-1)!, has more than 1000 characters, an unsolved integral, or a number of more than 10000 digits,
+    such as 9^{9^{9}}; a gold answer of this kind is refused. So a response gains nothing by an answer that cannot be
+    read. If both answers are read and their comparison raises an error, the result is `Unscored`. A comparison may take
+    long: it needs a deadline from outside.
+
+    Args:
+        extract_from: where the answer is looked for, the more trusted first: the last "boxed"; behind the last of the
+            first of the "markers" that is there; the "last" formula or number. [boxed] accepts no other answer.
+        markers: what stands before the answer, in any case, the more trusted first.
+        reasoning: the tags around the reasoning. Only text behind it counts, none where it is not closed. []: all does.
+        float_rounding: places to which a decimal must equal a number; below 0.1 zeros behind the point do not count.
+        percent_as_unit: 50% equals 50 as well as 0.5, as data sets leave out the sign.
+
+    Raises:
+        ValueError: the row's `answer` cannot be parsed.
+    """
+    gold = _gold(row)
+    found = final_answer(response, extract_from, markers, reasoning)
+    if found is None:
+        return 0.0
+    compare = Comparison(float_rounding, percent_as_unit)
+    try:
+        return float(any(compare.equal(this, that) for that in readings(found) for this in gold))
+    except Unreadable:
+        return 0.0
+    except Failed as error:
+        return Unscored(f"math-verify failed on the answers: {error}")

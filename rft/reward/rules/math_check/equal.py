@@ -1,0 +1,308 @@
+"""When two answers are equal.
+
+The parser of math-verify reads formulas. Those that have values are equal where the values agree, so that no wrong
+answer costs a simplification; all others, such as sets, are compared by math-verify.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.formula import (
+    DIGITS,
+    answer_at,
+    as_fraction,
+    attempt,
+    formula,
+    value_at,
+    verified,
+)
+from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Words
+
+POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
+FLIPPED = str.maketrans("<>≤≥", "><≥≤")
+
+
+class Comparison:
+    """Compares answers.
+
+    Args:
+        float_rounding: see `math`.
+        percent_as_unit: see `math`.
+    """
+
+    def __init__(self, float_rounding: int, percent_as_unit: bool) -> None:
+        self.float_rounding = float_rounding
+        self.percent_as_unit = percent_as_unit
+
+    def equal(self, gold: Answer, answer: Answer) -> bool:
+        """Is an answer equal to the gold answer?
+
+        Raises:
+            Unreadable: the answer cannot be read; of the gold answer `canonical.checked` has shown that it can.
+            Failed: a comparison of formulas raised an error.
+        """
+        gold, answer = _alternatives(gold), _alternatives(answer)
+        if isinstance(gold, Relation) or isinstance(answer, Relation):
+            return self._relations(gold, answer)
+        if isinstance(gold, Group) and isinstance(answer, Group):
+            return self._groups(gold, answer)
+        if isinstance(gold, Group) or isinstance(answer, Group):
+            return self._mixed(gold, answer)
+        if isinstance(gold, Words) or isinstance(answer, Words):
+            return self._words(gold, answer)
+        return self._scalars(gold, answer)
+
+    def _words(self, gold: Answer, answer: Answer) -> bool:
+        if isinstance(gold, Words) and isinstance(answer, Words) and gold.text == answer.text:
+            return True
+        formulas = [Scalar(side.latex) if isinstance(side, Words) and side.latex else side for side in (gold, answer)]
+        first, second = formulas
+        return isinstance(first, Scalar) and isinstance(second, Scalar) and self._scalars(first, second)
+
+    def _relations(self, gold: Answer, answer: Answer) -> bool:
+        """Relations; a lone "x = 5" also equals 5, and "x > 3" the interval from 3."""
+        if isinstance(gold, Relation) and isinstance(answer, Relation):
+            return self._two_relations(gold, answer)
+        first, second = stated(gold), stated(answer, given=True)
+        if isinstance(first, Relation) or isinstance(second, Relation):
+            return False
+        return self.equal(first, second)
+
+    def _two_relations(self, gold: Relation, answer: Relation) -> bool:
+        turned = Relation(answer.signs[::-1].translate(FLIPPED), answer.sides[::-1])
+        for other in (answer, turned):
+            same = other.signs == gold.signs and len(other.sides) == len(gold.sides)
+            if same and all(self.equal(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
+                return True
+        ends = [stated(side) for side in (gold, answer)]
+        if not any(isinstance(end, Relation) for end in ends):
+            return _name(gold) == _name(answer) and self.equal(ends[0], ends[1])
+        if len(gold.signs) == len(answer.signs) == 1:
+            return any(other.signs == gold.signs and _proportional(gold, other) for other in (answer, turned))
+        return False
+
+    def _mixed(self, gold: Answer, answer: Answer) -> bool:
+        """A group and a single answer: a set of one is that one."""
+        group, single = (gold, answer) if isinstance(gold, Group) else (answer, gold)
+        assert isinstance(group, Group)
+        if group.kind == "set" and len(group.items) == 1:
+            return self.equal(group.items[0], single)
+        if isinstance(single, Scalar) and group.kind in ("set", "union", "tuple") and single.value is None:
+            return bool(as_set(group) is not None and as_set(group) == as_set(single))
+        return False
+
+    def _groups(self, gold: Group, answer: Group) -> bool:
+        kinds = (gold.kind, answer.kind)
+        if kinds == ("tuple", "tuple") or ("tuple" in kinds and "list" in kinds):
+            ends = {side.ends for side in (gold, answer) if side.kind == "tuple"}
+            bare = "list" in kinds or len(gold.items) != 2  # brackets then are no interval
+            if (len(ends) > 1 and not bare) or ("list" in kinds and ends != {"()"} and len(gold.items) == 2):
+                return False
+            return self._in_order(gold.items, answer.items)
+        if kinds == ("matrix", "matrix"):
+            return self._in_order(gold.items, answer.items)
+        if set(kinds) <= {"list", "set"}:
+            if "set" in kinds:
+                return self._all_in(gold.items, answer.items) and self._all_in(answer.items, gold.items)
+            return self._in_any_order(gold.items, answer.items)
+        if "union" in kinds:
+            if kinds == ("union", "union") and self._in_any_order(gold.items, answer.items):
+                return True
+            return bool(as_set(gold) is not None and as_set(gold) == as_set(answer))
+        return False
+
+    def _in_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
+        return len(gold) == len(answer) and all(self.equal(a, b) for a, b in zip(gold, answer, strict=True))
+
+    def _all_in(self, these: Sequence[Answer], those: Sequence[Answer]) -> bool:
+        return all(any(self.equal(this, that) for that in those) for this in these)
+
+    def _in_any_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
+        left = list(answer)
+        for item in gold if len(gold) == len(answer) else []:
+            found = next((place for place, other in enumerate(left) if self.equal(item, other)), None)
+            if found is None:
+                return False
+            left.pop(found)
+        return len(gold) == len(answer)
+
+    def _scalars(self, gold: Scalar, answer: Scalar) -> bool:
+        factor = Fraction(1)
+        if gold.unit is not None and answer.unit is not None:
+            if gold.unit.dimension != answer.unit.dimension:
+                return False
+            factor = answer.unit.size / gold.unit.size
+        hundredths = [(gold.percent, answer.percent)]
+        if self.percent_as_unit and gold.percent != answer.percent:
+            hundredths.append((False, False))
+        return any(self._values(gold, answer, factor, *percents) for percents in hundredths)
+
+    def _values(self, gold: Scalar, answer: Scalar, factor: Fraction, *percents: bool) -> bool:
+        first, second = (Fraction(1, 100) if percent else Fraction(1) for percent in percents)
+        decimal = gold.decimal or answer.decimal
+        if gold.value is not None and answer.value is not None:
+            return self._close(gold.value * first, answer.value * second * factor, decimal)
+        if gold.latex.replace(" ", "") == answer.latex.replace(" ", "") and first == second * factor:
+            return True
+        return self._formulas(gold, answer, first, second * factor, decimal)
+
+    def _close(self, gold: Fraction, answer: Fraction, decimal: bool) -> bool:
+        """Equal, or with decimals equal to so many places; below 0.1 zeros behind the point do not count."""
+        if gold == answer or not decimal or gold == 0:
+            return gold == answer
+        zeros = min(0, math.floor(math.log10(abs(gold.numerator)) - math.log10(gold.denominator)) + 1)
+        return 2 * abs(gold - answer) <= Fraction(10) ** (zeros - self.float_rounding)
+
+    def _formulas(self, gold: Scalar, answer: Scalar, first: Fraction, second: Fraction, decimal: bool) -> bool:
+        import sympy
+
+        def compare() -> bool:
+            expressions = formula(gold.latex), formula(answer.latex)
+            factors = (sympy.Rational(factor.numerator, factor.denominator) for factor in (first, second))
+            a, b = (e if f == 1 else e * f for e, f in zip(expressions, factors, strict=True))
+            names = sorted(a.free_symbols | b.free_symbols, key=str)
+            for point in POINTS if names else POINTS[:1]:
+                values = {name: sympy.Rational(point + place, 7 + place) for place, name in enumerate(names)}
+                numbers = [value_at(a, values), answer_at(b, values)]
+                if None in numbers:
+                    return numbers == [None, None] and verified(a, b)
+                if not self._numbers(numbers[0], numbers[1], decimal):
+                    return False
+            return True
+
+        return attempt(compare)
+
+    def _numbers(self, gold: Any, answer: Any, decimal: bool) -> bool:
+        """Complex numbers of `DIGITS` digits, whose last ten may be wrong."""
+        import sympy
+
+        least = max(abs(gold), abs(answer), sympy.Float(10) ** -20) * sympy.Float(10) ** (10 - DIGITS)
+        for part in (sympy.re, sympy.im):
+            a, b = part(gold), part(answer)
+            if abs(a - b) > least and not (decimal and self._close(as_fraction(a), as_fraction(b), True)):
+                return False
+        return True
+
+
+def _is_name(side: Answer) -> bool:
+    if isinstance(side, Words):
+        return True
+    plain = isinstance(side, Scalar) and side.value is None and SYMBOL.fullmatch(side.latex.strip())
+    return bool(plain) and _name(side) not in ("e", "i", r"\pi", r"\infty")
+
+
+def _name(side: Answer) -> str:
+    """The name on the left of a relation, or a name itself."""
+    if isinstance(side, Relation):
+        return next((_name(part) for part in side.sides if _is_name(part)), "")
+    text = side.latex if isinstance(side, Scalar) else side.text if isinstance(side, Words) else ""
+    return text.replace(" ", "").replace("{", "").replace("}", "").casefold()
+
+
+def stated(answer: Answer, given: bool = False) -> Answer:
+    """What a relation states of its name: 5 of "x = 5", (3, oo) of "x > 3"; the relation itself where it is no such.
+
+    Args:
+        answer: any other than a relation is returned.
+        given: the relation is in a response: "x + y = 5" states 5 too, for a question that asks for x + y.
+    """
+    if not isinstance(answer, Relation):
+        return answer
+    names = [_is_name(side) for side in answer.sides]
+    if set(answer.signs) == {"="}:
+        if names[-1] and not any(names[:-1]):
+            return answer.sides[0]
+        return answer.sides[-1] if names[0] or given else answer
+    if "=" in answer.signs or sum(names) != 1 or "≠" in answer.signs:
+        return answer
+    infinite = Scalar(r"-\infty"), Scalar(r"\infty")
+    if len(answer.sides) == 2:
+        place = names.index(True)
+        sign, end = answer.signs, answer.sides[1 - place]
+        sign = sign if place == 0 else sign.translate(FLIPPED)
+        if sign in "<≤":
+            return Group("tuple", (infinite[0], end), "(" + (")" if sign == "<" else "]"))
+        return Group("tuple", (end, infinite[1]), ("(" if sign == ">" else "[") + ")")
+    if len(answer.sides) == 3 and names[1]:
+        low, _, high = answer.sides
+        signs = answer.signs
+        if set(signs) <= set(">≥"):
+            low, high, signs = high, low, signs[::-1].translate(FLIPPED)
+        if set(signs) <= set("<≤"):
+            return Group("tuple", (low, high), ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]"))
+    return answer
+
+
+def _alternatives(answer: Answer) -> Answer:
+    """The union of intervals in place of "x < 1 or x > 2"; any other answer as it is."""
+    if not (isinstance(answer, Group) and answer.kind == "list" and answer.ends == "or"):
+        return answer
+    parts = tuple(stated(item) for item in answer.items if isinstance(item, Relation) and "=" not in item.signs)
+    same = len(parts) == len(answer.items) and len({_name(item) for item in answer.items}) == 1
+    return Group("union", parts) if same and all(isinstance(part, Group) for part in parts) else answer
+
+
+def _proportional(gold: Relation, answer: Relation) -> bool:
+    """Two equations, or inequalities of the same sign, of which one is a multiple of the other."""
+
+    def compare() -> bool:
+        import sympy
+
+        differences = []
+        for relation in (gold, answer):
+            sides = [side for side in relation.sides if isinstance(side, Scalar)]
+            if len(sides) < 2:
+                return False
+            left, right = (formula(side.latex) for side in sides)
+            differences.append(left - right)
+        if differences[1].is_zero or differences[0].is_zero:
+            return False
+        ratio = sympy.simplify(differences[0] / differences[1])
+        return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
+
+    return attempt(compare)
+
+
+def as_set(answer: Answer) -> Any:
+    """An answer as a set of sympy; None where it is none.
+
+    Raises:
+        Unreadable: it looks like a set and is none.
+    """
+    import sympy
+
+    def build() -> Any:
+        if isinstance(answer, Scalar):
+            found = formula(answer.latex)
+            return sympy.FiniteSet(*found.args) if isinstance(found, sympy.FiniteSet) else _evaluated(found)
+        if not isinstance(answer, Group):
+            return None
+        if answer.kind == "union":
+            parts = [as_set(item) for item in answer.items]
+            return None if None in parts else sympy.Union(*parts)
+        ends = [formula(item.latex) for item in answer.items if isinstance(item, Scalar)]
+        if len(ends) < len(answer.items):
+            return None
+        if answer.kind == "set":
+            return sympy.FiniteSet(*ends)
+        if answer.kind == "tuple" and len(ends) == 2:
+            return sympy.Interval(*ends, answer.ends[0] == "(", answer.ends[1] == ")")
+        return None
+
+    def _evaluated(found: Any) -> Any:
+        if isinstance(found, sympy.Complement):
+            whole, without = found.args
+            return (
+                sympy.Complement(whole, sympy.FiniteSet(*without.args))
+                if isinstance(without, sympy.FiniteSet)
+                else found
+            )
+        return found if isinstance(found, sympy.Set) else None
+
+    try:
+        return build()
+    except (Unreadable, ValueError) as error:  # an interval of complex numbers
+        raise Unreadable("it is no set") from error
