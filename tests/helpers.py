@@ -26,7 +26,6 @@ from rft.data.encode.tokenizer import characters
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.registry import take
-from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
 from rft.strategy.base import Strategy
@@ -121,12 +120,6 @@ def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
     plain = OmegaConf.to_container(node, resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}
-
-
-def reward_of(terms: dict[str, dict[str, Any]], accuracy: str, **changes: Any) -> WeightedSum:
-    """A reward with the defaults of the yaml."""
-    options = {**yaml_options("reward/_base.yaml"), "terms": terms, "accuracy": accuracy, **changes}
-    return WeightedSum(**take(options, WeightedSum, "reward", "a reward"))
 
 
 def make_strategy(world: World, kind: type[FSDP2] = FSDP2, **changes: Any) -> FSDP2:

@@ -28,7 +28,7 @@ ROOT = Path(rft.__file__).parent.parent
 
 ALLOWED: dict[str, dict[str, str]] = {
     "calls": {
-        "rft.reward.compose: except Exception": "a rule of the user's may raise anything; the error names the row",
+        "rft.reward.function: except Exception": "a file of the user's may raise anything; the error names the key",
         "rft.reward.rules.math_check.formula: except Exception": "math-verify raises Exception itself, sympy anything",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
@@ -41,6 +41,9 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "backends": {
         "rft.modes.plan.skip_compute: fsdp": "a namespace of torch's operators",
+    },
+    "names_of_algorithms": {
+        "rft.reward.function: reward_model": "a field of verl's rows",
     },
     "folders": {
         "tests/e2e: more than 13 files": "one file for each kind of run; nothing is nested in it",

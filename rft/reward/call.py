@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from rft.errors import FunctionError, naming
@@ -12,23 +12,11 @@ from rft.ranges import PositiveInt, Seconds
 from rft.registry import take
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
+from rft.reward.failure import Failure, catching
 from rft.reward.term import RowTerm, Term, Unscored
 from rft.reward.workers import WorkerError, WorkerPool
 
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
-
-
-@dataclass(frozen=True)
-class Failure(Unscored):
-    """A call that raised an error; it may succeed when it is repeated.
-
-    Attributes:
-        message: the error, with the line of the user's function.
-        error: itself, where it was raised in this process.
-    """
-
-    message: str
-    error: Exception | None = None
 
 
 @dataclass
@@ -69,12 +57,12 @@ class Caller:
         ValueError: the term is malformed, or an option cannot have an effect on it; names the key.
     """
 
-    def __init__(
-        self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: CallOptions) -> None:
         key = f"reward.terms.{name}"
         self.term = build_term(node, key)
-        options = CallOptions(**take({**defaults, **call}, CallOptions, f"{key}.call", "the call of a reward term"))
+        options = CallOptions(
+            **take({**asdict(defaults), **call}, CallOptions, f"{key}.call", "the call of a reward term")
+        )
         _check(self.term, options, call, key)
         self.failed = options.failed
         self._name = name
@@ -131,32 +119,29 @@ class Caller:
         slots = asyncio.Semaphore(self._options.concurrency)
 
         async def one(response: str, row: Mapping[str, Any]) -> Any:
+            assert isinstance(self.term, RowTerm)
             async with slots:
-                try:
-                    async with asyncio.timeout(self._options.deadline_s):
-                        assert isinstance(self.term, RowTerm)
+                with catching() as caught:
+                    async with asyncio.timeout(self._options.deadline_s) as limit:
                         return await self.term.value(response, row)
-                except TimeoutError as error:
-                    return Failure("deadline", f"not done in deadline_s={self._options.deadline_s:g}", error)
-                except Exception as error:  # noqa: BLE001 (a function may raise anything, and `failed` decides)
-                    return _failure(error)
+            if limit.expired():
+                return Failure("deadline", f"not done in deadline_s={self._options.deadline_s:g}")
+            return caught.failure
 
         return await asyncio.gather(*(one(*pair) for pair in zip(responses, rows, strict=True)))
 
     def _attempt(self, term: RowTerm, response: str, row: Mapping[str, Any]) -> Any:
-        try:
+        with catching() as caught:
             return term.value(response, row)
-        except Exception as error:  # noqa: BLE001 (as above)
-            return _failure(error)
+        return caught.failure
 
     def _batch(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        try:
-            with naming(f"the reward term {self._name!r}", type(self.term).values):
-                found = self.term.values(responses, rows)
-        except Exception as error:
-            if self.failed == "stop":
-                raise
-            return [_failure(error)] * len(responses)
+        with catching() as caught, naming(f"the reward term {self._name!r}", type(self.term).values):
+            found = self.term.values(responses, rows)
+        if caught.failure is not None:
+            if self.failed == "stop" and caught.failure.error is not None:
+                raise caught.failure.error
+            return [caught.failure] * len(responses)
         return self._counted(found, responses)
 
     def _counted(self, found: Any, responses: Sequence[str]) -> list[Any]:
@@ -198,14 +183,6 @@ def head(response: str) -> str:
 
 def _awaits(term: Term) -> bool:
     return isinstance(term, RowTerm) and term.awaits
-
-
-def _failure(error: Exception) -> Failure:
-    """The failure of a call; a FunctionError names the user's function and its line already."""
-    if isinstance(error, FunctionError):
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return Failure(type(cause).__name__, str(error), cause)
-    return Failure(type(error).__name__, f"{type(error).__name__}: {error}", error)
 
 
 def _outcome(found: Any) -> Any:

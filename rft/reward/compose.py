@@ -12,7 +12,7 @@ from rft.batch.scores import Scores
 from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction
 from rft.registry import convert, did_you_mean
-from rft.reward.call import Caller, call_beside, head
+from rft.reward.call import Caller, CallOptions, call_beside, head
 from rft.reward.route import Routes
 from rft.reward.term import Term, Unscored
 
@@ -64,7 +64,7 @@ class WeightedSum:
         self,
         terms: dict[str, dict[str, Any]],
         accuracy: str,
-        call: dict[str, Any],
+        call: CallOptions,
         max_unscored: Fraction,
         route: dict[str, list[str]],
     ) -> None:
@@ -191,7 +191,7 @@ class WeightedSum:
         return [term.extract(response) for term, response in zip(terms, responses, strict=True)]
 
 
-def _term(name: str, node: Mapping[str, Any], call: Mapping[str, Any], terms: Mapping[str, Any]) -> WeightedTerm:
+def _term(name: str, node: Mapping[str, Any], call: CallOptions, terms: Mapping[str, Any]) -> WeightedTerm:
     key = f"reward.terms.{name}"
     options = {option: value for option, value in node.items() if option not in OWN}
     caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rft.errors import FunctionError
 from rft.reward.build import build_term
+from rft.reward.failure import catching
 from rft.reward.term import RowTerm, Term
 from rft.reward.workers import Setup, WorkerError
 
@@ -169,15 +169,13 @@ def work(line: Connection, term: Term) -> None:
 
 def score(term: Term, first: Any, second: Any) -> Any:
     """What a term returns for (response, row), or (responses, rows); a `WorkerError` where it raises an error."""
-    try:
+    with catching() as caught:
         if not isinstance(term, RowTerm):
             return term.values(first, second)
         found = term.value(first, second)
         return asyncio.run(found) if term.awaits else found
-    except FunctionError as error:
-        return WorkerError(type(error.__cause__ or error).__name__, str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the function may raise anything)
-        return WorkerError(type(error).__name__, f"{type(error).__name__}: {error}")
+    assert caught.failure is not None
+    return WorkerError(caught.failure.reason, caught.failure.message)
 
 
 def main() -> None:
@@ -189,7 +187,7 @@ def main() -> None:
         if setup.module is not None:
             importlib.import_module(setup.module)
         term = build_term(setup.node, setup.key)
-    except Exception as error:  # noqa: BLE001 (a module may raise anything)
+    except (ImportError, ValueError) as error:
         line.send(f"it could not build the term ({type(error).__name__}: {error})")
         return
     line.send(None)

@@ -3,8 +3,8 @@
 import pytest
 
 from rft.errors import FunctionError
-from tests.helpers import reward_of
 from tests.reward import user_functions
+from tests.reward.reward_of import reward_of
 
 MODULE = "tests.reward.user_functions"
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}

@@ -14,7 +14,7 @@ import rft
 from rft.errors import FunctionError
 from rft.registry import Registry, Target
 from rft.reward import REWARDS
-from tests.helpers import reward_of
+from tests.reward.reward_of import reward_of
 
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
 FORMAT = {"name": "format", "weight": 0.25, "pattern": "[a-z]+", "match": "whole"}

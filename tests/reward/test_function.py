@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rft.reward.function import BatchFunction, RowFunction, function_term, load_function
-from tests.helpers import reward_of
 from tests.reward import user_functions
+from tests.reward.reward_of import reward_of
 
 FILE = user_functions.__file__
 ROWS = [

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.helpers import reward_of
+from tests.reward.reward_of import reward_of
 
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
 CHOICE = {"name": "choice", "weight": 2.0, "letters": "ABC", "markers": ["answer:"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rft.errors import FunctionError
-from tests.helpers import reward_of
+from tests.reward.reward_of import reward_of
 
 MODULE = "tests.reward.user_functions"
 CALL = {"workers": "process", "concurrency": 2, "deadline_s": 1.0, "failed": "drop_row"}
@@ -100,7 +100,7 @@ def test_a_model_cannot_be_computed_in_workers():
 
 
 SCRIPT = f"""
-from tests.helpers import reward_of
+from tests.reward.reward_of import reward_of
 call = {CALL | {"deadline_s": 100.0}}
 reward = reward_of({{"a": {{"function": "{MODULE}:by_command", "weight": 1.0, "call": call}}}}, "a")
 reward.score(["a"], [{ROW}])

@@ -17,6 +17,10 @@ from tests.conftest import WITHOUT_WARMUP
 CONFIG = Path(rft.__file__).parent / "config"
 # What a group's option needs beside it before it makes sense.
 COMPANIONS = {
+    **dict.fromkeys(
+        ("reward/function", "reward/terms/function"),
+        ["reward.terms.function.function=tests.reward.user_functions:ours"],
+    ),
     "actor/hf": ["actor.path=some/model"],
     "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
     "algorithm/advantage/gae": ["algorithm/critic_loss=value"],

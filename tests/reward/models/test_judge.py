@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rft.reward.models.grade import Grade
-from tests.helpers import reward_of
 from tests.reward.models.test_scalar import RESPONSES, ROWS, save
+from tests.reward.reward_of import reward_of
 
 QUESTION = {"text": "{prompt}={response}+", "words": ["1", "0"]}
 PATTERN = "([0-9])[^0-9]*$"

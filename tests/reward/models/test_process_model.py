@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from tests.helpers import reward_of
 from tests.reward.models.test_scalar import save
+from tests.reward.reward_of import reward_of
 
 ROWS = [{"prompt": prompt} for prompt in ("1+1", "2", "9+9", "3")]
 RESPONSES = ["1+2+10", "12", "", "+4++5+"]

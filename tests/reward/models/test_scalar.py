@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rft.data.encode.tokenizer import characters
-from tests.helpers import MODEL, reward_of
+from tests.helpers import MODEL
+from tests.reward.reward_of import reward_of
 
 SIZES = MODEL | {"initializer_range": 0.3}
 ROWS = [{"prompt": prompt, "answer": "12"} for prompt in ("1+1", "2", "1+2+3+4", "9+9")]

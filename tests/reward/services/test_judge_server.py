@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rft.errors import FunctionError
-from tests.helpers import reward_of
 from tests.reward.models.test_scalar import RESPONSES, ROWS
+from tests.reward.reward_of import reward_of
 
 QUESTION = {"text": "{prompt}={response}", "words": ["Yes", "No"]}
 SCORES = [1.0, 0.0, 3.0, 0.5]  # 1+1=2, 2=12, 1+2+3+4=10, 9+9=

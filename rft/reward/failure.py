@@ -1,0 +1,44 @@
+"""What is left of a call that raised an error."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rft.errors import FunctionError
+from rft.reward.term import Unscored
+
+
+@dataclass(frozen=True)
+class Failure(Unscored):
+    """In place of a score: a call that raised an error. It may succeed when it is repeated.
+
+    Attributes:
+        message: the error, with the line of the user's function.
+        error: itself, where it was raised in this process.
+    """
+
+    message: str
+    error: Exception | None = None
+
+
+class catching:
+    """Keeps the error that is raised in the block: a function may raise anything, and its caller decides about it.
+
+    Attributes:
+        failure: None if the block has raised nothing.
+    """
+
+    failure: Failure | None = None
+
+    def __enter__(self) -> "catching":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, SystemExit):
+            error = RuntimeError(f"SystemExit: {error}")
+            self.failure = Failure("SystemExit", str(error), None)
+        elif isinstance(error, FunctionError):  # it names the user's function and its line already
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            self.failure = Failure(type(cause).__name__, str(error), cause)
+        elif isinstance(error, Exception):
+            self.failure = Failure(type(error).__name__, f"{type(error).__name__}: {error}", error)
+        return self.failure is not None
