@@ -222,8 +222,8 @@ PLACES: list[Case] = [
 ]
 
 CASES = [
-    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS, *ALTERNATIVES,
-    *TEXT, *PLACES
+    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS,
+    *ALTERNATIVES, *TEXT, *PLACES,
 ]  # fmt: skip
 
 # What mathematics would judge otherwise: (response, gold answer, the score that is given, why).
