@@ -127,6 +127,10 @@ WORDS_FOR_NUMBERS = [
     *_boxed("1.5", ["1.5 meters"], ["1.5 million", "1.5 thousand"]),
     *_boxed("18", ["The number is 18", "exactly 18", "about 18"], ["not 18", "less than 18", "18 or more",
         "it is never 18", "at least 18"]),
+    *_boxed("18", ["18 more apples", r"18\text{ more}", "18 = 18", r"3 \cdot 6 = 18"], [
+        r"18\text{ or maybe 17}", "17 = 18", "18 = 17", r"18\text{ dozen}", r"18\text{ hundred}", "1 8", "10 8",
+        "18/17", "18 or 17", "18!", "18k", r"18\text{ thousand}", "x_{18}", "> 18"]),
+    *_boxed("A", ["A"], [r"\text{(A) and (B)}", r"\text{A or B}", "A, B", "AB"]),
     *_boxed("3:2", ["3:2", "6 : 4", "3/2"], ["2:3", "3:1", "32"]),
     *_boxed("3:30 p.m.", [r"3:30\text{ p.m.}", "3:30 P.M."], ["3:30 a.m.", "4:30 p.m.", "3"]),
     *_boxed("101_2", ["101_2", "101_{2}", "5", "12_3"], ["101_3", "101", "110_2", "102_2"]),
@@ -222,8 +226,8 @@ PLACES: list[Case] = [
 ]
 
 CASES = [
-    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS, *ALTERNATIVES,
-    *TEXT, *PLACES
+    *NUMBERS, *SURDS, *PERCENT_AND_UNITS, *SEVERAL, *INTERVALS, *EQUATIONS, *MATRICES, *WORDS_FOR_NUMBERS,
+    *ALTERNATIVES, *TEXT, *PLACES,
 ]  # fmt: skip
 
 # What mathematics would judge otherwise: (response, gold answer, the score that is given, why).

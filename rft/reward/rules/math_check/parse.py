@@ -23,9 +23,14 @@ SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)")
 MATRIX = re.compile(
     r"[\[(]?\s*\\begin\{(?:[bp]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{(?:[bp]?matrix|array)\}\s*[\])]?"
 )
-LIMITING = re.compile(r"(?i)\b(?:not|no|never|neither|wrong|except|than|least|most|more|less|over|under|dozen)\b|n't")
+LIMITING = re.compile(
+    r"(?i)\b(?:not|no|never|neither|wrong|except|than|least|most|more|less|over|under|dozen|half|hundred|maybe|twice)\b|n't"
+)
+NO_UNIT = re.compile(
+    r"(?i)\d|\b(?:not|no|never|than|except|least|most|dozen|half|hundred|or|and|maybe|times|twice)\b|n't"
+)
 RATIO = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*")
-CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.):])\s+\S")
+CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.):])\s+(?!and\b|or\b)\S")
 CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}")
 RELATIONS = "=<>≤≥≠"
 UNIT_TEXT = re.compile(r"^(?P<of>.*\S)\s*\\text\s*\{(?P<unit>[^{}\\]*)\}(?P<power>\s*(?:\^\{?[23]\}?)?(?:\s*/.*)?)$")
@@ -242,6 +247,8 @@ def _scalar(text: str) -> Answer:
         formula = text if len(run.group()) <= 3 and text == run.group() else None
         if not FUNCTIONS.intersection(re.findall(r"[a-zA-Z]+", text)):
             return Words(_words(plain), formula)
+    if re.search(r"(?:^|[^\d_.])[\d.]+\s+\d", of):
+        raise Unreadable("two numbers stand side by side")
     if not of.strip():
         raise Unreadable("it has a unit and no number")
     return Scalar(_formula(of), None, bool(re.search(r"\d\.\d", of)), percent, found)
@@ -267,12 +274,14 @@ def _without_unit(text: str) -> tuple[str, Unit | None]:
     if text.endswith("°") and len(text) > 1 and "°" not in text[:-1]:
         return text[:-1], unit("°")
     if (match := UNIT_TEXT.match(text)) and re.search(r"[\w})%]$", match["of"]):
+        if NO_UNIT.search(match["unit"]):
+            return text, found
         return match["of"], unit(match["unit"].strip() + match["power"].replace("text", "")) or found
     if (match := UNIT_WORDS.match(text)) and not match["of"].endswith("\\"):
         words = re.findall(r"[a-zA-Z]+", match["unit"])
         known = unit(match["unit"])
         long = (len(words[0]) > 1 or (known and "/" in known.dimension)) and not FUNCTIONS.intersection(words)
-        if LIMITING.search(match["unit"]):
+        if NO_UNIT.search(re.sub(r"\^\{\d\}", "", match["unit"])):
             return text, found
         if long and (known or (match["gap"] and len(words[0]) > 2) or (match["gap"] and len(words) > 1)):
             return match["of"], known or found
