@@ -149,7 +149,9 @@ class Sandbox:
             found = json.loads(ours.recv(CHUNK)[4:])
         except (OSError, ValueError) as error:
             self._end()
-            raise SandboxFailed(f"the fork server of the sandbox did not start ({error!r}); see its traceback") from error
+            raise SandboxFailed(
+                f"the fork server of the sandbox did not start ({error!r}); see its traceback"
+            ) from error
         ours.settimeout(None)
         lacking = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}

@@ -9,15 +9,19 @@ from . import kernel
 
 NOBODY = 65534
 INSIDE = 1000  # the user id that a program sees
-BASE = "/tmp"  # where the new root is mounted; within it, the working folder of a program
+BASE = "/tmp"  # where the new root is mounted
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-WORK = "/tmp"
+WORK = "/sandbox"  # the working folder of a program
 
 
 def shown(packages: Sequence[str]) -> list[str]:
     """The paths that a program reads: Python's library, shared libraries and the packages."""
-    python = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64"), os.path.dirname(os.__file__)]
+    python = [
+        os.path.join(sys.base_prefix, "lib"),
+        os.path.join(sys.base_prefix, "lib64"),
+        os.path.dirname(os.__file__),
+    ]
     found: list[str] = []
     for path in sorted(map(os.path.abspath, (*SYSTEM, *python, *packages))):
         if os.path.exists(path) and not any(path == above or path.startswith(f"{above}/") for above in found):
@@ -103,7 +107,9 @@ def _build(paths: Sequence[str]) -> None:
     for path, goal in links:
         os.makedirs(os.path.dirname(BASE + path), exist_ok=True)
         os.symlink(goal, BASE + path)
-    os.makedirs(BASE + WORK, exist_ok=True)
+    os.mkdir(BASE + WORK)
+    if not os.path.exists(f"{BASE}/tmp"):
+        os.symlink(WORK, f"{BASE}/tmp")
     kernel.enter_root(BASE)
     again = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/", "", again | kernel.MS_NOSUID | kernel.MS_NODEV)
