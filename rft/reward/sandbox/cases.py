@@ -115,7 +115,7 @@ def _name(value: Any) -> str:
 
 
 def _verl(value: Mapping[str, Any]) -> Cases:
-    """The form of verl and PRIME, which is that of APPS: {"inputs": [...], "outputs": [...], "fn_name": name or none}."""
+    """The form of verl, PRIME and APPS: {"inputs": [...], "outputs": [...], "fn_name": name or none}."""
     pairs = list(zip(value["inputs"], value["outputs"], strict=True))
     if value.get("fn_name") is None:
         return Cases(runs=tuple(StdinCase(_text(given), _text(printed)) for given, printed in pairs))

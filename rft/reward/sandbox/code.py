@@ -113,7 +113,7 @@ def extract_program(response: str) -> str | None:
 
 
 def passes(case: StdinCase, outcome: Outcome) -> bool:
-    """Whether a run ended with exit status 0 and printed the lines of its case; white space at their ends is ignored."""
+    """Whether a run has exit status 0 and printed the lines of its case, up to white space at their ends."""
     return outcome.status == "ok" and _lines(outcome.stdout) == _lines(case.output)
 
 

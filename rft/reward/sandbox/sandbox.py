@@ -17,14 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions
+from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from isolation.server import main; main()"
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 GRACE_S = 60.0  # beyond a program's seconds, until the fork server counts as stuck
 CHUNK = 65536
 CURES = {
-    "namespaces": "allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+    "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that allows unshare and mount)",
     "network": "allow network namespaces (sysctl user.max_net_namespaces)",
     "landlock": "use Linux 5.13 or later with `landlock` in the kernel parameter lsm=",
@@ -98,7 +98,7 @@ class Sandbox:
     def run_many(self, jobs: Sequence[tuple[str, str]], limits: Limits | None = None) -> list[Outcome]:
         """Runs pairs (program, stdin), `workers` at the same time; the outcomes in the order of the pairs."""
         with ThreadPoolExecutor(self.options.workers) as pool:
-            return list(pool.map(lambda job: self.run(*job, limits), jobs))
+            return list(pool.map(lambda job: self.run(job[0], job[1], limits), jobs))
 
     def close(self) -> None:
         """Ends the fork server and every program that runs."""
@@ -153,7 +153,7 @@ class Sandbox:
                 f"the fork server of the sandbox did not start ({error!r}); see its traceback"
             ) from error
         ours.settimeout(None)
-        lacking = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
+        lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
         for layer in LAYERS:
             if layer in lacking and (layer == "namespaces" or layer in self.options.require):
@@ -239,7 +239,9 @@ class _Job:
             verdict = {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
         finally:
             self._selector.close()
-        status = "output" if any(len(part) > self._limit for part in self._output.values()) else verdict["status"]
+        status: Status = (
+            "output" if any(len(part) > self._limit for part in self._output.values()) else verdict["status"]
+        )
         stdout, stderr = (part[: self._limit].decode(errors="replace") for part in self._output.values())
         return Outcome(status, stdout, stderr, verdict["seconds"], verdict["reason"])
 

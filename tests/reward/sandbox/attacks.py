@@ -1,7 +1,6 @@
 """Programs that try to break out of the sandbox, to outlive it, to exhaust the machine or to forge a verdict.
 
-Each prints `broken` when it has reached what it must not reach, and `done` at its end. `ENDS` are the statuses with which
-the sandbox may end it, `NEEDS` the layer without which it is not held.
+Each prints `broken` when it has reached what it must not reach, and `done` at its end.
 """
 
 import textwrap
@@ -52,10 +51,21 @@ EXHAUST = {
     "a number of a billion digits": (("timeout", "memory", "killed"), "x = 9 ** (9 ** 9)"),
 }
 HELD = {
-    "huge file": "with open('f', 'wb') as f:\n    attempt('file', lambda: [f.write(bytes(1 << 20)) and None or f.flush() for _ in range(9)])",
+    "huge file": """
+        def fill():
+            with open("f", "wb") as file:
+                for _ in range(9):
+                    file.write(bytes(1 << 20))
+                    file.flush()
+        attempt("file", fill)
+        def several():
+            for n in range(9):
+                open(f"f{n}", "wb").write(bytes(1 << 19))
+        attempt("files", several)
+    """,
     "many files": "attempt('files', lambda: [os.mkdir(f'd{n}') for n in range(100)])",
     "reads files outside": """
-        for path in ("/etc/passwd", "/etc/shadow", SECRET, REPOSITORY, "/home/x", "/proc/1/environ", "/sys", "/dev/mem"):
+        for path in ("/etc/passwd", "/etc/shadow", SECRET, REPOSITORY, "/home/x", "/proc/1/environ", "/sys"):
             attempt(path, lambda: os.stat(path))
         for path in ("/", "../..", "/dev", "/root", "/etc"):
             attempt(path, lambda: os.listdir(path))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.reward.sandbox.cases import Call, StdinCase, Cases, read_tests
+from rft.reward.sandbox.cases import Call, Cases, StdinCase, read_tests
 
 PAIR = (StdinCase("1 2", "3"), StdinCase("4 5", "9"))
 
@@ -49,7 +49,7 @@ INSIDE = ["assert abs(f(1) - 2) < 0.1", "assert f(1) == g(1)", "assert f(1) in (
 
 @pytest.mark.parametrize("text", INSIDE)
 def test_an_assert_without_a_literal_is_taken_only_on_request(text):
-    with pytest.raises(ValueError, match="compares with what is no literal.*asserts: inside"):
+    with pytest.raises(ValueError, match=r"compares with what is no literal.*asserts: inside"):
         read_tests(text, "tests", "compared")
     (call,) = read_tests(text, "tests", "inside").calls
     assert call == Call({"expression": f"bool({text.removeprefix('assert ')})"}, [True])

@@ -4,8 +4,8 @@ import pytest
 
 from rft.registry import Target
 from rft.reward.compose import WeightedSum
-from rft.reward.sandbox.code import count_right, equal, extract_program
 from rft.reward.sandbox.cases import Call
+from rft.reward.sandbox.code import count_right, equal, extract_program
 from rft.reward.sandbox.isolation.harness import evaluate, plain
 from rft.reward.term import Unscored
 from tests.reward.sandbox.isolated import LIMITS
@@ -82,7 +82,8 @@ CALLS = {  # program: the share of ADD that it passes
     "import json, builtins\njson.dumps = lambda value: '[0, 3]'\ndef add(a, b): return 0": 0.25,
     "import os\nfor n in range(256):\n    try: os.write(n, b'[0, true]\\n[1, 1e999]\\n[2, {}]\\n[\"0\"]\\n')\n"
     "    except OSError: pass\nos._exit(0)": 0.0,
-    "import os\nfor n in range(3, 256):\n    try: os.write(n, b'[' * 50000)\n    except OSError: pass\ndef add(a, b): return a + b": 0.75,
+    "import os\nfor n in range(3, 256):\n    try: os.write(n, b'[' * 50000)\n"
+    "    except OSError: pass\ndef add(a, b): return a + b": 0.75,
     "import sys\nframe = sys._getframe()\nwhile frame: print(frame.f_locals); frame = frame.f_back\n"
     "def add(a, b):\n    names = [str(f) for f in sys._current_frames().values()]\n    return 0": 0.0,
 }

@@ -1,7 +1,7 @@
 """Calls functions of a program inside the sandbox and writes their values; it holds no expected value.
 
-Its source is sent to the sandbox as a program. The program under test runs in the same process and can forge a line. That
-gains it nothing: the expected values stay outside, so a forged value is right only if the program has computed it.
+Its source is sent to the sandbox as a program. The program under test runs in the same process and can forge a line.
+That gains it nothing: the expected values stay outside, so a forged value is right only if the program knows it.
 """
 
 import json
@@ -34,10 +34,10 @@ def evaluate(call: dict[str, Any], names: dict[str, Any]) -> Any:
     """The value of a call: {expression} in the names of the program, or {function, args}; see `Call`."""
     if "expression" in call:
         return eval(call["expression"], names)
-    function = names.get(call["function"])
-    if function is None and "Solution" in names:
-        function = getattr(names["Solution"](), call["function"])
-    return function(*call["args"])
+    name = call["function"]
+    if name not in names and "Solution" in names:
+        return getattr(names["Solution"](), name)(*call["args"])
+    return names[name](*call["args"])
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """The fork server: a small process that forks a supervisor for each program, and the supervisor itself.
 
-The trainer starts it with one end of a socket pair. A message on the socket is a job; its four descriptors are a control
-socket and the program's stdin, stdout and stderr. The supervisor reads the request from the control socket, starts the
-program in namespaces of its own, and writes the verdict to the control socket, which the program does not inherit.
+The trainer starts it with one end of a socket pair. A message on the socket is a job. Its four descriptors are a
+control socket and the program's stdin, stdout and stderr. The supervisor reads the request from the control socket,
+starts the program in namespaces of its own, and writes the verdict to the control socket, which the program does not
+inherit.
 """
 
 import _sitebuiltins
@@ -45,8 +46,8 @@ def main() -> None:
         except OSError as error:
             found["namespaces"] = [error.errno, str(error)]
     sys.path[:] = [os.path.dirname(os.__file__), f"{os.path.dirname(os.__file__)}/lib-dynload", *options["packages"]]
-    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # type: ignore[assignment]  # which -S leaves out
-    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")  # type: ignore[assignment]
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # which -S leaves out
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
     write_message(channel, found)
     if found["namespaces"] is not None or "namespaces" not in layers:
         os._exit(1)
@@ -82,7 +83,7 @@ def _probe_namespaces() -> None:
     view.become_nobody()
     view.own_user(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC, _proc())
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    view.work_folder(1, 10)
+    view.work_folder(1, 10, view.BASE)
 
 
 def _probe_network() -> None:

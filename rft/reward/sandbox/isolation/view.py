@@ -83,10 +83,10 @@ def own_user(spaces: int, proc: int) -> None:
         os.close(descriptor)
 
 
-def work_folder(mib: int, files: int) -> None:
+def work_folder(mib: int, files: int, place: str = WORK) -> None:
     """An empty working folder of limited size, in the memory."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    kernel.mount("tmpfs", WORK, "tmpfs", flags, f"size={mib}m,nr_inodes={files},mode=700")
+    kernel.mount("tmpfs", place, "tmpfs", flags, f"size={mib}m,nr_inodes={files},mode=700")
 
 
 def _build(paths: Sequence[str]) -> None:
