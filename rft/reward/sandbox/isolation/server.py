@@ -211,7 +211,8 @@ class Watch:
                 if not self._start:
                     return "refused", f"its namespaces were not made within {SETUP_S:g} seconds"
                 return "timeout", ""
-            for descriptor, _ in ready.poll(1000 * min(left, PAUSE_S)):
+            events = ready.poll(1000 * min(left, PAUSE_S))
+            for descriptor, _ in events:
                 if descriptor == self._control:
                     return "output", ""
                 part = os.read(self._reader, 4096)
@@ -221,7 +222,7 @@ class Watch:
                 if not self._start and self._said.startswith(program.STARTED):
                     self._start = time.monotonic()
                     deadline = self._start + self._seconds
-            if self._start and self._memory(self._init) > self._bytes:
+            if not events and self._start and self._memory(self._init) > self._bytes:
                 return "memory", ""
 
     def _ended(self) -> tuple[str, str]:
