@@ -30,6 +30,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "calls": {
         "rft.reward.compose: except Exception": "a rule of the user's may raise anything; the error names the row",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
+        "rft.reward.sandbox.isolation.harness: except (Exception, SystemExit)": "a program may raise anything",
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
     },
     "mirror": {

@@ -59,6 +59,7 @@ COMPANIONS = {
         for question in ("good", "better", "reasoned", "short_good", "short_better")
     },
     "reward/terms/choice": ["reward.accuracy=choice"],
+    "reward/terms/code": ["reward.accuracy=code"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
     "reward/terms/judge": ["reward.accuracy=judge", "reward.terms.judge.path=some/model"],
     "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],

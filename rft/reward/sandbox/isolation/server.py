@@ -80,14 +80,14 @@ def _proc() -> int:
 
 
 def _probe_namespaces() -> None:
-    view.become_nobody()
+    view.drop_root()
     view.own_user(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC, _proc())
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     view.work_folder(1, 10, view.BASE)
 
 
 def _probe_network() -> None:
-    view.become_nobody()
+    view.drop_root()
     view.own_user(kernel.CLONE_NEWNET, _proc())
 
 

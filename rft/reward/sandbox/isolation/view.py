@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from . import kernel
 
-NOBODY = 65534
+UNPRIVILEGED = 65534  # the user and group id in whose place root runs programs
 INSIDE = 1000  # the user id that a program sees
 BASE = "/tmp"  # where the new root is mounted
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
@@ -44,23 +44,23 @@ def enter(paths: Sequence[str], network: bool, proc: int) -> None:
             kernel.unshare(spaces)
         except PermissionError:  # a root without the capabilities, as in a container
             privileged = False
-            become_nobody()
+            drop_root()
     if not privileged:
         own_user(spaces, proc)
     socket.sethostname("sandbox")
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     _build(paths)
     if privileged:
-        become_nobody()
+        drop_root()
         own_user(0, proc)
 
 
-def become_nobody() -> None:
-    """Root becomes `nobody`: the kernel does not count the processes of root."""
+def drop_root() -> None:
+    """Root becomes a user without privileges: the kernel does not limit the processes of root."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
+        os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
         kernel.prctl("DUMPABLE", kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map belongs to root
 
 
