@@ -60,7 +60,6 @@ RUNS = {  # program: the share of SUMS that it passes
     READ + "print(3)": 0.5,
     READ + "print(a + b)\nraise SystemExit(1)": 0.0,  # prints what is expected and fails
     READ + "print(a + b, flush=True)\nimport os\nos.abort()": 0.0,
-    READ + "print(a + b, flush=True)\nwhile a == 1: pass": 0.5,
     "print('ok')": 0.0,
     "import os\nfor n in range(3, 256):\n    try: os.write(n, b'ok')\n    except OSError: pass": 0.0,
     "import os\nos.write(1, bytes(range(256)))": 0.0,
@@ -80,6 +79,7 @@ CALLS = {  # program: the share of ADD that it passes
     "def add(a, b): return float('nan')": 0.0,
     "class Equal(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Equal(0)": 0.0,
     "import json, builtins\njson.dumps = lambda value: '[0, 3]'\ndef add(a, b): return 0": 0.25,
+    "import builtins\nbuiltins.isinstance = builtins.eval = lambda *a: True\ndef add(a, b): return object()": 0.0,
     "import os\nfor n in range(256):\n    try: os.write(n, b'[0, true]\\n[1, 1e999]\\n[2, {}]\\n[\"0\"]\\n')\n"
     "    except OSError: pass\nos._exit(0)": 0.0,
     "import os\nfor n in range(3, 256):\n    try: os.write(n, b'[' * 50000)\n"
@@ -138,6 +138,11 @@ def test_the_prelude_stands_in_front_of_the_program(share):
     program = "def add(a: List[int], b): return a + b"
     assert share.values([program], [{"tests": ADD}]) == [0.0]
     assert term(prelude="from typing import List").values([program], [{"tests": ADD}]) == [1.0]
+
+
+def test_a_program_beyond_its_time_fails_its_test():
+    quick = term(score="share", sandbox=SANDBOX | {"limits": vars(LIMITS) | {"seconds": 1.0}})
+    assert quick.values([READ + "print(a + b, flush=True)\nwhile a == 1: pass"], [{"tests": SUMS}]) == [0.5]
 
 
 def test_many_responses_are_scored_in_their_order(whole):

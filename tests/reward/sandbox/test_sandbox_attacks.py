@@ -3,6 +3,8 @@
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pytest
 import rft
 from rft.reward.sandbox.sandbox import LAYERS, Sandbox
 from tests.reward.sandbox.attacks import EXHAUST, HELD, OUTLIVE, source
-from tests.reward.sandbox.isolated import LIMITS, alive, kill, left, none_left, options
+from tests.reward.sandbox.isolated import LIMITS, alive, kill, left, none_left, options, processes
 
 FORBIDDEN = "Operation not permitted|Permission denied|not implemented|not supported|No space left"
 
@@ -60,7 +62,7 @@ def machine(tmp_path_factory, sandbox):
 @pytest.mark.parametrize("name", EXHAUST)
 def test_a_program_that_exhausts_a_resource_is_ended(name, sandbox):
     statuses, program = EXHAUST[name]
-    limits = replace(LIMITS, seconds=1.0) if "timeout" in statuses else LIMITS
+    limits = replace(LIMITS, seconds=0.6) if "timeout" in statuses else LIMITS
     outcome = sandbox.run(program, "", limits)
     assert outcome.status in statuses, outcome
     assert outcome.seconds < limits.seconds + 1.0
@@ -122,8 +124,8 @@ def test_without_seccomp_the_same_system_calls_reach_the_kernel(machine):
 
 
 def test_programs_at_the_same_time_do_not_see_each_other(sandbox):
-    writer = "import time\nopen('mark', 'w').write('x')\nprint(1, flush=True)\ntime.sleep(1)"
-    reader = "import os, time\ntime.sleep(0.5)\nprint(os.listdir('.'))\nprint([n for n in range(2, 300) if alive(n)])"
+    writer = "import time\nopen('mark', 'w').write('x')\nprint(1, flush=True)\ntime.sleep(0.6)"
+    reader = "import os, time\ntime.sleep(0.3)\nprint(os.listdir('.'))\nprint([n for n in range(2, 300) if alive(n)])"
     alive_there = (
         "import os\ndef alive(n):\n    try: os.kill(n, 0)\n    except OSError: return False\n    return True\n"
     )
@@ -143,6 +145,29 @@ def test_a_closed_sandbox_ends_what_runs():
     thread.join(5.0)
     assert not thread.is_alive() and found[0].status == "refused"
     assert none_left(server)
+
+
+TRAINER = """
+import sys
+from rft.reward.sandbox.sandbox import Sandbox
+from tests.reward.sandbox.isolated import options
+sandbox = Sandbox(options())
+sandbox.check()
+print(sandbox._server.pid, flush=True)
+sandbox.run("import time\\ntime.sleep(60)", "")
+"""
+
+
+def test_a_killed_trainer_leaves_no_process():
+    start().close()  # skips where a layer is missing
+    root = str(Path(rft.__file__).parent.parent)
+    with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, cwd=root) as trainer:
+        server = int(trainer.stdout.readline())
+        while len(left(server)) < 3:  # supervisor, process 1, program
+            time.sleep(0.01)
+        trainer.kill()
+    assert none_left(server)
+    assert server not in processes()
 
 
 def test_a_killed_fork_server_ends_what_runs_and_is_started_anew():
