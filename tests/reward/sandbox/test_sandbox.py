@@ -81,6 +81,32 @@ def test_the_cpu_limit_counts_processor_time(sandbox):
     assert (outcome.status, outcome.reason) == ("timeout", "SIGXCPU")
 
 
+MOUNTS = """
+import json, os
+for path in ("/", "/usr/lib", json.__file__, "/sandbox"):
+    flags = os.statvfs(path).f_flag
+    print(path == "/sandbox", bool(flags & os.ST_RDONLY), bool(flags & os.ST_NOSUID), bool(flags & os.ST_NODEV))
+"""
+
+
+def test_all_but_the_working_folder_is_mounted_read_only(sandbox):
+    assert sandbox.run(MOUNTS, "").stdout == "False True True True\n" * 3 + "True False True True\n"
+
+
+CAPABILITIES = """
+import ctypes
+libc = ctypes.CDLL(None)
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[7] * 6)
+bounding = [n for n in range(41) if libc.prctl(23, n, 0, 0, 0) != 0]
+print(libc.capget(header, sets), *sets, bounding, libc.prctl(39, 0, 0, 0, 0))
+"""
+
+
+def test_a_program_has_no_capability_and_gets_no_new_privileges(sandbox):
+    """capget: effective, permitted and inheritable; 23 is PR_CAPBSET_READ, 39 PR_GET_NO_NEW_PRIVS."""
+    assert sandbox.run(CAPABILITIES, "").stdout == "0 0 0 0 0 0 0 [] 1\n"
+
+
 def test_the_number_of_processes_is_exact(sandbox):
     program = "import os, time\nn = 0\ntry:\n    while os.fork(): n += 1\n    time.sleep(9)\nexcept OSError: print(n)"
     assert sandbox.run(program, "", replace(LIMITS, processes=5)).stdout == "4\n"
