@@ -60,8 +60,8 @@ def left(server: int) -> set[int]:
 
 
 def none_left(server: int) -> bool:
-    """Whether a fork server has no process within a second: a supervisor still exits when its verdict arrives."""
-    deadline = time.monotonic() + 1.0
+    """Whether a fork server has no process within seconds: a supervisor still exits when its verdict arrives."""
+    deadline = time.monotonic() + 5.0
     while left(server):
         if time.monotonic() > deadline:
             return False
