@@ -31,6 +31,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.reward.function: except Exception": "a file of the user's may raise anything; the error names the key",
         "rft.reward.rules.math_check.formula: except Exception": "math-verify raises Exception itself, sympy anything",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
+        "rft.reward.sandbox.isolation.harness: except (Exception, SystemExit)": "a program may raise anything",
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
     },
     "mirror": {

@@ -17,10 +17,6 @@ from tests.conftest import WITHOUT_WARMUP
 CONFIG = Path(rft.__file__).parent / "config"
 # What a group's option needs beside it before it makes sense.
 COMPANIONS = {
-    **dict.fromkeys(
-        ("reward/function", "reward/terms/function"),
-        ["reward.terms.function.function=tests.reward.user_functions:ours"],
-    ),
     "actor/hf": ["actor.path=some/model"],
     "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
     "algorithm/advantage/gae": ["algorithm/critic_loss=value"],
@@ -62,8 +58,14 @@ COMPANIONS = {
         f"data/question/{question}": ["data=judge_add"]
         for question in ("good", "better", "reasoned", "short_good", "short_better")
     },
+    "reward/function": ["reward.terms.function.function=tests.reward.user_functions:ours"],
+    "reward/terms/function": [
+        "reward.accuracy=function",
+        "reward.terms.function.function=tests.reward.user_functions:ours",
+    ],
     "reward/terms/choice": ["reward.accuracy=choice"],
     "reward/terms/math": ["reward.accuracy=math"],
+    "reward/terms/code": ["reward.accuracy=code"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
     "reward/terms/judge": ["reward.accuracy=judge", "reward.terms.judge.path=some/model"],
     "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],

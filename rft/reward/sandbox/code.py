@@ -1,0 +1,158 @@
+"""The share of its tests that a program passes, or whether it passes all; programs run in the sandbox."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from rft.ranges import NonNegativeFloat
+from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
+from rft.reward.sandbox.isolation import harness
+from rft.reward.sandbox.options import Outcome, SandboxOptions
+from rft.reward.sandbox.sandbox import Sandbox
+from rft.reward.term import Term, Unscored
+
+BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+
+
+class CodeTests(Term):
+    """Runs the program in a response on the tests of its row. A program that fails or exceeds a limit fails the test.
+
+    Args:
+        key: supplied; the term's place in the yaml.
+        field: of the row, with the tests; see `read_tests` for their forms.
+        program: `last_block` is the last fenced block of Python, `whole` the whole response.
+        score: `all` is 1 if every test passes, else 0; `share` is the share that passes.
+        asserts: `compared` refuses an assert statement whose expected value cannot stay outside the sandbox.
+        tolerance: relative and absolute, of floating point numbers that a function returns.
+        prelude: Python source in front of every program, such as imports.
+        sandbox: how programs are isolated.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        field: str,
+        program: Literal["last_block", "whole"],
+        score: Literal["all", "share"],
+        asserts: Asserts,
+        tolerance: NonNegativeFloat,
+        prelude: str,
+        sandbox: SandboxOptions,
+    ) -> None:
+        self.reads = (field,)
+        self._field = field
+        self._block = program == "last_block"
+        self._all = score == "all"
+        self._asserts: Asserts = asserts
+        self._tolerance = tolerance
+        self._prelude = f"{prelude}\n" if prelude else ""
+        self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
+        self._workers = sandbox.workers
+        self._harness = f"{Path(harness.__file__).read_text()}\nmain()\n"
+
+    def check(self) -> None:
+        """See `Sandbox.check`."""
+        self._sandbox.check()
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that the row has tests. Raises a ValueError that names the field and the cure."""
+        read_tests(row[self._field], self._field, self._asserts)
+
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float | Unscored]:
+        """See `Term.values`; `Unscored` where the sandbox itself fails."""
+        with ThreadPoolExecutor(self._workers) as pool:
+            return list(pool.map(self._value, responses, rows))
+
+    def _value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
+        tests = read_tests(row[self._field], self._field, self._asserts)
+        program = extract_program(response) if self._block else response
+        if program is None:
+            return 0.0
+        passed = self._passed(self._prelude + program, tests)
+        if isinstance(passed, Unscored):
+            return passed
+        count = len(tests.runs) + len(tests.calls)
+        return float(passed == count) if self._all else passed / count
+
+    def _passed(self, program: str, tests: Cases) -> int | Unscored:
+        """The number of tests that pass; with `score: all`, runs after the first that fails are left out."""
+        if tests.calls:
+            return self._passed_calls(program, tests)
+        passed = 0
+        for case in tests.runs:
+            outcome = self._sandbox.run(program, case.input)
+            if outcome.status == "refused":
+                return _unscored(outcome)
+            passed += passes(case, outcome)
+            if self._all and not passes(case, outcome):
+                break
+        return passed
+
+    def _passed_calls(self, program: str, tests: Cases) -> int | Unscored:
+        request = {"program": program, "setup": tests.setup, "calls": [call.request for call in tests.calls]}
+        outcome = self._sandbox.run(self._harness, json.dumps(request))
+        if outcome.status == "refused":
+            return _unscored(outcome)
+        if self._all and outcome.status != "ok":
+            return 0
+        return count_right(tests.calls, outcome.stdout, self._tolerance)
+
+
+def _unscored(outcome: Outcome) -> Unscored:
+    return Unscored(f"the sandbox failed: {outcome.reason}")
+
+
+def extract_program(response: str) -> str | None:
+    """The last fenced block of Python in a response, None without one."""
+    blocks = BLOCK.findall(response)
+    return blocks[-1] if blocks else None
+
+
+def passes(case: StdinCase, outcome: Outcome) -> bool:
+    """Whether a run has exit status 0 and printed the lines of its case, up to white space at their ends."""
+    return outcome.status == "ok" and _lines(outcome.stdout) == _lines(case.output)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def count_right(calls: Sequence[Call], stdout: str, tolerance: float) -> int:
+    """How many calls have returned a value that is accepted. What is no line of the harness is ignored.
+
+    Args:
+        calls: with the values that are accepted.
+        stdout: of the harness, which the program can write too.
+        tolerance: of floating point numbers.
+    """
+    found: dict[int, Any] = {}
+    for line in stdout.split("\n"):
+        try:
+            number, value = json.loads(line)
+            if type(number) is int:
+                found[number] = value
+        except (ValueError, TypeError, RecursionError):  # the program wrote it
+            continue
+    return sum(
+        number in found and any(equal(found[number], one, tolerance) for one in call.accepted)
+        for number, call in enumerate(calls)
+    )
+
+
+def equal(value: Any, expected: Any, tolerance: float) -> bool:
+    """Whether two values of JSON are equal, floating point numbers up to a tolerance."""
+    numbers = [isinstance(one, int | float) and not isinstance(one, bool) for one in (value, expected)]
+    if all(numbers) and (isinstance(value, float) or isinstance(expected, float)):
+        try:
+            return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
+        except OverflowError:  # a whole number beyond the floating point numbers
+            return False
+    if isinstance(expected, list) and isinstance(value, list):
+        return len(value) == len(expected) and all(map(equal, value, expected, [tolerance] * len(value)))
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return value.keys() == expected.keys() and all(equal(value[key], expected[key], tolerance) for key in expected)
+    return bool(value == expected)

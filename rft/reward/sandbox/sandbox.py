@@ -1,0 +1,306 @@
+"""Runs programs in the sandbox: starts the fork server, sends it programs, and reads their output up to a limit."""
+
+import json
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
+
+BOOT = "import sys; sys.path.append(sys.argv[1]); from isolation.server import main; main()"
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+GRACE_S = 60.0  # beyond a program's seconds, until the fork server counts as stuck
+CHUNK = 65536
+CURES = {
+    "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that allows unshare and mount)",
+    "network": "allow network namespaces (sysctl user.max_net_namespaces)",
+    "landlock": "use Linux 5.13 or later with `landlock` in the kernel parameter lsm=",
+    "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
+}
+FORKS = "import os\ntry:\n    os.fork()\nexcept BlockingIOError:\n    print('limited')\n"
+
+
+class SandboxFailed(OSError):
+    """The fork server could not be started, or does not answer."""
+
+
+class Sandbox:
+    """Runs Python programs in processes of their own that the kernel isolates. Linux only.
+
+    Args:
+        options: the layers that it needs, and the limits.
+        key: its place in the yaml, for messages.
+        layers: those that it uses where the kernel has them.
+    """
+
+    def __init__(self, options: SandboxOptions, key: str = "sandbox", layers: Sequence[Layer] = LAYERS) -> None:
+        self.options = options
+        self._key = key
+        self._layers = list(layers)
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._jobs: socket.socket | None = None
+
+    def check(self) -> None:
+        """Starts the fork server, which probes every layer, and runs two programs.
+
+        Raises:
+            ValueError: a required layer is not available, or the kernel does not limit processes; names the layer, the
+                errno and the cure.
+        """
+        if not sys.platform.startswith("linux"):
+            raise ValueError(f"{self._key}: programs are isolated on Linux alone; score them on a machine with Linux")
+        for number, folder in enumerate(self.options.packages):
+            if not Path(folder).is_dir():
+                raise ValueError(f"{self._key}.packages[{number}]={folder}: there is no such folder; name another")
+        try:
+            missing = self._start()
+        except SandboxFailed as error:
+            raise ValueError(f"{self._key}: {error}") from error
+        if missing:
+            names = ", ".join(f"{layer} ({missing[layer]})" for layer in missing)
+            logging.getLogger(__name__).warning("%s runs programs without these layers: %s", self._key, names)
+        self._check_runs()
+
+    def run(self, program: str, stdin: str, limits: Limits | None = None) -> Outcome:
+        """Runs a program to its end.
+
+        Args:
+            program: Python source.
+            stdin: its input.
+            limits: instead of those of the options.
+        """
+        limits = self.options.limits if limits is None else limits
+        try:
+            control, pipes = self._send()
+        except (SandboxFailed, ValueError) as error:
+            return Outcome("refused", "", "", 0.0, str(error))
+        try:
+            return _Job(control, pipes, limits.output_kib * 1024).run(program, stdin, limits)
+        finally:
+            control.close()
+            for descriptor in pipes:
+                os.close(descriptor)
+
+    def run_many(self, jobs: Sequence[tuple[str, str]], limits: Limits | None = None) -> list[Outcome]:
+        """Runs pairs (program, stdin), `workers` at the same time; the outcomes in the order of the pairs."""
+        with ThreadPoolExecutor(self.options.workers) as pool:
+            return list(pool.map(lambda job: self.run(job[0], job[1], limits), jobs))
+
+    def close(self) -> None:
+        """Ends the fork server and every program that runs."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._jobs is not None:
+            self._jobs.close()
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+        self._jobs = self._server = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _start(self) -> dict[str, str]:
+        """Starts the fork server; returns the layers that are not available and not required, each with the reason.
+
+        Raises:
+            ValueError: a required layer is not available.
+            SandboxFailed: the server does not start.
+        """
+        with self._lock:
+            return self._start_locked()
+
+    def _start_locked(self) -> dict[str, str]:
+        self._end()
+        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = str(Path(__file__).parent)
+        given = json.dumps({"packages": self.options.packages, "layers": self._layers})
+        # -P and -S: nothing but the standard library is imported; the hash seed makes the order of sets repeatable.
+        command = [sys.executable, "-P", "-S", "-B", "-c", BOOT, folder, str(other.fileno()), given]
+        with other:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                env={"PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,
+            )
+        self._jobs = ours
+        ours.settimeout(GRACE_S)
+        try:
+            found = json.loads(ours.recv(CHUNK)[4:])
+        except (OSError, ValueError) as error:
+            self._end()
+            raise SandboxFailed(
+                f"the fork server of the sandbox did not start ({error!r}); see its traceback"
+            ) from error
+        ours.settimeout(None)
+        lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
+        lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
+        for layer in LAYERS:
+            if layer in lacking and (layer == "namespaces" or layer in self.options.require):
+                self._end()
+                cure = CURES[layer]
+                if layer != "namespaces":
+                    cure += f", or take it out of {self._key}.require, and programs run without it"
+                raise ValueError(f"{self._key}.require: the layer {layer} is not available: {lacking[layer]}; {cure}")
+        return lacking
+
+    def _check_runs(self) -> None:
+        """Runs a program that prints, and one that starts more processes than it may."""
+        outcome = self.run("print(sum(map(int, input().split())))", "1 2")
+        if (outcome.status, outcome.stdout) != ("ok", "3\n"):
+            said = f"{outcome.status} {outcome.reason} {outcome.stderr}".strip()
+            raise ValueError(f"{self._key}: a program that adds two numbers fails in the sandbox: {said}")
+        one = Limits(**asdict(self.options.limits) | {"processes": 1})
+        outcome = self.run(FORKS, "", one)
+        if (outcome.status, outcome.stdout) != ("ok", "limited\n"):
+            raise ValueError(
+                f"{self._key}.limits.processes: the kernel does not limit the processes of a program "
+                f"({outcome.status}); use Linux 5.14 or later"
+            )
+
+    def _send(self) -> tuple[socket.socket, list[int]]:
+        """Sends the fork server a job; returns its control socket and our ends of stdin, stdout and stderr."""
+        control, other = socket.socketpair()
+        reader, stdin = os.pipe()
+        stdout, out = os.pipe()
+        stderr, err = os.pipe()
+        try:
+            with self._lock:
+                if self._server is None or self._server.poll() is not None or self._jobs is None:
+                    self._start_locked()
+                assert self._jobs is not None, "the fork server has just been started"
+                socket.send_fds(self._jobs, [b"job"], [other.fileno(), reader, out, err])
+        except (OSError, ValueError) as error:
+            control.close()
+            for descriptor in (stdin, stdout, stderr):
+                os.close(descriptor)
+            if isinstance(error, ValueError | SandboxFailed):
+                raise
+            raise SandboxFailed(f"the fork server of the sandbox takes no program: {error}") from error
+        finally:
+            other.close()
+            for descriptor in (reader, out, err):
+                os.close(descriptor)
+        return control, [stdin, stdout, stderr]
+
+
+class _Job:
+    """The trainer's side of one program: writes its input, reads its output up to a limit, and the verdict.
+
+    Args:
+        control: the socket to the supervisor.
+        pipes: the write end of stdin, and the read ends of stdout and stderr.
+        limit: bytes of each output.
+    """
+
+    def __init__(self, control: socket.socket, pipes: list[int], limit: int) -> None:
+        self._control = control
+        self._pipes = pipes
+        self._limit = limit
+        self._output = {pipes[1]: bytearray(), pipes[2]: bytearray()}
+        self._said = bytearray()
+        self._ended = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, program: str, stdin: str, limits: Limits) -> Outcome:
+        """The outcome of the program."""
+        nonce = secrets.token_hex(16)
+        request = asdict(limits) | {"program": program}
+        feed = memoryview(stdin.encode(errors="surrogateescape"))
+        for descriptor in self._pipes:
+            os.set_blocking(descriptor, False)
+        try:
+            for value in (request, nonce):
+                text = json.dumps(value).encode()
+                self._control.sendall(struct.pack("!I", len(text)) + text)
+            self._exchange(feed, time.monotonic() + limits.seconds + GRACE_S)
+            verdict = self._verdict(nonce)
+        except OSError as error:
+            verdict = {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
+        finally:
+            self._selector.close()
+        status: Status = (
+            "output" if any(len(part) > self._limit for part in self._output.values()) else verdict["status"]
+        )
+        stdout, stderr = (part[: self._limit].decode(errors="replace") for part in self._output.values())
+        return Outcome(status, stdout, stderr, verdict["seconds"], verdict["reason"])
+
+    def _exchange(self, feed: memoryview, deadline: float) -> None:
+        """Writes the input and reads the output until the supervisor has ended the program."""
+        stdin, *outputs = self._pipes
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(stdin, selectors.EVENT_WRITE)
+        for descriptor in outputs:
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            if time.monotonic() > deadline:
+                raise OSError("no verdict within the time of the program")
+            for key, _ in self._selector.select(1.0):
+                if key.fileobj is self._control:
+                    part = self._control.recv(CHUNK)
+                    self._said += part
+                    if not part:
+                        for descriptor in outputs:  # what the program wrote last
+                            self._read(descriptor)
+                        return
+                elif key.fileobj == stdin:
+                    feed = self._feed(stdin, feed)
+                elif not self._read(key.fd):
+                    self._selector.unregister(key.fd)
+
+    def _feed(self, stdin: int, feed: memoryview) -> memoryview:
+        try:
+            feed = feed[os.write(stdin, feed) :] if feed else feed
+        except BlockingIOError:
+            return feed
+        except BrokenPipeError:  # the program has closed its input
+            feed = feed[:0]
+        if not feed:
+            self._selector.unregister(stdin)
+            os.close(stdin)
+            self._pipes.remove(stdin)
+        return feed
+
+    def _read(self, descriptor: int) -> bool:
+        """Reads what a pipe has; False at its end, or once the limit is passed, which ends the program."""
+        found = self._output[descriptor]
+        try:
+            while len(found) <= self._limit:
+                part = os.read(descriptor, min(CHUNK, self._limit + 1 - len(found)))
+                found += part
+                if not part:
+                    return False
+        except BlockingIOError:
+            return True
+        if not self._ended:
+            self._ended = True
+            self._control.shutdown(socket.SHUT_WR)
+        return False
+
+    def _verdict(self, nonce: str) -> dict[str, Any]:
+        if len(self._said) < 4:
+            raise OSError("it ended without a verdict")
+        verdict = json.loads(self._said[4:])
+        if verdict["nonce"] not in (nonce, ""):
+            raise OSError("its verdict has another nonce")
+        return verdict
