@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rft.ranges import NonNegativeFloat
 from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
@@ -31,6 +31,8 @@ class CodeTests(Term):
         prelude: Python source in front of every program, such as imports.
         sandbox: how programs are isolated.
     """
+
+    waits: ClassVar[bool] = True
 
     def __init__(
         self,
