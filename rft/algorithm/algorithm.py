@@ -183,8 +183,7 @@ class Algorithm:
     @staticmethod
     def _scored(batch: TensorDict) -> Tensor:
         """The rows that take part in comparisons, (B,) bool: those with a score, where the source samples."""
-        everything = torch.ones(len(batch), dtype=torch.bool, device=batch["group"].device)
-        return is_scored(batch["scores"]) if "scores" in batch.keys() else everything
+        return is_scored(batch["scores"]) if "scores" in batch.keys() else torch.ones_like(batch["truncated"])
 
     def select_rows(self, batch: TensorDict, all_rows: AllRows, seed: int) -> TensorDict:
         """The rows that train: those that the selection left in the loss mask, or each as often as it is drawn."""
@@ -215,27 +214,30 @@ class Algorithm:
         """Writes what the advantage estimator computes from the scored rows; 0 in the others."""
         assert self.advantage is not None
         scored = is_scored(batch["scores"])
+        places = scored.nonzero()[:, 0]
         if scored.all():
-            self._estimate_scored(batch, all_sum, metrics)
+            self._estimate_scored(batch, places, all_sum, metrics)
             return
         part = batch[scored]
         known = set(part.keys())
-        self._estimate_scored(part, all_sum, metrics)
+        self._estimate_scored(part, places, all_sum, metrics)
         for name in set(part.keys()) - known:
             column = part[name]
             batch[name] = column.new_zeros(len(batch), *column.shape[1:])
             batch[name][scored] = column
 
-    def _estimate_scored(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+    def _estimate_scored(self, batch: TensorDict, places: Tensor, all_sum: AllSum, metrics: Metrics) -> None:
+        """The same of scored rows alone; `places` are their numbers in the batch, for messages."""
         assert self.advantage is not None
         scores = batch["scores"]
         for shape in self.shaping:
             scores = _checked(shape, shape(scores, batch), scores.shape)
         if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+            rows_of_batch = places[wrong].tolist()
             shaped = (
                 f" after algorithm.shaping ({', '.join(shape.name for shape in self.shaping)})" if self.shaping else ""
             )
-            raise FunctionError(f"the scores of rows {wrong} are not finite{shaped}: {scores[wrong].tolist()}")
+            raise FunctionError(f"the scores of rows {rows_of_batch} are not finite{shaped}: {scores[wrong].tolist()}")
         if self.shaping:
             metrics.mean("reward/shaped", scores)
         penalty = None

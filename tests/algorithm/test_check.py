@@ -179,7 +179,7 @@ def test_rejected_rows_are_in_no_statistic_of_their_group():
 def test_scores_that_are_not_finite_are_refused_by_row():
     keep = torch.tensor([[False, True]] * 3)
     columns = {"loss_mask": keep, "group": torch.zeros(3, dtype=torch.int64)}
-    batch = TensorDict(columns | {"scores": torch.tensor([1.0, torch.nan, torch.inf])}, batch_size=[3])
+    batch = TensorDict(columns | {"scores": torch.tensor([1.0, -torch.inf, torch.inf])}, batch_size=[3])
     with pytest.raises(ValueError, match=r"scores of rows \[1, 2\] are not finite"):
         make().estimate_advantages(batch, lambda tensor: tensor, Metrics())
 

@@ -12,6 +12,7 @@ from rft.evaluation.base import EvaluationContext, summary
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
+from tests.rollout.contexts import plain_scores
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
 GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
@@ -49,11 +50,15 @@ def score(texts, rows):
     return right + form, {"right": right, "form": form}
 
 
-def extract(texts):
+def accuracies(terms, rows):
+    return terms["right"]
+
+
+def extract(texts, rows):
     return [None if text == "no" else text for text in texts]
 
 
-def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None):
+def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=score):
     told = []
 
     @contextmanager
@@ -61,13 +66,13 @@ def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None):
         told.append((name, total, shown := []))
         yield shown.append
 
-    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k)
+    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k, scored_by)
     return *evaluator.run(progress), told
 
 
-def make_evaluator(world, sets, samples, pass_k, maj_k):
+def make_evaluator(world, sets, samples, pass_k, maj_k, scored_by=score):
     options = GenerationOptions(GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
-    reward = SimpleNamespace(score=score, extract=extract, accuracy="right")
+    reward = SimpleNamespace(score=plain_scores(scored_by), extract=extract, accuracy="right", accuracies=accuracies)
     return GenerationEvaluator(EvaluationContext(world, Encoder(), sets), Sampler(), reward, options)
 
 
@@ -172,3 +177,26 @@ def test_ranks_agree_with_one_process(size, ranks):
     for numbers, answers, _ in ranks(size, work):
         assert numbers == alone[0]
         assert answers == alone[1]
+
+
+def unscored_of(texts, rows):
+    """As `score`; the accuracy of prompt 1, and of every answer "no", could not be judged."""
+    right, form = (values.clone() for values in score(texts, rows)[1].values())
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        if row["answer"] == "1" or text == "no":
+            right[number] = math.nan
+    return right + form, {"right": right, "form": form}
+
+
+def test_answers_without_a_score_are_in_no_mean(ranks, monkeypatch):
+    [(numbers, answers, _)] = ranks(
+        1, lambda world: evaluate(world, samples=6, pass_k=(1, 4), maj_k=(4,), scored_by=unscored_of)
+    )
+    assert numbers["eval/held/accuracy"] == 1.0, "greedy: 0, 2, 4 are right, 1 and 3 are unscored"
+    assert numbers["eval/held/unscored"] == pytest.approx(0.4)
+    assert numbers["eval/held/form"] == pytest.approx(0.8), "the other term scored all of them"
+    right = [[row_seed(SEED, number, sample) % 2 == 0 for sample in range(6)] for number in range(5)]
+    known = [sum(row) for number, row in enumerate(right) if number != 1]  # the samples with a score, all of them right
+    assert numbers["eval/held/mean@6"] == 1.0 if any(known) else "eval/held/mean@6" not in numbers
+    assert ("eval/held/pass@4" in numbers) == any(count >= 4 for count in known)
+    assert [row["score"] for row in answers["held"]] == [1.0, None, 1.0, None, 1.0]

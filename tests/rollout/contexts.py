@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rft.batch.scores import Scores
 from rft.distributed import World
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
@@ -21,4 +22,11 @@ def rollout_context(
     """What a source that samples is given; nothing scores and no policy computes."""
     shared = vars(source_context(world, encoder, rows, prompts, seed))
     own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "score": None, "logprobs": None}
+    if (score := changes.pop("score", None)) is not None:
+        own["score"] = plain_scores(score)
     return RolloutContext(**{**shared, **own, **changes})
+
+
+def plain_scores(score: Any) -> Any:
+    """What a function of texts and rows says is (total, terms), as the scores of a reward."""
+    return lambda texts, rows: Scores.plain(*score(texts, rows))

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 
 import pytest
 import torch
@@ -353,6 +354,10 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
         ([0.4, 0.6], [0.2, 0.8], True),
         ([-3, -1], [0.0, 1.0], False),
         ([2, 4], [0.0, 3.0], True),
+        ([math.nan, 0, 1], None, True),  # a row without a score does not count
+        ([math.nan, 1, 1], None, False),
+        ([math.nan, 0, 1], [0.4, 0.6], True),
+        ([math.nan, math.nan], None, False),
     ],
 )
 def test_groups_are_kept_by_their_mean(raw, between, kept):
