@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
-from rft.batch.scores import number_or_none
+from rft.batch.scores import UNSCORED, number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
@@ -113,7 +113,7 @@ class RowEvaluator(Evaluator):
 def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
     """`eval/<set>/<metric>` and, if a set has rows of several sources, `eval/<set>/<source>/<metric>`.
 
-    A metric is the mean of its values; each but the length has a `_stderr`.
+    A metric is the mean of its values; each but the length and the share of unscored answers has a `_stderr`.
     """
     metrics: dict[str, float] = {}
     for name, result in results.items():
@@ -121,7 +121,8 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
             prefix = f"eval/{name}/{source}/" if source else f"eval/{name}/"
             for metric, values in by_metric.items():
                 both = with_error(f"{prefix}{metric}", values)
-                metrics |= both if metric != "length" else {f"{prefix}length": both[f"{prefix}length"]}
+                plain = metric in ("length", UNSCORED)
+                metrics |= {f"{prefix}{metric}": both[f"{prefix}{metric}"]} if plain else both
     return metrics
 
 

@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rft.errors import FunctionError, naming
-from rft.ranges import PositiveInt, Seconds
+from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
@@ -16,6 +16,8 @@ from rft.reward.failure import Failure, catching
 from rft.reward.term import RowTerm, Term, Unscored
 from rft.reward.workers import WorkerError, WorkerPool
 
+LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
+Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 
 
@@ -36,7 +38,7 @@ class CallOptions:
     concurrency: PositiveInt
     deadline_s: Seconds | None
     tries: PositiveInt
-    failed: Literal["drop_row", "drop_group", "stop"] | float
+    failed: Literal["drop_row", "drop_group", "stop"] | Score
 
 
 class Caller:

@@ -12,11 +12,10 @@ from rft.batch.scores import Scores
 from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction
 from rft.registry import convert, did_you_mean
-from rft.reward.call import Caller, CallOptions, call_beside, head
+from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, call_beside, head
 from rft.reward.route import Routes
 from rft.reward.term import Term, Unscored
 
-LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
 
 

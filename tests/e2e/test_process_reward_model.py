@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from tests.reward.test_process_model import node
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.reward.compose import WeightedSum
 from rft.setup.assembly import Job
+from tests.reward.models.test_process_model import node
 
 
 def lines(folder):

@@ -18,7 +18,7 @@ DEFAULTS = yaml.safe_load((ROOT / "rft/config/reward/terms/math.yaml").read_text
 
 
 def rule(**options: Any) -> Plugin:
-    node = {name: value for name, value in DEFAULTS.items() if name != "weight"} | options
+    node = {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call")} | options
     return REWARDS.build(node, "reward.terms.math")
 
 

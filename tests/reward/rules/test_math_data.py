@@ -26,7 +26,9 @@ RESPONSES = [
 
 
 def rule() -> Plugin:
-    return REWARDS.build({name: value for name, value in DEFAULTS.items() if name != "weight"}, "reward.terms.math")
+    return REWARDS.build(
+        {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call")}, "reward.terms.math"
+    )
 
 
 def answers(*names: str) -> list[str]:

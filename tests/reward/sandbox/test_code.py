@@ -3,11 +3,11 @@
 import pytest
 
 from rft.registry import Target
-from rft.reward.compose import WeightedSum
 from rft.reward.sandbox.cases import Call
 from rft.reward.sandbox.code import count_right, equal, extract_program
 from rft.reward.sandbox.isolation.harness import evaluate, plain
 from rft.reward.term import Unscored
+from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.isolated import LIMITS
 from tests.reward.sandbox.test_sandbox_attacks import start
 
@@ -226,8 +226,8 @@ def test_rows_are_checked_before_the_run():
 
 def test_the_options_of_the_yaml(resolved):
     node = resolved("reward=code")["reward"]
-    reward = WeightedSum(node["terms"], node["accuracy"])
+    reward = reward_of(node["terms"], node["accuracy"])
     assert reward.fields == ("tests",) and not reward.extracts
     with pytest.raises(ValueError, match=r"reward\.terms\.code\.sandbox\.limits\.memory_mib=1: it must be at least 64"):
         limits = node["terms"]["code"]["sandbox"]["limits"] | {"memory_mib": 1}
-        WeightedSum({"code": node["terms"]["code"] | {"sandbox": SANDBOX | {"limits": limits}}}, "code")
+        reward_of({"code": node["terms"]["code"] | {"sandbox": SANDBOX | {"limits": limits}}}, "code")
