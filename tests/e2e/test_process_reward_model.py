@@ -7,9 +7,9 @@ import torch
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
-from rft.reward.compose import WeightedSum
 from rft.setup.assembly import Job
 from tests.reward.models.test_process_model import node
+from tests.reward.reward_of import reward_of
 
 
 def lines(folder):
@@ -52,8 +52,8 @@ def test_it_learns_and_scores_the_answers_of_another_run(resolved, tiny, tmp_pat
 
     told = [json.loads(line) for line in (trained / "trajectories/step_00000040.jsonl").read_text().splitlines()]
     path = trained / "checkpoints/latest/actor"
-    reward = WeightedSum({"steps": node(path, separator="\n")}, accuracy="steps")
-    scores, _ = reward.score([row["response"] for row in told], told)
+    reward = reward_of({"steps": node(path, separator="\n")}, accuracy="steps")
+    scores = reward.score([row["response"] for row in told], told).total
     torch.testing.assert_close(scores, torch.tensor([row["score"] for row in told]), rtol=1e-5, atol=1e-5)
     assert scores.std() > 0.1
 
