@@ -197,9 +197,8 @@ def _term(name: str, node: Mapping[str, Any], call: CallOptions, terms: Mapping[
     gate = convert(node.get("gate"), str | None, f"{key}.gate")
     if gate is not None and (gate == name or gate not in terms):
         others = [other for other in terms if other != name]
-        raise ValueError(
-            f"{key}.gate={gate}: name another term of reward.terms ({', '.join(others)}){did_you_mean(gate, others)}"
-        )
+        known = f"there are {', '.join(others)}" if others else "there is none"
+        raise ValueError(f"{key}.gate={gate}: name another term of reward.terms; {known}{did_you_mean(gate, others)}")
     clip = convert(node.get("clip"), tuple[float, float] | None, f"{key}.clip")
     if clip is not None and not clip[0] < clip[1]:
         raise ValueError(f"{key}.clip={list(clip)}: expected [low, high] with low < high, or null")

@@ -122,3 +122,21 @@ def test_no_process_is_left_when_the_run_is_killed():
     while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_calls_of_which_some_hang_die_or_fail_invent_no_score():
+    words = {1: "die", 2: "hang", 3: "raise", 4: "exit", 5: "lambda"}
+    texts = [words.get(number % 1000, "a" * (number % 7)) for number in range(100_000)]
+    call = CALL | {"concurrency": 4, "deadline_s": 0.5}
+    reward = reward_of({"a": {"function": f"{MODULE}:by_command", "weight": 1.0, "call": call}}, "a")
+    found = reward.score(texts, [ROW] * len(texts))
+    pool(reward).close()
+    broken = {number for number in range(len(texts)) if number % 1000 in words}
+    unscored = {number for number, reasons in enumerate(found.unscored) if reasons}
+    assert broken <= unscored and len(unscored - broken) < 100, "a busy machine may miss a deadline or two"
+    assert {reasons["a"] for reasons in found.unscored if reasons} == {
+        "worker_died", "deadline", "KeyError", "SystemExit", "AttributeError"
+    }  # fmt: skip
+    for number, (text, score) in enumerate(zip(texts, found.total.tolist(), strict=True)):
+        assert score == len(text) if number not in unscored else score != score
