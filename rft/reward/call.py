@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
+from torch import Tensor
+
 from rft.errors import FunctionError, naming
 from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
@@ -147,7 +149,7 @@ class Caller:
         return self._counted(found, responses)
 
     def _counted(self, found: Any, responses: Sequence[str]) -> list[Any]:
-        values = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+        values = list(found) if isinstance(found, Sequence | Tensor) and not isinstance(found, str) else [found]
         if len(values) != len(responses):
             raise FunctionError(
                 f"the reward term {self._name!r} gave {len(values)} scores for {len(responses)} responses"

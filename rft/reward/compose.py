@@ -136,7 +136,12 @@ class WeightedSum:
         numbers: dict[str, Tensor] = {}
         for name, outcomes in found.items():
             term, title = self._terms[name], f"the reward term {name!r}"
-            values, failed = [_number_of(outcome) for outcome in outcomes], term.caller.failed
+            failed = term.caller.failed
+            values = [_number_of(outcome) for outcome in outcomes]
+            if failed != "stop":  # otherwise `_finite` names the row
+                values = [
+                    one if isinstance(one, Unscored) or _is_score(one) else Unscored("no_score") for one in values
+                ]
             known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], jobs[name][0])
             for place, value in enumerate(values):
                 if isinstance(value, Unscored):
@@ -239,6 +244,12 @@ def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
     refuse((~scores.isfinite()).nonzero().flatten().tolist(), "not finite")
     refuse((scores.abs() > LARGEST_SCORE).nonzero().flatten().tolist(), f"above {LARGEST_SCORE:g} in size")
     return scores
+
+
+def _is_score(value: Any) -> bool:
+    """Whether a term's value is a finite number that is small enough."""
+    number = _number(value)
+    return number is not None and abs(number) <= LARGEST_SCORE
 
 
 def _number(value: Any) -> float | None:

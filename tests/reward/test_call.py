@@ -44,6 +44,14 @@ def test_a_term_without_weight_drops_no_row():
     assert found.total.tolist() == [1.0, 0.0] and found.terms["a"][1].isnan() and not found.whole_group.any()
 
 
+@pytest.mark.parametrize("text", ["text", "nan", "inf", "1e16"])
+def test_a_value_that_is_no_score_is_a_failure(text):
+    found = reward_of({"a": node("as_it_says", {"failed": "drop_row"})}, "a").score(["0.5", text], ROWS[:2])
+    assert found.total[0] == 0.5 and found.total[1].isnan() and found.unscored == [{}, {"a": "no_score"}]
+    with pytest.raises(FunctionError, match=r"the reward term 'a' gave 1 scores that are"):
+        reward_of({"a": node("as_it_says", {})}, "a").score(["0.5", text], ROWS[:2])
+
+
 def test_a_failed_call_is_repeated(monkeypatch):
     monkeypatch.setattr("rft.reward.call.PAUSES_S", (0.0, 0.0))
     for tries, scored in ((2, False), (3, True)):
