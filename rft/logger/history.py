@@ -145,7 +145,7 @@ def direction(name: str) -> int:
         return 0
     if parts[0] not in ("eval", "reward"):
         return 0
-    return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) else 1
+    return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) or "unscored" in parts else 1
 
 
 def rank_key(name: str, value: float) -> float:

@@ -30,14 +30,15 @@ FIRST = "Evaluation and reward"
 SECTIONS = {  # title: pattern of its charts; the first match counts
     "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
     "Learning": r"reward/std|loss/.*|preference/.*|kl/.*|entropy|clipped share|grad_norm|lr",
-    FIRST: r"eval/.*|reward.*",
+    FIRST: r"eval/.*|reward.*|rows without a score",
     "Time and memory": r"seconds a step|time/.*|throughput/.*|padding/.*|memory/.*",
     "More": r".*",
 }
 TOGETHER = (  # metrics that share a chart, and the title of the chart
     (r"(eval/.*)/[^/]*length[^/]*", r"\1, tokens"),
     (r"(eval/.*)/[^/]*", r"\1"),
-    (r"reward/(?!std$).*", "reward"),
+    (r"reward/(.*/)?unscored(/.*)?", "rows without a score"),
+    (r"reward/(?!std$)[^/]*", "reward"),
     (r"clip/.*", "clipped share"),
     (r"length/(mean|max|min)", "length in tokens"),
     (r"time/.*_s", "seconds a step"),
@@ -167,7 +168,7 @@ def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
         share = (float(score) - low) / (high - low)
         # red to green, dark enough for white text
         badge = f'<b class="score" style="background: hsl({10 + 130 * share:.0f} 62% 36%)">{short(float(score))}</b>'
-    elif "unscored" in row:
+    elif "score" in row:
         badge = '<b class="score" style="background: #777">no score</b>'
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
     line = " · ".join(f"{html.escape(key)} {html.escape(_cut(_plain(value), 120))}" for key, value in facts.items())

@@ -51,6 +51,10 @@ def test_every_metric_has_exactly_one_chart() -> None:
         "eval/b/pass@4",
         "reward/mean",
         "reward/x",
+        "reward/x/letters",
+        "reward/unscored",
+        "reward/x/unscored",
+        "reward/x/unscored/deadline",
     ]
     names += ["reward/std", "loss/policy", "kl/ref", "clip/low", "clip/high", "length/mean", "length/max", "mine"]
     names += ["length/truncated", "time/step_s", "time/generate_s", "time/elapsed_s", "lr", "throughput/tokens_per_s"]
@@ -61,6 +65,8 @@ def test_every_metric_has_exactly_one_chart() -> None:
         "eval/a": ["eval/a/accuracy"],
         "eval/b": ["eval/b/pass@4"],
         "reward": ["reward/mean", "reward/x"],
+        "reward/x/letters": ["reward/x/letters"],
+        "rows without a score": ["reward/unscored", "reward/x/unscored", "reward/x/unscored/deadline"],
     }
     assert groups["Texts"]["eval/a, tokens"] == ["eval/a/length_mean"]
     assert groups["Learning"]["clipped share"] == ["clip/low", "clip/high"]
