@@ -22,6 +22,16 @@ def test_what_an_option_of_another_project_is_called_here_exists(ours):
             assert (CONFIG / key / f"{name}.yaml").is_file()
 
 
+@pytest.mark.parametrize("library", ["verl", "TRL", "OpenRLHF", "LightRFT"])
+def test_the_page_says_what_the_command_line_answers(library):
+    page = (CONFIG.parents[1] / "docs" / "coming_from.md").read_text()
+    section = page.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.MULTILINE)
+    assert len(rows) > 10
+    for key, ours in rows:
+        assert elsewhere(key.removeprefix("--")) == ours, key
+
+
 def test_the_end_of_a_key_decides():
     assert elsewhere("actor_rollout_ref.rollout.n") == "algorithm.group_size"
     assert elsewhere("actor_rollout_ref.model.path") == "actor.path"
