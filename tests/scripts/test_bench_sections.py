@@ -1,4 +1,4 @@
-"""The sections `packing`, `prefix`, `balance` and `startup` of the benchmark at tiny sizes."""
+"""The sections `packing`, `prefix`, `balance`, `reward` and `startup` of the benchmark at tiny sizes."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from bench import balance, packing, prefix, startup, update_side  # noqa: E402
+from bench import balance, packing, prefix, reward, startup, update_side  # noqa: E402
 from bench.workload import GROUP, Workload, skewed  # noqa: E402
 
 
@@ -101,6 +101,7 @@ def test_imbalance_by_hand(monkeypatch):
         (balance, "--rank-rows 24", "--rank-rows 24: give a multiple of 16"),
         (balance, "--repeats 0", "--repeats 0: give at least 1"),
         (startup, "--repeats 0", "--repeats 0: give at least 1"),
+        (reward, "--calls 0", "--calls 0: give at least 1"),
     ],
 )
 def test_wrong_options_are_refused(section, options, said, tmp_path):
@@ -148,6 +149,13 @@ def test_balance_on_two_ranks(tmp_path):
     assert off["before"] == off["after"] == on["before"] > on["after"]
     assert numbers["update"]["ratio"] == pytest.approx(off["median_s"] / on["median_s"])
     assert set(numbers["imbalance"]["2"]) == set(numbers["planning"]["seconds"]) == set(balance.ASSIGNMENTS)
+
+
+@pytest.mark.slow
+def test_calls_of_a_reward_per_second(tmp_path):
+    numbers = call("reward", tmp_path / "reward.json", "--calls", "2100")
+    assert set(numbers["calls_per_s"]) == {"inline", "workers", "workers, faults", "plain pool"}
+    assert all(rate > 0 for rate in numbers["calls_per_s"].values()) and numbers["ratio"]["plain pool"] == 1.0
 
 
 @pytest.mark.slow
