@@ -160,10 +160,17 @@ class UserFunction:
             raise ValueError(f"{self.key}.{doubled[0]}: the run passes this parameter itself; remove it")
 
     def __call__(self, *data: Any, **supplied: Any) -> Any:
-        """Calls the function with those keyword arguments that it takes."""
+        """Calls the function with those keyword arguments that it takes; the result of `async def` is an awaitable."""
         taken = {name: value for name, value in supplied.items() if self._takes_all or name in self.parameters}
+        arguments = {**taken, **self._options}
+        if self.awaits:
+            return self._awaited(*data, **arguments)
         with naming(f"the reward function of {self.key}", self.call):
-            return self.call(*data, **{**taken, **self._options})
+            return self.call(*data, **arguments)
+
+    async def _awaited(self, *data: Any, **arguments: Any) -> Any:
+        with naming(f"the reward function of {self.key}", self.call):
+            return await self.call(*data, **arguments)
 
 
 class RowFunction(RowTerm):

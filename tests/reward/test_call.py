@@ -74,6 +74,13 @@ def test_async_functions_run_at_the_same_time_up_to_the_concurrency():
     assert user_functions.MOST == 3
 
 
+def test_an_async_failure_names_its_line_too():
+    with pytest.raises(
+        FunctionError, match=r"failed on row 1, response 'x': .*user_functions\.py:\d+: ValueError: could"
+    ):
+        reward_of({"a": node("slow", {})}, "a").score(["1", "x"], ROWS[:2])
+
+
 def test_a_gate_lets_a_term_count_only_where_another_is_positive():
     shape = {"name": "format", "weight": 0.5, "pattern": "[a-z]+", "match": "whole"}
     reward = reward_of({"shape": shape, "right": EXACT | {"gate": "shape"}}, "right")
