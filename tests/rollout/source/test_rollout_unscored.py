@@ -14,7 +14,8 @@ from tests.rollout.source.test_rollout import GROUP, ROWS, SAMPLING, SEED, Encod
 
 def test_a_prompt_whose_greedy_answer_has_no_score_does_not_train(ranks):
     def score(texts, rows):
-        unknown = torch.tensor(["greedy" in text and int(row["answer"]) % 2 == 0 for text, row in zip(texts, rows)])
+        pairs = zip(texts, rows, strict=True)
+        unknown = torch.tensor(["greedy" in text and int(row["answer"]) % 2 == 0 for text, row in pairs])
         total = torch.ones(len(texts)).masked_fill(unknown, torch.nan)
         return total, {"right": total}
 
