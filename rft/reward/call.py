@@ -16,7 +16,7 @@ from rft.remote.retry import Backoff
 from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
 from rft.reward.term import RowTerm, Term, Unscored
-from rft.reward.workers import WorkerError, WorkerPool
+from rft.reward.workers import WorkerPool
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
@@ -114,10 +114,9 @@ class Caller:
 
     def _in_workers(self, pool: WorkerPool, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         if self.term.unit == "row":
-            return [_outcome(found) for found in pool.run(list(zip(responses, rows, strict=True)))]
+            return pool.run(list(zip(responses, rows, strict=True)))
         (found,) = pool.run([(list(responses), list(rows))])
-        outcome = _outcome(found)
-        return [outcome] * len(responses) if isinstance(outcome, Unscored) else self._counted(outcome, responses)
+        return [found] * len(responses) if isinstance(found, Unscored) else self._counted(found, responses)
 
     async def _await_all(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         slots = asyncio.Semaphore(self._options.concurrency)
@@ -187,11 +186,6 @@ def head(response: str) -> str:
 
 def _awaits(term: Term) -> bool:
     return isinstance(term, RowTerm) and term.awaits
-
-
-def _outcome(found: Any) -> Any:
-    """What a worker sent: a value or `Unscored`, or a failure."""
-    return Failure(found.kind, found.message) if isinstance(found, WorkerError) else found
 
 
 def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) -> None:

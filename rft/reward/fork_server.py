@@ -14,14 +14,14 @@ import socket
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rft.reward.build import build_term
-from rft.reward.failure import catching
+from rft.reward.failure import Failure, catching
 from rft.reward.term import RowTerm, Term
-from rft.reward.workers import Setup, WorkerError
+from rft.reward.workers import Setup
 
 PR_SET_PDEATHSIG = 1
 
@@ -104,7 +104,7 @@ class ForkServer:
         """Answers for a worker that has died."""
         status = self._end(worker)
         cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
-        self._line.send((worker.job, WorkerError("worker_died", f"the worker process ended with {cause}")))
+        self._line.send((worker.job, Failure("worker_died", f"the worker process ended with {cause}")))
 
     def _kill_overdue(self) -> None:
         deadline, now = self._setup.deadline_s, time.monotonic()
@@ -112,7 +112,7 @@ class ForkServer:
             return
         for worker in [one for one in self._workers if one.job is not None and now - one.started >= deadline]:
             self._end(worker)
-            self._line.send((worker.job, WorkerError("deadline", f"not done in deadline_s={deadline:g}")))
+            self._line.send((worker.job, Failure("deadline", f"not done in deadline_s={deadline:g}")))
 
     def _next_deadline(self) -> float | None:
         """Seconds until a job is overdue; None if none can be."""
@@ -164,18 +164,18 @@ def work(line: Connection, term: Term) -> None:
         try:
             line.send(found)
         except (TypeError, ValueError, AttributeError) as error:  # as pickle reports what it cannot send
-            line.send(WorkerError(type(error).__name__, f"the value cannot be sent: {error}"))
+            line.send(Failure(type(error).__name__, f"the value cannot be sent: {error}"))
 
 
 def score(term: Term, first: Any, second: Any) -> Any:
-    """What a term returns for (response, row), or (responses, rows); a `WorkerError` where it raises an error."""
+    """What a term returns for (response, row), or (responses, rows); a `Failure` where it raises an error."""
     with catching() as caught:
         if not isinstance(term, RowTerm):
             return term.values(first, second)
         found = term.value(first, second)
         return asyncio.run(found) if term.awaits else found
     assert caught.failure is not None
-    return WorkerError(caught.failure.reason, caught.failure.message)
+    return replace(caught.failure, error=None)  # an error may be of a class that cannot be sent
 
 
 def main() -> None:

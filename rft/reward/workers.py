@@ -13,23 +13,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rft.reward import REWARDS
+from rft.reward.failure import Failure
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer
 GRACE_S = 30.0  # nor does one that is silent for so long beyond the deadline of a job
 END_S = 5.0  # a fork server that does not end by then is killed
-
-
-@dataclass(frozen=True)
-class WorkerError:
-    """A job that gave no value.
-
-    Attributes:
-        kind: `deadline`, `worker_died`, `no_workers`, or the type of the error that the function raised.
-        message: the same with the details.
-    """
-
-    kind: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,8 @@ class WorkerPool:
             jobs: (response, row), or (responses, rows) for a term that scores batches.
 
         Returns:
-            What the term returned, or a `WorkerError`, for each job.
+            What the term returned, or a `Failure`, for each job. Its reason is `deadline`, `worker_died`, `no_workers`,
+            or the type of the error that the function raised.
         """
         found: dict[int, Any] = {}
         deadline = self._setup.deadline_s
@@ -86,7 +75,7 @@ class WorkerPool:
                 number, found[number] = _receive(line, None if deadline is None else deadline + GRACE_S)
         except (EOFError, OSError) as error:
             self.close()
-            lost = WorkerError("no_workers", f"the fork server of {self._setup.key} ended: {error}")
+            lost = Failure("no_workers", f"the fork server of {self._setup.key} ended: {error}")
             return [found.get(number, lost) for number in range(len(jobs))]
         return [found[number] for number in range(len(jobs))]
 
