@@ -211,48 +211,33 @@ class Algorithm:
             correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
 
     def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Writes what the advantage estimator computes from the scored rows; 0 in the others."""
+        """Writes what the advantage estimator computes from the rows with a score; 0 in the others."""
         assert self.advantage is not None
-        scored = is_scored(batch["scores"])
-        places = scored.nonzero()[:, 0]
-        if scored.all():
-            self._estimate_scored(batch, places, all_sum, metrics)
-            return
-        part = batch[scored]
-        known = set(part.keys())
-        self._estimate_scored(part, places, all_sum, metrics)
-        for name in set(part.keys()) - known:
-            column = part[name]
-            batch[name] = column.new_zeros(len(batch), *column.shape[1:])
-            batch[name][scored] = column
-
-    def _estimate_scored(self, batch: TensorDict, places: Tensor, all_sum: AllSum, metrics: Metrics) -> None:
-        """The same of scored rows alone; `places` are their numbers in the batch, for messages."""
-        assert self.advantage is not None
-        scores = batch["scores"]
+        places = is_scored(batch["scores"]).nonzero()[:, 0]
+        rows = batch if len(places) == len(batch) else batch[places]
+        scores = rows["scores"]
         for shape in self.shaping:
-            scores = _checked(shape, shape(scores, batch), scores.shape)
+            scores = _checked(shape, shape(scores, rows), scores.shape)
         if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
-            rows_of_batch = places[wrong].tolist()
             shaped = (
                 f" after algorithm.shaping ({', '.join(shape.name for shape in self.shaping)})" if self.shaping else ""
             )
-            raise FunctionError(f"the scores of rows {rows_of_batch} are not finite{shaped}: {scores[wrong].tolist()}")
+            numbers = places[wrong].tolist()
+            raise FunctionError(f"the scores of rows {numbers} are not finite{shaped}: {scores[wrong].tolist()}")
         if self.shaping:
             metrics.mean("reward/shaped", scores)
         penalty = None
         if self.reward_kl is not None:
-            penalty = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], estimator=self.reward_kl.estimator)
-            metrics.mean("kl/reward", penalty, batch["loss_mask"])
-        if {"teacher_logprobs", "old_logprobs"} <= set(batch.keys()):
-            metrics.mean("kl/teacher", batch["old_logprobs"] - batch["teacher_logprobs"], batch["loss_mask"])
-        scores, rewards = token_rewards(scores, batch["loss_mask"], penalty, self.reward_control.coef)
-        used = ~batch["rejected"] if "rejected" in batch.keys() else torch.ones_like(scores, dtype=torch.bool)
+            penalty = kl_penalty(rows["old_logprobs"], rows["ref_logprobs"], estimator=self.reward_kl.estimator)
+            metrics.mean("kl/reward", penalty, rows["loss_mask"])
+        if {"teacher_logprobs", "old_logprobs"} <= set(rows.keys()):
+            metrics.mean("kl/teacher", rows["old_logprobs"] - rows["teacher_logprobs"], rows["loss_mask"])
+        scores, rewards = token_rewards(scores, rows["loss_mask"], penalty, self.reward_control.coef)
+        used = ~rows["rejected"] if "rejected" in rows.keys() else torch.ones_like(scores, dtype=torch.bool)
         if self.options.mask_tied:
-            used &= informative_groups(batch["scores"], batch["group"])
-        rows = batch.exclude("fields")[used]
+            used &= informative_groups(rows["scores"], rows["group"])
         supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
-        columns = self.advantage(scores[used], rewards[used], rows, **supplied)
+        columns = self.advantage(scores[used], rewards[used], rows.exclude("fields")[used], **supplied)
         if not isinstance(columns, dict):
             raise FunctionError(
                 f"{self.advantage.title} returned {spell_type(columns)}; it must return a dict of columns"
@@ -260,7 +245,7 @@ class Algorithm:
         for name, found in columns.items():
             column = _checked(self.advantage, found, rewards[used].shape)
             batch[name] = torch.zeros(batch["loss_mask"].shape, device=scores.device)
-            batch[name][used] = column.float()
+            batch[name][places[used]] = column.float()
 
     def prepare(
         self, current: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int, metrics: Metrics
