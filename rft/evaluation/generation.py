@@ -121,12 +121,10 @@ class GenerationEvaluator(RowEvaluator):
     def _metrics(self, greedy: list[PromptAnswers], samples: list[PromptAnswers]) -> dict[str, list[float]]:
         """The value of each metric for every prompt."""
         options, accuracy = self._options, self._reward.accuracy
-        metrics = {
-            "accuracy" if term == accuracy else term: [
-                answers.right[0] if term == accuracy else answers.terms[term][0] for answers in greedy
-            ]
-            for term in greedy[0].terms
-        }
+        metrics = {"accuracy": [answers.right[0] for answers in greedy]}
+        for term in greedy[0].terms:
+            if term != accuracy:
+                metrics[term] = [answers.terms[term][0] for answers in greedy]
         missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
         if any(missing):
             metrics[UNSCORED] = missing
