@@ -34,8 +34,7 @@ class catching:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
         if isinstance(error, SystemExit):
-            error = RuntimeError(f"SystemExit: {error}")
-            self.failure = Failure("SystemExit", str(error), None)
+            self.failure = Failure("SystemExit", f"SystemExit: {error}")
         elif isinstance(error, FunctionError):  # it names the user's function and its line already
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
             self.failure = Failure(type(cause).__name__, str(error), cause)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rft.errors import naming
 from rft.registry import did_you_mean
+from rft.reward.route import SOURCE
 from rft.reward.term import RowTerm, Term, Unscored
 
 Rows = Sequence[Mapping[str, Any]]
@@ -62,7 +63,7 @@ def prompt_text(row: Mapping[str, Any]) -> str:
 
 def _verl(responses: Sequence[str], rows: Rows) -> dict[str, Any]:
     return {
-        "data_sources": [row.get("data_source") for row in rows],
+        "data_sources": [row.get(SOURCE) for row in rows],
         "solution_strs": list(responses),
         "ground_truths": [ground_truth(row) for row in rows],
         "extra_infos": [row.get("extra_info") for row in rows],

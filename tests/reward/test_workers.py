@@ -29,7 +29,7 @@ def pool(reward):
 
 
 def children(pid):
-    """The processes that a process has started, and theirs."""
+    """All descendants of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from rft.ranges import Range
 from rft.reward.registry import REWARDS
+from rft.reward.rules.gsm8k import GOLD_MARKER
 from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
 from rft.reward.rules.math_check.canonical import canonical, checked
 from rft.reward.rules.math_check.clean import Unreadable
@@ -14,8 +15,6 @@ from rft.reward.rules.math_check.equal import Comparison
 from rft.reward.rules.math_check.formula import Failed, installed
 from rft.reward.rules.math_check.parse import Answer, readings
 from rft.reward.term import Unscored
-
-GOLD_MARKER = "####"
 
 
 def _fault(options: Mapping[str, Any]) -> str | None:

@@ -82,7 +82,7 @@ def test_every_answer_equals_itself_and_no_other() -> None:
 
 @needs_data
 def test_the_solutions_of_models_are_judged_as_the_data_set_says() -> None:
-    """Without a marker of theirs ("A: 18") too; the reward gsm8k, told the marker, judges the same."""
+    """Also without the marker "A:" of the data set; the reward gsm8k with this marker judges the same."""
     gsm8k = REWARDS.build({"name": "gsm8k", "method": "strict", "markers": ["A:"]}, "reward.terms.gsm8k")
     math, count, right = rule(), 0, 0
     for line in (Path(DATA or "") / "model_solutions.jsonl").read_text().splitlines():

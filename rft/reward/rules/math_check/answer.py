@@ -85,9 +85,9 @@ def behind_marker(text: str, markers: Sequence[str]) -> str | None:
 def _statement(text: str) -> str:
     """The answer with which a text begins: its formulas where it begins with one, or else the rest of its sentence."""
     if found := MATH.match(text):
-        parts, end = [_inside(found)], found.end()
+        parts, end = [inside(found)], found.end()
         while (joint := JOINED.match(text, end)) and (found := MATH.match(text, joint.end())):
-            parts, end = [*parts, _inside(found)], found.end()
+            parts, end = [*parts, inside(found)], found.end()
         unit = re.match(r"\s?\\?%|\s+percent\b|\u00b0", text[end:])
         return ", ".join(parts) + (unit.group() if unit else "")
     line = text.partition("\n")[0]
@@ -106,14 +106,15 @@ def last_expression(text: str) -> str | None:
         return _trimmed(runs[-1].group())
     if number is not None:
         return number.group().strip().rstrip(",")
-    return _inside(math) if math else None
+    return inside(math) if math else None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return next(iter([*pattern.finditer(text)][-1:]), None)
 
 
-def _inside(math: re.Match[str]) -> str:
+def inside(math: re.Match[str]) -> str:
+    """The formula without the marks around it, of a match of `MATH`."""
     return next(group for group in math.groups() if group is not None).strip()
 
 

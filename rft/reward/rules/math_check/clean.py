@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from rft.reward.rules.math_check.answer import MATH
+from rft.reward.rules.math_check.answer import MATH, inside
 
 OPEN, CLOSE = "([{⦃", ")]}⦄"
 UNION = "\u222a"
@@ -76,7 +76,7 @@ class Unreadable(ValueError):
 
 def clean(text: str) -> str:
     """One way of writing for what LaTeX and Unicode write in many, without the marks around formulas and emphasis."""
-    text = MATH.sub(lambda found: " " + next(group for group in found.groups() if group is not None) + " ", text)
+    text = MATH.sub(lambda found: f" {inside(found)} ", text)
     text = re.sub(r"\\[()\[\]](?!\d*(?:pt|em))", " ", text.strip()) if r"\begin" not in text else text
     text = text.replace("**", "") if re.search(r"^\*\*|\*\*$", text.strip()) else text
     text = text.translate(_SIGNS)
