@@ -126,6 +126,20 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
     return metrics
 
 
+def metric_value(numbers: Mapping[str, float], metric: str) -> float:
+    """The value of the metric that a run returns.
+
+    Raises:
+        ValueError: it was not measured, because no answer has a score.
+    """
+    if metric not in numbers:
+        raise ValueError(
+            f"metric={metric} was not measured, because no answer has a score; with reward.call.failed=stop, or this "
+            "value in the term's own `call`, the run stops at the first failure and shows the error"
+        )
+    return numbers[metric]
+
+
 def term_scores(terms: Mapping[str, float]) -> dict[str, float | None]:
     """What a record of an answer says about its reward terms: the raw value of each, if there are several."""
     return {f"reward/{name}": number_or_none(value) for name, value in terms.items()} if len(terms) > 1 else {}

@@ -15,7 +15,7 @@ from rft.algorithm.roles import ROLES
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.evaluation.base import RowEvaluator, SetResult, summary
+from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
 from rft.logger.history import short, write_atomically
@@ -93,7 +93,7 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
         write_atomically(folder / EVALUATION, json.dumps(report, indent=1, ensure_ascii=False))
         console.print(table(job.title, results, {} if results else numbers))
         console.print(f"written to {written}", highlight=False, soft_wrap=True)
-    return numbers[job.metric]
+    return metric_value(numbers, job.metric)
 
 
 def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from rft.batch.balance import Balance
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
+from rft.evaluation.base import metric_value
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
@@ -70,7 +71,7 @@ class Job(Components):
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
             if world.rank == 0:
                 finish_folder(folder, numbers)
-        return numbers[self.metric]
+        return metric_value(numbers, self.metric)
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""

@@ -1,10 +1,13 @@
 """Whole runs whose rewards are functions of the user's own, in this process or in workers, and fail on some rows."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
+from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, identical
 
@@ -104,3 +107,15 @@ def test_a_dead_reward_stops_the_run_which_continues_once_it_is_repaired(run, tm
     (tmp_path / "alive").touch()
     numbers, _, _ = run("dead", "dead", *overrides)
     assert [row["step"] for row in numbers] == [1, 2, 3, 4, 5] and "reward/unscored" not in numbers[-1]
+
+
+def test_an_evaluation_in_which_no_answer_has_a_score_is_written_and_ends_with_one_message(tiny, tmp_path):
+    (tmp_path / "rewards.py").write_text(FUNCTIONS)
+    place = f"+reward.terms.function.function={tmp_path / 'rewards.py'}:dead"
+    config = tiny(place, *SIZES, "mode=evaluate", "warmup=none", "+reward.terms.function.call.failed=drop_row")
+    with pytest.raises(ValueError, match=r"^metric=eval/heldout/accuracy was not measured, because no answer has"):
+        evaluate(config, Console(file=io.StringIO()))
+    report = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert report["numbers"]["eval/heldout/unscored"] == 1.0 and "eval/heldout/accuracy" not in report["numbers"]
+    answers = [json.loads(line) for line in (tmp_path / "run/answers.jsonl").open()]
+    assert len(answers) == 8 and {row["score"] for row in answers} == {None}
