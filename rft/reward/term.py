@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
+
 
 @dataclass(frozen=True)
 class Unscored:
@@ -27,12 +29,14 @@ class Term(ABC):
         extracts: `extract` returns answers.
         unit: what one call in a worker process scores; None: the term is computed in the process of the run.
         waits: `values` waits for other processes, so it runs in a thread beside the other terms.
+        has_model: `values` computes with a model on the device of the run.
     """
 
     reads: tuple[str, ...] = ()
     extracts: bool = False
     unit: ClassVar[Literal["row", "batch"] | None] = None
     waits: ClassVar[bool] = False
+    has_model: ClassVar[bool] = False
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -48,8 +52,8 @@ class Term(ABC):
             ValueError: names the field and the cure.
         """
 
-    def place(self, device: torch.device) -> None:
-        """Sets the device of the computation; called before `values`."""
+    def place(self, device: torch.device, offload: Offload) -> None:
+        """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""
 
     @abstractmethod
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[Any]:

@@ -91,7 +91,7 @@ def scored(
     call = CallOptions(workers=kind, concurrency=workers, deadline_s=None, tries=1, failed="drop_row")
     own = {"concurrency": workers, "deadline_s": 10.0} if kind == "process" else {}
     term = {"name": name, "weight": 1.0, "call": own, **NODE}
-    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {})
+    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, None)
     return lambda: reward.score(texts, rows).total.tolist()
 
 
