@@ -52,17 +52,16 @@ class DeviceModel:
                 free(model)
 
     def _from_host(self) -> PreTrainedModel:
-        """A model that shares the weights in host memory; to move it leaves them there."""
+        """A model that shares the parameters in host memory; they stay there when it is moved."""
         if self._kept is None:
             self._kept = self._load()
             if self._device.type == "cuda":
                 for tensor in tensors(self._kept):
                     tensor.data = tensor.data.pin_memory()
-        shared: dict[int, Tensor] = {}  # also keeps the ties of weights
+        shared: dict[int, Tensor] = {}  # by the original's id, so that tied weights stay tied
         for parameter in self._kept.parameters():
-            shared[id(parameter)] = nn.Parameter(parameter.data, requires_grad=False)
-        for buffer in self._kept.buffers():
-            shared[id(buffer)] = buffer.detach()
+            # torch chooses kernels by requires_grad, so that another value would round differently
+            shared[id(parameter)] = nn.Parameter(parameter.data, parameter.requires_grad)
         return copy.deepcopy(self._kept, shared)
 
 
