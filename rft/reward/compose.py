@@ -47,6 +47,7 @@ class WeightedSum:
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
         has_models: a term computes with a model on the device of the run.
+        offload: where its weights are while it does not compute; None: on the device of the run.
 
     Args:
         terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
@@ -55,7 +56,7 @@ class WeightedSum:
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
         route: the terms of each data source, see `Routes`.
-        offload: where the weights of models are while they do not compute; None: on the device of the run.
+        offload: see the attribute.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -83,7 +84,7 @@ class WeightedSum:
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
-        self._offload: Offload = offload
+        self.offload: Offload = offload
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)
@@ -119,13 +120,13 @@ class WeightedSum:
         Raises:
             ValueError: the models compute where they are to be offloaded to; names the key.
         """
-        if self.has_models and device.type == self._offload:
+        if self.has_models and device.type == self.offload:
             raise ValueError(
-                f"reward.offload={self._offload}: the run computes on this device, so the weights would not leave it; "
+                f"reward.offload={self.offload}: the run computes on this device, so the weights would not leave it; "
                 "set reward.offload=disk or reward.offload=null"
             )
         for term in self._terms.values():
-            term.caller.term.place(device, self._offload)
+            term.caller.term.place(device, self.offload)
 
     def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
         """Scores N responses.
