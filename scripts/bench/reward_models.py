@@ -32,8 +32,8 @@ SIDES = ("device", "disk")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `reward_models`."""
-    parser.add_argument("--responses", type=int, default=64, help="responses of a call (default: 64)")
-    parser.add_argument("--length", type=int, default=64, help="tokens of each (default: 64)")
+    parser.add_argument("--responses", type=int, default=16, help="responses of a call (default: 16)")
+    parser.add_argument("--length", type=int, default=32, help="tokens of each (default: 32)")
     parser.add_argument("--layers", type=int, default=8, help="layers of each model; 8 are 96 MB (default: 8)")
     parser.add_argument("--repeats", type=int, default=3, help="measured calls after one to warm up (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/reward_models.json"), help="for numbers")
@@ -96,7 +96,7 @@ def measure(folder: str, side: str, options: dict[str, int]) -> dict[str, Any]:
     from rft.reward.compose import WeightedSum
 
     node = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 1.0, "normalize": False, "dtype": "float32"}
-    node |= {"template": "none", "template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 1024}
+    node |= {"template": "none", "template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 256}
     terms = {f"model_{number}": node | {"path": f"{folder}/{number}"} for number in range(MODELS)}
     call = CallOptions(workers="inline", concurrency=1, deadline_s=None, tries=1, failed="stop")
     reward = WeightedSum(terms, "model_0", call, 1.0, {}, "disk" if side == "disk" else None)
