@@ -358,14 +358,15 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
             asyncio.run(engine._server_api.load(peer, weights, None, None))
 
     def sample():
-        sampled = threading.Event()
+        sampled, done = threading.Event(), []
         loading = threading.Thread(target=load, args=[sampled])
 
-        def progress(done):
-            if done > 20 and loading.ident is None:
+        def on_completion(request, sample, completion):
+            done.append(completion)
+            if len(done) > 20 and loading.ident is None:
                 loading.start()
 
-        found = engine.generate(requests, how(max_new_tokens=200), progress)
+        found = engine.generate(requests, how(max_new_tokens=200), on_completion)
         sampled.set()
         loading.join()
         assert [len(group) for group in found] == [8] * 23 and gap(model, requests, found) < 1e-4
