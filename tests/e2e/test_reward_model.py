@@ -1,10 +1,12 @@
 """A reward model from pairs to reward: trained, exported, loaded by transformers, and asked by a run that samples."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -15,6 +17,7 @@ from transformers import (
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
+from rft.modes.plan.report import plan
 from rft.registry import Target
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, Interrupted, identical, interrupt
@@ -39,6 +42,15 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
     model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", "warmup=none")
     asked = PlanJob(resolved("algorithm=grpo", "plan.prompt_tokens=6", *small, *model), 1).forecast()
     assert asked.memory["update"]["activations"] > 0, "without the model, which is not there"
+
+
+@pytest.mark.parametrize(("offload", "said"), [("null", "that of all in every stage"), ("disk", "that of the largest")])
+def test_a_plan_says_that_it_does_not_count_the_memory_of_reward_models(offload, said, resolved, tmp_path):
+    model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", f"reward.offload={offload}")
+    small = ("plan.prompt_tokens=6", "batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "warmup=none")
+    stop()
+    plan(resolved(*small, *model), 1, [], Console(width=300, file=(out := io.StringIO())))
+    assert f"their memory is not counted here: {said}" in out.getvalue()
 
 
 @pytest.mark.parametrize(
