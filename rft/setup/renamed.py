@@ -111,7 +111,6 @@ ELSEWHERE = {
     ".remote_rm_url": "reward=function reward.terms.function.function",
     ".reward_weights": "reward.terms.exact_match.weight",
     ".normalize_reward": "reward.terms.model.normalize",
-    ".reward_model.model.fsdp_config.param_offload": "reward.offload=cpu",
     ".ref_reward_offload": "reward.offload=cpu",
     # the run
     ".default_local_dir": "output_dir",
