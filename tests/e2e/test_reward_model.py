@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rft.distributed import stop
+from rft.modes.evaluate import evaluate
 from rft.modes.plan.job import PlanJob
 from rft.modes.plan.report import plan
 from rft.registry import Target
@@ -212,6 +213,8 @@ def test_a_run_with_offloaded_models_trains_the_same_weights(models, tiny, tmp_p
 def test_models_are_not_offloaded_to_where_they_compute(models, tiny):
     with pytest.raises(ValueError, match=r"reward\.offload=cpu: the run computes on this device"):
         Job(tiny(*models, "reward.offload=cpu")).fit("")
+    with pytest.raises(ValueError, match=r"reward\.offload=cpu: the run computes on this device"):
+        evaluate(tiny(*models, "reward.offload=cpu", "mode=evaluate"), Console(quiet=True))
 
 
 @pytest.mark.slow
