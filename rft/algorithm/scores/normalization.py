@@ -76,10 +76,10 @@ def normalized(scores: Tensor, mean: Tensor | float, std: Tensor | float, center
         center: whether the mean is subtracted.
         scale: whether the standard deviation divides.
     """
-    spread = torch.as_tensor(std, dtype=torch.float64, device=scores.device)
-    equal = spread <= ROUNDING * abs(mean)
+    mean, std = (torch.as_tensor(moment, dtype=torch.float64, device=scores.device) for moment in (mean, std))
+    equal = std <= ROUNDING * mean.abs()
     shaped = torch.where(equal, 0.0, scores.double() - mean) if center else scores.double()
-    return (shaped / torch.where(equal, 1.0, spread + EPSILON) if scale else shaped).to(scores.dtype)
+    return (shaped / torch.where(equal, 1.0, std + EPSILON) if scale else shaped).to(scores.dtype)
 
 
 def _every(scores: Tensor) -> Tensor:
