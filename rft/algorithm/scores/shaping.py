@@ -100,6 +100,6 @@ def kimi_length(scores: Tensor, batch: TensorDict, *, term: str, factor: NonNega
     bounds = length.new_zeros(len(ids))
     least = bounds.scatter_reduce(0, index, length, "amin", include_self=False)[index]
     span = bounds.scatter_reduce(0, index, length, "amax", include_self=False)[index] - least
-    added = 0.5 - (length - least) / span.clamp(min=1)
+    added = 0.5 - (length - least) / span  # NaN where all lengths are equal
     added = torch.where(value > 0, added, added.clamp(max=0))
     return scores + torch.where((span == 0) | value.isnan(), 0.0, factor * added).to(scores.dtype)

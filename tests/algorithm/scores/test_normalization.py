@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import SHAPINGS
-from rft.algorithm.scores.normalization import batch_norm, group_norm, running_norm
+from rft.algorithm.scores.normalization import batch_norm, group_norm, normalized, running_norm
 from rft.algorithm.scores.running import RunningMoments
 
 F64 = torch.float64
@@ -63,6 +63,15 @@ def test_equal_scores_are_not_divided(name, center, expected):
     scores, state = torch.full((7,), 0.1), RunningMoments()
     for _ in range(3):
         assert plugin(scores, batch, all_sum=alone, state=state).eq(torch.tensor(expected)).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_that_differ_by_the_rounding_of_float32_are_equal(sign):
+    scores = sign * torch.tensor([1000.0, 1000.0002], dtype=F64)
+    mean, std = float(scores.mean()), float(scores.std())
+    assert normalized(scores, mean, std, center=True, scale=True).tolist() == [0.0, 0.0]
+    assert normalized(scores, mean, std, center=False, scale=True).tolist() == scores.tolist()
+    assert normalized(scores, mean, 100 * std, center=True, scale=True).abs().min() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["running_norm", "batch_norm", "group_norm"])
