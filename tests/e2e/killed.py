@@ -22,13 +22,13 @@ class KilledServers(VLLMServers):
 
     round = 0
 
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         if len(requests[0].seeds) == 1:  # an evaluation
-            return super().generate(requests, sampling, progress)
+            return super().generate(requests, sampling, on_completion)
         self.round += 1
         if self.round == 2:
             return self.lose(requests, sampling)
-        found = super().generate(requests, sampling, progress)
+        found = super().generate(requests, sampling, on_completion)
         if self.round > 2:
             self.note["answered"] = answered(self.victim.port)
             Path(NOTE).write_text(json.dumps(self.note))

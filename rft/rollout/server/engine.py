@@ -4,14 +4,12 @@ Every rank requests its own samples. Rank 0 writes new weights to a folder, lets
 them, and monitors the servers; the other ranks receive from it the outcome of every update.
 """
 
-import asyncio
 import atexit
 import os
 import shutil
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from math import nan
 from typing import Any, ClassVar
 
@@ -19,17 +17,19 @@ import torch
 from torch import Tensor
 
 from rft.actor.model import end_tokens
+from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
-from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
+from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import completions
+from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
+from rft.rollout.server.server_api import Sampled
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
 
@@ -77,9 +77,7 @@ class ServersEngine(ServableEngine):
         self._options = servers
         self._counts: Counter[str] = Counter()
         self._sent = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
-        self._thread.start()
+        self._loop = EventLoop("servers")
         folder = context.folder.resolve()  # a server may have another working folder
         model_folder = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
@@ -95,7 +93,7 @@ class ServersEngine(ServableEngine):
                 command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
                 self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
             self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device, model_folder)
-            self._do(self._pool.watch())
+            self._loop.run(self._pool.watch())
         atexit.register(self.close)
 
     @classmethod
@@ -118,13 +116,24 @@ class ServersEngine(ServableEngine):
         return (cls.sleep_arguments if servers.sleep and torch.cuda.is_available() else {}) | engine_args
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Samples every request; see `Engine.generate`. Log-probabilities that the servers do not report are NaN.
 
         Raises:
             OSError: the servers do not return the samples within their deadlines; names them.
         """
+        found: dict[tuple[int, int], Completion] = {}
+        unknown = bool(self._server_api.unknown_logprobs(sampling))
+
+        def finish(request: int, sample: int, answer: Sampled) -> None:
+            logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
+            versions = [self.version] * len(answer.tokens)
+            completion = make_completion(self._tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
+            found[request, sample] = completion
+            if on_completion is not None:
+                on_completion(request, sample, completion)
+
         balancer = LoadBalancer(
             who=f"rank {self._world.rank}",
             what="sample",
@@ -134,16 +143,10 @@ class ServersEngine(ServableEngine):
             policy=self._options,
             key=KEY,
             counts=self._counts,
-            progress=progress,
+            on_result=finish,
         )
-        groups = self._do(balancer.run([self._sample_requests(request, sampling) for request in requests]))
-        rows = [sample for group in groups for sample in group]
-        tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
-        if self._server_api.unknown_logprobs(sampling):
-            logprobs = [[nan] * len(row.tokens) for row in rows]
-        versions = [[self.version] * len(row.tokens) for row in rows]
-        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, versions))
-        return [[next(found) for _ in request.seeds] for request in requests]
+        self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
+        return in_order(found, requests)
 
     async def _probe(self, client: ServerClient) -> str | None:
         with client.parse("its version"):
@@ -191,7 +194,7 @@ class ServersEngine(ServableEngine):
         assert self._pool is not None and weights is not None
         if isinstance(weights, OSError | ValueError):
             raise weights
-        self._do(self._pool.commit(weights))
+        self._loop.run(self._pool.commit(weights))
         self._weight_store.keep(weights)
 
     def sleep(self) -> None:
@@ -206,21 +209,20 @@ class ServersEngine(ServableEngine):
 
     def _sleep_servers(self) -> None:
         assert self._pool is not None
-        self._do(self._pool.sleep())
+        self._loop.run(self._pool.sleep())
 
     def close(self) -> None:
         """Ends the servers that the run started and deletes the weights that were written for servers."""
-        if not self._thread.is_alive():
+        if not self._loop.alive:
             return
         if self._pool is not None:
-            self._do(self._pool.stop())
+            self._loop.run(self._pool.stop())
             for process in self._processes:
                 process.end()
             for process in self._processes:
                 process.wait()
             shutil.rmtree(self._weight_store.folder, ignore_errors=True)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()  # so that a second call returns at once
+        self._loop.close()
 
     def health(self) -> dict[str, float]:
         """Counts since the last call.
@@ -235,11 +237,3 @@ class ServersEngine(ServableEngine):
             found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()
         return found
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine in the event loop and waits for it; an interrupt of this thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()

@@ -329,7 +329,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
         monkeypatch.setattr(engine._options, "sleep", version < 4)
         engine.sleep()
-        assert (engine._do(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
+        assert (engine._loop.run(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert gap(model, requests, found) < 1e-4
@@ -358,14 +358,15 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
             asyncio.run(engine._server_api.load(peer, weights, None, None))
 
     def sample():
-        sampled = threading.Event()
+        sampled, done = threading.Event(), []
         loading = threading.Thread(target=load, args=[sampled])
 
-        def progress(done):
-            if done > 20 and loading.ident is None:
+        def on_completion(request, sample, completion):
+            done.append(completion)
+            if len(done) > 20 and loading.ident is None:
                 loading.start()
 
-        found = engine.generate(requests, how(max_new_tokens=200), progress)
+        found = engine.generate(requests, how(max_new_tokens=200), on_completion)
         sampled.set()
         loading.join()
         assert [len(group) for group in found] == [8] * 23 and gap(model, requests, found) < 1e-4
