@@ -199,8 +199,8 @@ class Algorithm:
     def estimate_advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
-        Scores are shaped, the KL is subtracted, then the estimator runs over the rows that were neither rejected nor
-        masked because their group is tied.
+        Of the rows that count, see `_counted`, scores are shaped, the KL is subtracted, the estimator runs, and the
+        advantages are limited.
 
         Raises:
             ValueError: a score is not finite; names the rows.
