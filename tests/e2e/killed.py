@@ -39,8 +39,11 @@ class KilledServers(VLLMServers):
         self.victim, self.note = None, {}
         own = {server.client: processes_of(server.client.port) for server in self._servers}
         shares = {client: shared_memory(processes) for client, processes in own.items()}
+        done = 0
 
-        def kill(done):
+        def kill(request, sample, completion):
+            nonlocal done
+            done += 1
             busiest = max(self._servers, key=lambda server: server.running)
             if self.victim is None and done >= 8 and busiest.running >= 4:
                 self.victim, self.note["done"] = busiest.client, done
