@@ -38,6 +38,14 @@ def test_other_holds_every_source_without_an_entry():
     assert reward.score(["4", "4"], rows).total.tolist() == [1.5, 1.5]
 
 
+def test_the_entry_of_a_source_is_that_of_the_sources_below_it():
+    route = {"quiz": ["choice"], "quiz/sums/easy": ["exact"], "other": ["short"]}
+    reward = reward_of(TERMS, "exact", route=route)
+    sources = ["quiz/art", "quiz/sums", "quiz/sums/easy", "quiz/sums/easy/1", "quizzes", "a/quiz"]
+    rows = [{"data_source": source, "answer": "A"} for source in sources]
+    assert reward.score(["A"] * 6, rows).total.tolist() == [2.0, 2.0, 1.0, 1.0, 0.5, 0.5]
+
+
 def test_a_row_needs_the_fields_of_its_own_terms():
     number = {"name": "gsm8k", "weight": 1.0, "method": "strict", "markers": ["####"]}
     reward = reward_of({"n": number, "short": SHORT}, "n", route={"sums": ["n"], "free": ["short"]})
