@@ -13,8 +13,8 @@ class Routes:
     """The terms of a row, by its field `data_source`.
 
     Args:
-        routes: {source: [terms]}, with `other` for all sources without an entry; empty: every term scores every row. The
-            entry of a source is also that of the sources below it: `mmlu` that of "mmlu/anatomy".
+        routes: {source: [terms]}, with `other` for all sources without an entry; empty: every term scores every row.
+            The entry of a source is also that of the sources below it: `mmlu` that of "mmlu/anatomy".
         terms: names of all terms.
         accuracy: the term whose value is the accuracy; of a row that it does not score, the first of its terms is.
 

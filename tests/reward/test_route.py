@@ -7,7 +7,7 @@ import pytest
 from tests.reward.reward_of import reward_of
 
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
-CHOICE = {"name": "choice", "weight": 2.0, "letters": "ABC", "markers": ["answer:"]}
+CHOICE = {"name": "choice", "weight": 2.0, "letters": "ABC", "markers": ["answer:"], "reasoning": []}
 SHORT = {"name": "format", "weight": 0.5, "pattern": ".{1,3}", "match": "whole"}
 TERMS = {"exact": EXACT, "choice": CHOICE, "short": SHORT}
 ROUTE = {"sums": ["exact", "short"], "quiz": ["choice"]}

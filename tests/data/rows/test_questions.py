@@ -94,7 +94,7 @@ PUBLISHED = {
                  "2", "math_500/algebra"),
     "aime_2024": (PROBLEM | {"id": 60, "solution": "...", "url": "...", "year": "2024"}, "2", "aime_2024"),
     "aime_2025": (PROBLEM | {"id": "0"}, "2", "aime_2025"),
-    "mmlu": ({"question": "Capital of France?", "subject": "high_school_geography", "choices": ["A city", "B", "C", "D"],
+    "mmlu": ({"question": "Capital of France?", "subject": "high_school_geography", "choices": ["1", "2", "3", "4"],
               "answer": 3}, "D", "mmlu/high_school_geography"),
     "mmlu_pro": ({"question_id": 70, "question": "Capital of France?", "options": list("ABCDEFGHI"), "answer": "I",
                   "answer_index": 8, "cot_content": "", "category": "computer science", "src": "ori"},

@@ -42,7 +42,8 @@ def test_several_tasks_score_their_gold_answers():
     found = rows({"leg_counting": {}, "spell_backward": {}, "letter_counting": {}, "gcd": {}, "sudoku": {}})
     assert [term().value(f"<answer>{row['answer']}</answer>", row) for row in found] == [1.0] * 10
     others = found[2:] + found[:2]
-    scores = [term().value(f"<answer>{other['answer']}</answer>", row) for row, other in zip(found, others, strict=True)]
+    pairs = zip(found, others, strict=True)
+    scores = [term().value(f"<answer>{other['answer']}</answer>", row) for row, other in pairs]
     assert max(scores) < 0.5, "the answers to other problems are wrong"
 
 
@@ -65,7 +66,7 @@ def test_tasks_that_run_answers_are_refused_without_consent():
 
 
 def test_the_list_of_these_tasks_is_complete():
-    """In the installed version: calls of eval, exec, parse_expr and sympify by a checker or by a method that it calls."""
+    """In the installed version: calls of eval, exec, parse_expr and sympify by a checker or its methods."""
     found = set()
     for name, (task, _) in DATASETS.items():
         checker = ast.parse(textwrap.dedent(inspect.getsource(task.score_answer)))
@@ -77,7 +78,7 @@ def test_the_list_of_these_tasks_is_complete():
         if names & {"eval", "exec", "parse_expr", "sympify"}:
             found.add(name)
     assert found - RUNNING == {"number_sorting"}, "which evaluates the gold answer alone"
-    assert RUNNING <= found
+    assert found >= RUNNING
 
 
 @pytest.mark.parametrize("entry", [None, {"task": "gcd"}, "text"])

@@ -19,9 +19,9 @@ Relation = Literal["less than", "at least"]
 
 CLOSED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 FENCE = re.compile(r"\A```(?:json)?(.*?)(?:```)?\Z", re.IGNORECASE | re.DOTALL)
-WORD = re.compile(r"[^\W_]+(?:[-'’.&][^\W_]+)*")
+WORD = re.compile(r"[^\W_]+(?:[-'\u2019.&][^\W_]+)*")
 # A sentence ends behind a mark, with closing quotes or brackets, before white space and what begins no small letter.
-SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]*]*(?=\s+[^a-z\s]|\s*\Z)|[。！？]+)")
+SENTENCE_END = re.compile(r"(?:[.!?\u2026]+[\"'\u201d\u2019)\]*]*(?=\s+[^a-z\s]|\s*\Z)|[\u3002\uff01\uff1f]+)")
 # What a full stop may follow without ending a sentence: abbreviations, initials, and the numbers of a list.
 STOPPED = re.compile(r"(?:\b(?:mr|mrs|ms|dr|prof|st|jr|sr|vs|etc|e\.g|i\.e|inc|ltd|[a-z])|^\s*\d+)\.\Z", re.I | re.M)
 

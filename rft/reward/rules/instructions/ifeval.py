@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rft.registry import Plugin
 from rft.reward.registry import REWARDS
 from rft.reward.rules.instructions.checks import INSTRUCTIONS
+from rft.reward.rules.math_check.answer import behind_reasoning, reasoning_fault
 
 
 @lru_cache(maxsize=4096)
@@ -49,9 +50,19 @@ def variants(response: str) -> list[str]:
     return [text for part in (response, *parts) for text in (part, part.replace("*", ""))]
 
 
-@REWARDS.register("ifeval", reads=("instruction_id_list", "kwargs"), gold=instructions_of)
+@REWARDS.register(
+    "ifeval",
+    reads=("instruction_id_list", "kwargs"),
+    fault=lambda options: reasoning_fault(options["reasoning"]),
+    gold=instructions_of,
+)
 def ifeval(
-    response: str, row: Mapping[str, Any], *, mode: Literal["strict", "loose"], score: Literal["all", "share"]
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    mode: Literal["strict", "loose"],
+    score: Literal["all", "share"],
+    reasoning: list[str],
 ) -> float:
     """1 where the response follows all instructions of its row, else 0; or the share of them that it follows.
 
@@ -60,7 +71,9 @@ def ifeval(
     Args:
         mode: strict: the response as it is; loose: an instruction is followed if one of `variants` follows it.
         score: all: 1 or 0; share: followed instructions / instructions.
+        reasoning: the tags around the reasoning. Only text behind it counts, none where it is not closed. []: all does.
     """
+    response = behind_reasoning(response, reasoning).strip() if reasoning else response
     texts = [text for text in (variants(response) if mode == "loose" else [response]) if text.strip()]
     followed = [any(check(text) for text in texts) for check in instructions_of(row)]
     return float(all(followed)) if score == "all" else sum(followed) / len(followed)

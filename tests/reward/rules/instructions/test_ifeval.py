@@ -15,8 +15,9 @@ ROW = {
 }
 
 
-def term(mode="strict", score="all"):
-    return REWARDS.build({"name": "ifeval", "mode": mode, "score": score}, "reward.terms.ifeval")
+def term(mode="strict", score="all", reasoning=("<think>", "</think>")):
+    node = {"name": "ifeval", "mode": mode, "score": score, "reasoning": list(reasoning)}
+    return REWARDS.build(node, "reward.terms.ifeval")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,15 @@ def test_each_instruction_may_be_followed_by_another_variant():
     assert term(score="share")(response, row) == 0.5 and term(mode="loose")(response, row) == 1.0
 
 
+def test_the_reasoning_is_no_part_of_the_response():
+    row = {"instruction_id_list": ["startend:quotation", "punctuation:no_comma"], "kwargs": [{}, {}]}
+    response = '<think>So, quoted.</think>\n\n"Yes."'
+    assert term()(response, row) == 1.0 and term(reasoning=())(response, row) == 0.0
+    assert term(score="share")("<think>No end", row) == 0.0, "an empty response follows nothing"
+    with pytest.raises(ValueError, match=r"^reward\.terms\.ifeval\.reasoning=\['<think>'\]: write the tags before and"):
+        term(reasoning=["<think>"])
+
+
 def test_the_eight_variants():
     assert variants("*a*\nb\nc") == ["*a*\nb\nc", "a\nb\nc", "b\nc", "b\nc", "*a*\nb", "a\nb", "b", "b"]
 
@@ -56,9 +66,9 @@ def test_the_eight_variants():
         ({"kwargs": [{}]}, "must be lists of one length"),
         ({"instruction_id_list": [], "kwargs": []}, "must be lists of one length"),
         ({"kwargs": "[{}, {}, {}]"}, "must be lists of one length"),
-        ({"kwargs": [{}, {}, {}]}, r"the instruction 'length_constraints:number_words' of the row: kwargs\.num_words is"),
+        ({"kwargs": [{}, {}, {}]}, r"instruction 'length_constraints:number_words' of the row: kwargs\.num_words is"),
     ],
-)  # fmt: skip
+)
 def test_rows_without_readable_instructions(changes, said):
     with pytest.raises(ValueError, match=said):
         term().call("gold", ROW | changes)

@@ -12,7 +12,7 @@ TEXTS = {
     "fr": "Il fait beau aujourd'hui et nous allons dans le jardin.",
     "es": "Hoy hace buen tiempo y vamos a salir al jardín.",
     "ru": "Сегодня хорошая погода, и мы идём в сад.",
-    "zh": "今天天气很好，我们去花园里散步。",
+    "zh": "今天天气很好我们去花园里散步。",
     "hi": "आज मौसम अच्छा है और हम बगीचे में जा रहे हैं।",
 }
 
@@ -58,7 +58,7 @@ def test_code_and_formulas_are_in_no_language():
 
 
 def test_an_unknown_code_and_a_missing_package(monkeypatch):
-    with pytest.raises(ValueError, match=r"^reward\.terms\.language\.language=english: 'english' is no code of a known"):
+    with pytest.raises(ValueError, match=r"^reward\.terms\.language\.language=english: 'english' is no code of a"):
         term("english")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "py3langid" else find(name))
