@@ -18,6 +18,7 @@ from typing import Any
 from rft.ranges import PositiveInt, Seed
 from rft.registry import did_you_mean
 
+APART = 1_000_003  # reasoning-gym makes problem n of a seed from seed + n, so close seeds would share problems
 FIELD = "reasoning_gym"  # of a row: task, its options, question, answer and metadata, which the checker reads
 Tasks = Mapping[str, Mapping[str, Any]]
 
@@ -28,7 +29,7 @@ class ReasoningGymRows:
     Args:
         tasks: {name of a task: its options}, those of the task's configuration in reasoning-gym.
         count: rows of each task.
-        seed: of the problems.
+        seed: of the problems; other seeds give other problems, up to a million of a task.
         key: supplied by the run: the yaml key of the node, for messages.
 
     Raises:
@@ -89,7 +90,7 @@ def _rows(task: str, options: dict[str, Any], count: int, seed: int, key: str) -
     if task not in DATASETS:
         raise ValueError(f"{key}.tasks.{task}: reasoning-gym has no such task{did_you_mean(task, DATASETS)}")
     try:
-        problems = create_dataset(task, **options, seed=seed, size=count)
+        problems = create_dataset(task, **options, seed=seed * APART % 2**31, size=count)
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"{key}.tasks.{task}: reasoning-gym refuses the options {options} ({error})") from error
     rows = []

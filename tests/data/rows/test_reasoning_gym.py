@@ -30,8 +30,10 @@ def test_rows_of_each_task(monkeypatch):
 
 
 def test_another_seed_gives_other_rows():
-    prompts = [[row["prompt"] for row in generate({"gcd": {}}, 3, seed, KEY)] for seed in (0, 0, 1)]
-    assert prompts[0] == prompts[1] != prompts[2]
+    """The package itself gives problem n of seed 1 as problem n + 1 of seed 0."""
+    options = {"max_value": 10**9}
+    prompts = [[row["prompt"] for row in generate({"gcd": options}, 20, seed, KEY)] for seed in (0, 0, 1, 2**32 - 1)]
+    assert prompts[0] == prompts[1] and len({prompt for some in prompts for prompt in some}) == 60
 
 
 def test_a_task_without_one_right_answer_has_no_field_answer():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
+from rft.data.encode.masks import conversation
 from rft.ranges import Fraction
 from rft.reward.registry import REWARDS
 
@@ -36,8 +37,9 @@ def language_of(text: str) -> str | None:
 
 
 def _fault(options: Mapping[str, Any]) -> str | None:
-    fault = language_fault(options["language"])
-    return None if fault is None else f"language={options['language']}: {fault}"
+    code = options["language"]
+    fault = language_fault(code)
+    return None if fault is None else f"language={'null' if code is None else code}: {fault}"
 
 
 def _wanted(row: Mapping[str, Any], language: str | None) -> str:
@@ -50,8 +52,8 @@ def _wanted(row: Mapping[str, Any], language: str | None) -> str:
         return language
     prompt = row["prompt"]
     if isinstance(prompt, list):
-        prompt = [message["content"] for message in prompt if message["role"] == "user"][-1:]
-        prompt = str(prompt[0]) if prompt else ""
+        asked = [message["content"] for message in conversation(prompt, "the prompt") if message["role"] == "user"]
+        prompt = asked[-1] if asked else ""
     if (found := language_of(_prose(prompt))) is None:
         raise ValueError(f"the prompt {prompt!r:.80} has no words, so it is in no language; set the term's language")
     return found
