@@ -26,7 +26,8 @@ def test_instructions_stand_around_the_question():
     asked = schema("question", text="Solve: {prompt}\nAnswer: X", source="math", subject="kind")(row)
     assert asked["prompt"] == "Solve: Is {prompt} or {letters}?\nAnswer: X", "the question itself is not filled in"
     assert asked["data_source"] == "math/counting_probability" and (asked["answer"], asked["level"]) == ("7", 5)
-    assert schema("question", text="{prompt}", source="math", subject=None)(row)["data_source"] == "math"
+    plain = schema("question", text="{prompt} {choices}", source="math", subject=None)({"prompt": "Q"})
+    assert plain == {"prompt": "Q {choices}", "data_source": "math"}, "a placeholder of multiple choice is text here"
 
 
 def test_choices_are_lines_with_letters():

@@ -30,8 +30,7 @@ def sentences(text: str) -> int:
     """The number of sentences; text after the last end is one if it has words."""
     count, start = 0, 0
     for end in SENTENCE_END.finditer(text):
-        last = end.end() == len(text.rstrip())
-        if last or not STOPPED.search(text[start : end.start() + 1]):
+        if not STOPPED.search(text[start : end.start() + 1]):
             count += bool(WORD.search(text, start, end.end()))
             start = end.end()
     return count + bool(WORD.search(text, start))

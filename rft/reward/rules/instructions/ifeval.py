@@ -73,7 +73,7 @@ def ifeval(
         score: all: 1 or 0; share: followed instructions / instructions.
         reasoning: the tags around the reasoning. Only text behind it counts, none where it is not closed. []: all does.
     """
-    response = behind_reasoning(response, reasoning).strip() if reasoning else response
+    response = behind_reasoning(response, reasoning).lstrip()
     texts = [text for text in (variants(response) if mode == "loose" else [response]) if text.strip()]
     followed = [any(check(text) for text in texts) for check in instructions_of(row)]
     return float(all(followed)) if score == "all" else sum(followed) / len(followed)

@@ -51,6 +51,7 @@ def test_the_reasoning_is_no_part_of_the_response():
     row = {"instruction_id_list": ["startend:quotation", "punctuation:no_comma"], "kwargs": [{}, {}]}
     response = '<think>So, quoted.</think>\n\n"Yes."'
     assert term()(response, row) == 1.0 and term(reasoning=())(response, row) == 0.0
+    assert term(mode="loose")('<think>So.</think>\n\nSure:\n"Yes."', row) == 1.0, "its first line is not a blank one"
     assert term(score="share")("<think>No end", row) == 0.0, "an empty response follows nothing"
     with pytest.raises(ValueError, match=r"^reward\.terms\.ifeval\.reasoning=\['<think>'\]: write the tags before and"):
         term(reasoning=["<think>"])
