@@ -34,7 +34,8 @@ def test_the_language_of_the_prompt():
     assert rule(TEXTS["de"], {"prompt": "Wie ist das Wetter heute, und wohin gehen wir?"}) == 1.0
     assert rule(TEXTS["en"], {"prompt": "Wie ist das Wetter heute, und wohin gehen wir?"}) == 0.0
     chat = [{"role": "system", "content": TEXTS["en"]}, {"role": "user", "content": TEXTS["en"]}]
-    chat += [{"role": "assistant", "content": TEXTS["en"]}, {"role": "user", "content": [{"type": "text", "text": TEXTS["fr"]}]}]
+    parts = [{"type": "text", "text": TEXTS["fr"]}]
+    chat += [{"role": "assistant", "content": TEXTS["en"]}, {"role": "user", "content": parts}]
     assert rule(TEXTS["fr"], {"prompt": chat}) == 1.0, "the last message of the user"
     for prompt in ("12+7=", "$x^2$", [{"role": "system", "content": "Hello there"}]):
         with pytest.raises(ValueError, match=r"has no words, so it is in no language; set the term's language"):
