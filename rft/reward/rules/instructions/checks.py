@@ -3,7 +3,8 @@ r"""The 25 verifiable instructions of IFEval (arXiv 2311.07911, table 2), each a
 Names and arguments are those of the published rows. The conditions are those of the paper's program
 (google-research/instruction_following_eval), with these differences: words to look for are texts, not regular
 expressions; sentences and words in capitals are found by the patterns below instead of nltk; empty paragraphs are never
-counted; and a text without letters is in no language.
+counted; and a text without letters is in no language. The time of a check grows no faster than the length of the text,
+whatever a model writes.
 """
 
 import json
@@ -21,16 +22,19 @@ CLOSED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 FENCE = re.compile(r"\A```(?:json)?(.*?)(?:```)?\Z", re.IGNORECASE | re.DOTALL)
 WORD = re.compile(r"[^\W_]+(?:[-'\u2019.&][^\W_]+)*")
 # A sentence ends behind a mark, with closing quotes or brackets, before white space and what begins no small letter.
-SENTENCE_END = re.compile(r"(?:[.!?\u2026]+[\"'\u201d\u2019)\]*]*(?=\s+[^a-z\s]|\s*\Z)|[\u3002\uff01\uff1f]+)")
+SENTENCE_END = re.compile(
+    r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019)\]*]*+(?=\s+[^a-z\s]|\s*\Z)|[\u3002\uff01\uff1f]++"
+)
 # What a full stop may follow without ending a sentence: abbreviations, initials, and the numbers of a list.
-STOPPED = re.compile(r"(?:\b(?:mr|mrs|ms|dr|prof|st|jr|sr|vs|etc|e\.g|i\.e|inc|ltd|[a-z])|^\s*\d+)\.\Z", re.I | re.M)
+STOPPED = re.compile(r"(?:\b(?:mr|mrs|ms|dr|prof|st|jr|sr|vs|etc|e\.g|i\.e|inc|ltd|[a-z])|^[ \t]*\d+)\.\Z", re.I | re.M)
+BEFORE = 40  # characters before a full stop that are searched for an abbreviation
 
 
 def sentences(text: str) -> int:
     """The number of sentences; text after the last end is one if it has words."""
     count, start = 0, 0
     for end in SENTENCE_END.finditer(text):
-        if not STOPPED.search(text[start : end.start() + 1]):
+        if not STOPPED.search(text[max(start, end.start() - BEFORE) : end.start() + 1]):
             count += bool(WORD.search(text, start, end.end()))
             start = end.end()
     return count + bool(WORD.search(text, start))
@@ -120,8 +124,8 @@ def nth_paragraph_first_word(
 
 @INSTRUCTIONS.register("detectable_content:number_placeholders")
 def number_placeholders(text: str, *, num_placeholders: NonNegativeInt) -> bool:
-    """The text has at least so many [placeholders]."""
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    """The text has at least so many [placeholders], each in one line."""
+    return sum("[" in part for line in text.split("\n") for part in line.split("]")[:-1]) >= num_placeholders
 
 
 @INSTRUCTIONS.register("detectable_content:postscript")
@@ -173,7 +177,8 @@ def json_format(text: str) -> bool:
 @INSTRUCTIONS.register("detectable_format:title")
 def title(text: str) -> bool:
     """The text has a title in double angular brackets, <<title>>."""
-    return any(found.strip("<> \t") for found in re.findall(r"<<[^\n]+>>", text))
+    lines = [line for line in text.split("\n") if "<<" in line and ">>" in line]
+    return any(line[line.find("<<") : line.rfind(">>")].strip("<> \t") for line in lines)
 
 
 @INSTRUCTIONS.register("combination:two_responses")

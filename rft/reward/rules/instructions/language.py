@@ -10,7 +10,11 @@ from rft.data.encode.masks import conversation
 from rft.ranges import Fraction
 from rft.reward.registry import REWARDS
 
-NO_PROSE = re.compile(r"^ {0,3}```.*?(?:^ {0,3}```|\Z)|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)", re.M | re.S)
+# Fenced blocks, the last one also without its end, and formulas.
+NO_PROSE = re.compile(
+    r"^ {0,3}```.*?(?:^ {0,3}```|\Z)|\$\$.*?\$\$|\$[^$\n]*\$|\\\[(?:(?!\\\[).)*?\\\]|\\\((?:(?!\\\().)*?\\\)",
+    re.M | re.S,
+)
 PARAGRAPHS = re.compile(r"\n\s*\n")
 
 

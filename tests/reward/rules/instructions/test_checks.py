@@ -1,5 +1,7 @@
 """Every instruction of IFEval on texts that follow it, and on texts that do not."""
 
+import time
+
 import pytest
 
 from rft.reward.rules.instructions.checks import INSTRUCTIONS, sentences
@@ -34,7 +36,8 @@ CASES = [
     ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 1, "nth_paragraph": 2, "first_word": "a"},
      [], ["a"]),
     ("detectable_content:number_placeholders", {"num_placeholders": 2},
-     ["[name] in [city]"], ["[name], (city)", "[a\nb] [c]"]),
+     ["[name] in [city]", "[[a] []"],
+     ["[name], (city)", "[a\nb] [c]", "]a[ [b]"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["Bye.\nP.S. more", "p. s. x"], ["PS: more", ""]),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["P.P.S more", "p. p.s"], ["P.S. more"]),
     ("detectable_content:postscript", {"postscript_marker": "N.B."}, ["n.b. this"], ["nxbx this"]),
@@ -48,7 +51,7 @@ CASES = [
      ["SECTION 1", "Section 1 Section 2", "SECTION A SECTION B"]),
     ("detectable_format:json_format", {}, ['{"a": 1}', ' ```json\n{"a": [1]}\n```\n', "```\n1\n```"],
      ["{'a': 1}", 'Here: {"a": 1}', "", "[" * 100_000]),
-    ("detectable_format:title", {}, ["<<A poem>>\nmore", "see <<<x>>>"], ["<A poem>", "<< >>", "<<a\nb>>"]),
+    ("detectable_format:title", {}, ["<<A poem>>\nmore", "see <<<x>>>"], ["<A poem>", "<< >>", "<<a\nb>>", ">>a<<"]),
     ("combination:two_responses", {}, ["yes\n******\nno", "******yes******no******"],
      ["yes******yes", "yes", "a******b******c", "a************b"]),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Who are you? "},
@@ -90,6 +93,8 @@ def test_every_instruction_has_a_case():
         ("One... Two", 2),
         ("It costs 3.5 dollars, e.g. at Dr. A. Smith's shop.", 1),
         ('He said "Go." She went.', 2),
+        ("So... he said?! Yes.", 2),
+        ("A. B. C. D. Smith came. He left.", 2),
         ("He went home. she stayed.", 1),  # a small letter begins no sentence
         ("List:\n1. One thing.\n2. Another thing.", 2),
         ("一。二\uff01三", 3),
@@ -115,3 +120,15 @@ def test_sentences(text, count):
 def test_instructions_with_wrong_arguments(name, arguments, said):
     with pytest.raises(ValueError, match=said):
         built(name, arguments)
+
+
+@pytest.mark.parametrize(
+    "unit", ["[", "<<", ">>", "*", "* ", ".", ". ", "A. ", "\n", " ", "\n1. ", '"', "P.", "```", "{", "Section ", "a-"]
+)
+def test_no_text_takes_long(unit):
+    text = unit * (50_000 // len(unit))
+    start = time.process_time()
+    for name, arguments, *_ in CASES:
+        built(name, arguments)(f"x{text}")
+        built(name, arguments)(f"{text}x")
+    assert time.process_time() - start < 5

@@ -1,6 +1,7 @@
 """The language of a response, given or that of its prompt."""
 
 import importlib.util
+import time
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_code_and_formulas_are_in_no_language():
     for extra in (code, formula, code.removesuffix("```")):
         assert term("de", "share")(f"{TEXTS['de']}\n\n{extra}", {}) >= 44 / 47
     assert term("de", without_letters=0.5)("$x$ 42\n```\nx = y\n```", {}) == 0.5
+
+
+@pytest.mark.parametrize("unit", ["\\[", "\\(", "$", "$$", "```\n", "$x", "\n", " "])
+def test_no_text_takes_long(unit):
+    start = time.process_time()
+    term("en")(f"x{unit * (100_000 // len(unit))}x", {})
+    assert time.process_time() - start < 5
 
 
 def test_an_unknown_code_and_a_missing_package(monkeypatch):
