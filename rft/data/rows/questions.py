@@ -30,7 +30,7 @@ def question(row: Row, *, text: str, source: str, subject: str | None) -> Row:
     Args:
         text: the new prompt, with {prompt} where the old one stands.
         source: the new field `data_source`.
-        subject: a field whose value is added to it, as in "math_500/number_theory"; null: none.
+        subject: a field whose value is added to it unless it is empty, as in "math_500/number_theory"; null: none.
 
     Raises:
         ValueError: the prompt is no text, or the row has no such field.
@@ -90,9 +90,8 @@ def _options(row: Row, choices: str | list[str]) -> tuple[list[str], int]:
 
 
 def _source(row: Row, source: str, subject: str | None) -> str:
-    if subject is None:
-        return source
-    return f"{source}/{re.sub(r'[^a-z0-9]+', '_', str(_field(row, subject)).lower()).strip('_')}"
+    name = "" if subject is None else re.sub(r"\W+", "_", str(_field(row, subject)).lower()).strip("_")
+    return f"{source}/{name}" if name else source
 
 
 def _fill(text: str, **values: str) -> str:

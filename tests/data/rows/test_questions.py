@@ -35,6 +35,8 @@ def test_choices_are_lines_with_letters():
     assert row["prompt"] == "Q Capital of France?\nA) Rome\nB) Paris\none of AB"
     assert row["answer"] == "B" and row["data_source"] == "quiz"
     assert choices(subject="subject")["data_source"] == "quiz/world_geography"
+    assert choices(PARIS | {"subject": " "}, subject="subject")["data_source"] == "quiz"
+    assert choices(PARIS | {"subject": "Алгебра"}, subject="subject")["data_source"] == "quiz/алгебра"
     assert choices(PARIS | {"answer": "b"})["answer"] == "B", "a letter, as MMLU-Pro has it"
     ten = choices({"prompt": "?", "options": [f"n{n}" for n in range(10)], "answer": "J"}, choices="options")
     assert ten["answer"] == "J" and ten["prompt"].endswith("J) n9\none of ABCDEFGHIJ")
