@@ -18,7 +18,7 @@ SETS = {
             {"problem": "m2: 1+2?", "answer": "3", "subject": "Number Theory", "unique_id": "2"},
             {"problem": "m3: sqrt 12?", "answer": r"2\sqrt{3}", "subject": "Algebra", "unique_id": "3"},
         ],
-        {"m1:": "It is 0.5.\nAnswer: 0.5", "m2:": "Answer: 4", "m3:": r"Thus \boxed{\sqrt{12}}."},
+        {"m1:": "The answer is not 1.\nAnswer: 0.5", "m2:": "Answer: 4", "m3:": r"Thus \boxed{\sqrt{12}}."},
         2 / 3,
     ),
     "aime_2024": ([{"problem": "a1: ?", "answer": "033", "year": "2024"}], {"a1:": "Answer: $33$"}, 1.0),
@@ -33,7 +33,7 @@ SETS = {
             {"question": "u1: ?", "choices": ["1", "2", "3", "4"], "answer": 2, "subject": "anatomy"},
             {"question": "u2: ?", "choices": ["1", "2", "3", "4"], "answer": 0, "subject": "virology"},
         ],
-        {"u1:": "Answer: (C)", "u2:": "The answer is B"},
+        {"u1:": "I doubt that the answer is A.\nAnswer: (C)", "u2:": "The answer is B"},
         0.5,
     ),
     "mmlu_pro": (
