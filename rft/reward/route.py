@@ -14,6 +14,7 @@ class Routes:
 
     Args:
         routes: {source: [terms]}, with `other` for all sources without an entry; empty: every term scores every row.
+            The entry of a source is also that of the sources below it: `mmlu` that of "mmlu/anatomy".
         terms: names of all terms.
         accuracy: the term whose value is the accuracy; of a row that it does not score, the first of its terms is.
 
@@ -49,7 +50,9 @@ class Routes:
         if not self._routes:
             return self._terms
         source = str(row.get(SOURCE, OTHER))
-        names = self._routes.get(source, self._routes.get(OTHER))
+        parts = source.split("/")
+        known = (self._routes.get("/".join(parts[:count])) for count in range(len(parts), 0, -1))
+        names = next((found for found in known if found is not None), self._routes.get(OTHER))
         if names is None:
             raise ValueError(
                 f"the field {SOURCE!r} is {source!r}, which has no entry in reward.route (there are "

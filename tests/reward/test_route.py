@@ -7,7 +7,7 @@ import pytest
 from tests.reward.reward_of import reward_of
 
 EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
-CHOICE = {"name": "choice", "weight": 2.0, "letters": "ABC", "markers": ["answer:"]}
+CHOICE = {"name": "choice", "weight": 2.0, "letters": "ABC", "markers": ["answer:"], "reasoning": []}
 SHORT = {"name": "format", "weight": 0.5, "pattern": ".{1,3}", "match": "whole"}
 TERMS = {"exact": EXACT, "choice": CHOICE, "short": SHORT}
 ROUTE = {"sums": ["exact", "short"], "quiz": ["choice"]}
@@ -36,6 +36,14 @@ def test_other_holds_every_source_without_an_entry():
     reward = reward_of(TERMS, "exact", route={"quiz": ["choice"], "other": ["exact", "short"]})
     rows = [{"data_source": "new", "answer": "4"}, {"answer": "4"}]
     assert reward.score(["4", "4"], rows).total.tolist() == [1.5, 1.5]
+
+
+def test_the_entry_of_a_source_is_that_of_the_sources_below_it():
+    route = {"quiz": ["choice"], "quiz/sums/easy": ["exact"], "other": ["short"]}
+    reward = reward_of(TERMS, "exact", route=route)
+    sources = ["quiz/art", "quiz/sums", "quiz/sums/easy", "quiz/sums/easy/1", "quizzes", "a/quiz"]
+    rows = [{"data_source": source, "answer": "A"} for source in sources]
+    assert reward.score(["A"] * 6, rows).total.tolist() == [2.0, 2.0, 1.0, 1.0, 0.5, 0.5]
 
 
 def test_a_row_needs_the_fields_of_its_own_terms():

@@ -48,11 +48,13 @@ COMPANIONS = {
     "algorithm/terms/score_centering": ["algorithm=reward_model"],
     "data/hub": ["data.path=org/name"],
     "data/gsm8k": ["metric=eval/test/accuracy"],
+    "data/benchmarks": ["metric=eval/math_500/accuracy"],
     "data/questions": ["data.eval.questions.path=questions.jsonl", "metric=eval/questions/accuracy"],
     **{
         f"data/{format}": ["data.train.path=rows.jsonl", "data.eval.heldout.path=rows.jsonl"]
         for format in ("openrlhf", "sharegpt", "trl", "verl")
     },
+    "data/reasoning_gym": ["data.train.tasks={gcd: {}}"],
     "data/judge": ["data.train.rows.path=rows.jsonl", "data.eval.heldout.rows.path=rows.jsonl"],
     **{
         f"data/question/{question}": ["data=judge_add"]
@@ -64,6 +66,9 @@ COMPANIONS = {
         "reward.terms.function.function=tests.reward.user_functions:ours",
     ],
     "reward/terms/choice": ["reward.accuracy=choice"],
+    "reward/terms/ifeval": ["reward.accuracy=ifeval"],
+    "reward/terms/language": ["reward.accuracy=language"],
+    "reward/terms/reasoning_gym": ["reward.accuracy=reasoning_gym"],
     "reward/terms/math": ["reward.accuracy=math"],
     "reward/terms/code": ["reward.accuracy=code"],
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],

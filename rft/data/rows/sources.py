@@ -91,14 +91,18 @@ class FileRows(StreamableRows):
 
 
 class HubRows(StreamableRows):
-    """Rows of a data set: of the hub, of a folder with parquet, json or csv files, or of a folder of `save_to_disk`.
+    """Rows of a data set: of the hub, of a folder with parquet, json or csv files, of a folder of `save_to_disk`, or of
+    a file.
 
     Args:
-        path: name on the hub ("openai/gsm8k") or folder.
+        path: name on the hub ("openai/gsm8k"), folder, or a file that `FileRows` reads.
         name: its configuration ("main"), or null if it has only one.
         split: "train", or a slice such as "train[:500]" (not of a folder of `save_to_disk`); null if such a folder
-            holds one table.
+            holds one table, and for a file.
         columns, schema, limit, key: as in `FileRows`.
+
+    Raises:
+        ValueError: the path is a file, and name or split are set.
     """
 
     def __init__(
@@ -111,6 +115,10 @@ class HubRows(StreamableRows):
         limit: PositiveInt | None,
         key: str,
     ) -> None:
+        self._file = FileRows(path, columns, schema, limit, key) if Path(path).expanduser().is_file() else None
+        parts = [f"{key}.{option}=null" for option, value in (("name", name), ("split", split)) if value is not None]
+        if self._file is not None and parts:
+            raise ValueError(f"{key}.path={path} is one file; set {' and '.join(parts)}")
         self._path = path
         self._name = name
         self._split = split
@@ -128,6 +136,8 @@ class HubRows(StreamableRows):
             ValueError: the package is not installed, the data set cannot be loaded, or a row lacks a field. It names
                 the key.
         """
+        if self._file is not None:
+            return self._file.load(required)
         table, title = self._open(streaming=False), self._title
         rows = table_rows(table, self._converter(required), title, self._limit)
         if not rows:
@@ -136,6 +146,8 @@ class HubRows(StreamableRows):
 
     def stream(self, required: Sequence[str]) -> RowStream:
         """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
+        if self._file is not None:
+            return self._file.stream(required)
         table, title, convert = self._open(streaming=True), self._title, self._converter(required)
 
         def part(shard: int) -> ShardReader:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rft.ranges import Range
 from rft.reward.registry import REWARDS
 from rft.reward.rules.gsm8k import GOLD_MARKER
-from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
+from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed, reasoning_fault
 from rft.reward.rules.math_check.canonical import canonical, checked
 from rft.reward.rules.math_check.clean import Unreadable
 from rft.reward.rules.math_check.equal import Comparison
@@ -23,11 +23,9 @@ def _fault(options: Mapping[str, Any]) -> str | None:
         return f"extract_from={extract_from}: name each place once; write [boxed, markers, last]"
     if not all(markers) or ("markers" in extract_from and not markers):
         return f"markers: {markers!r} gives no text to look for; write ['{GOLD_MARKER}', 'answer is']"
-    if len(reasoning) not in (0, 2) or not all(reasoning):
-        return f"reasoning={reasoning!r}: write the tags before and after it, ['<think>', '</think>'], or []"
     if not installed():
         return 'name=math needs the package math-verify: pip install "rft[math]"'
-    return None
+    return reasoning_fault(reasoning)
 
 
 def _extract(

@@ -6,8 +6,13 @@ from rft.registry import Plugin
 from rft.reward import REWARDS
 
 
-def rule(letters: str = "ABCD", markers: tuple[str, ...] = ("answer is", "answer:")) -> Plugin:
-    return REWARDS.build({"name": "choice", "letters": letters, "markers": list(markers)}, "reward.terms.choice")
+def rule(
+    letters: str = "ABCD",
+    markers: tuple[str, ...] = ("answer is", "answer:"),
+    reasoning: tuple[str, ...] = ("<think>", "</think>"),
+) -> Plugin:
+    options = {"letters": letters, "markers": list(markers), "reasoning": list(reasoning)}
+    return REWARDS.build({"name": "choice", **options}, "reward.terms.choice")
 
 
 CHOSEN = {
@@ -44,6 +49,16 @@ def test_no_letter_is_chosen(response):
 def test_the_letters_and_markers_are_those_of_the_yaml():
     assert rule(letters="wxyz", markers=("I take",)).call("extract", "I take X") == "X"
     assert rule(markers=()).call("extract", "The answer is B") is None
+
+
+def test_the_reasoning_does_not_count():
+    thought = "<think>Is the answer A? The answer is B.</think>"
+    assert rule().call("extract", f"{thought}\n\n(C) Paris") == "C"
+    assert rule().call("extract", thought) is None
+    assert rule().call("extract", "<think>The answer is B") is None, "it is not closed"
+    assert rule(reasoning=()).call("extract", f"{thought}\n\n(C) Paris") == "B"
+    with pytest.raises(ValueError, match=r"^reward\.terms\.choice\.reasoning=\['<think>'\]: write the tags before and"):
+        rule(reasoning=("<think>",))
 
 
 @pytest.mark.parametrize("answer", ["E", "", "AB", 2, "Paris"])

@@ -45,6 +45,13 @@ def final_answer(
     return None
 
 
+def reasoning_fault(reasoning: Sequence[str]) -> str | None:
+    """The message about an option with the tags around the reasoning, or None."""
+    if len(reasoning) in (0, 2) and all(reasoning):
+        return None
+    return f"reasoning={reasoning!r}: write the tags before and after it, ['<think>', '</think>'], or []"
+
+
 def behind_reasoning(response: str, reasoning: Sequence[str]) -> str:
     """What stands behind the reasoning: all without tags; nothing where the reasoning is opened and not closed."""
     if not reasoning:

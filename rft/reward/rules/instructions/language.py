@@ -1,0 +1,98 @@
+"""Is a response written in a language? py3langid identifies it, with the model that the package contains."""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from rft.data.encode.masks import conversation
+from rft.ranges import Fraction
+from rft.reward.registry import REWARDS
+
+# Fenced blocks, the last one also without its end, and formulas.
+NO_PROSE = re.compile(
+    r"^ {0,3}```.*?(?:^ {0,3}```|\Z)|\$\$.*?\$\$|\$[^$\n]*\$|\\\[(?:(?!\\\[).)*?\\\]|\\\((?:(?!\\\().)*?\\\)",
+    re.M | re.S,
+)
+PARAGRAPHS = re.compile(r"\n\s*\n")
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+def language_fault(code: str | None) -> str | None:
+    """What is wrong with a language code ("en") and with this installation; None if nothing is."""
+    if importlib.util.find_spec("py3langid") is None:
+        return 'identifying a language needs the package py3langid: pip install "rft[language]"'
+    known = _identifier().labels
+    if code is not None and code not in known:
+        return f"{code!r} is no code of a known language; write one of {', '.join(sorted(known))}"
+    return None
+
+
+def language_of(text: str) -> str | None:
+    """The ISO 639 code of the most likely language of a text; None if it has no letter."""
+    return str(_identifier().classify(text)[0]) if any(map(str.isalpha, text)) else None
+
+
+def _fault(options: Mapping[str, Any]) -> str | None:
+    code = options["language"]
+    fault = language_fault(code)
+    return None if fault is None else f"language={'null' if code is None else code}: {fault}"
+
+
+def _wanted(row: Mapping[str, Any], language: str | None) -> str:
+    """The language in which a response to the row should be.
+
+    Raises:
+        ValueError: it should be that of the prompt, which has no letter.
+    """
+    if language is not None:
+        return language
+    prompt = row["prompt"]
+    if isinstance(prompt, list):
+        asked = [message["content"] for message in conversation(prompt, "the prompt") if message["role"] == "user"]
+        prompt = asked[-1] if asked else ""
+    if (found := language_of(_prose(prompt))) is None:
+        raise ValueError(f"the prompt {prompt!r:.80} has no words, so it is in no language; set the term's language")
+    return found
+
+
+def _prose(text: str) -> str:
+    return NO_PROSE.sub(" ", text)
+
+
+@REWARDS.register(
+    "language", reads=lambda options: ("prompt",) if options["language"] is None else (), fault=_fault, gold=_wanted
+)
+def language(
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    language: str | None,
+    score: Literal["all", "share"],
+    without_letters: Fraction,
+) -> float:
+    """1 where the response is in a language, else 0; or the share of it that is.
+
+    Fenced blocks of code and formulas between dollar signs, \\( \\) or \\[ \\] do not count. Beside `script`, which
+    cannot tell English from French. A text of a few words is often identified wrongly.
+
+    Args:
+        language: the ISO 639 code; null: that of the prompt, of a chat that of its last user message.
+        score: all: of the whole text; share: each paragraph is identified by itself, and counts by its letters.
+        without_letters: the value of a response without a letter.
+    """
+    wanted = _wanted(row, language)
+    prose = _prose(response)
+    parts = PARAGRAPHS.split(prose) if score == "share" else [prose]
+    sizes = [sum(map(str.isalpha, part)) for part in parts]
+    if not sum(sizes):
+        return without_letters
+    right = [size for part, size in zip(parts, sizes, strict=True) if language_of(part) == wanted]
+    return sum(right) / sum(sizes)

@@ -1,0 +1,75 @@
+"""The score that a task of reasoning-gym gives to the answer of a response."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from rft.data.rows.reasoning_gym import FIELD
+from rft.reward.rules.tags import bad_tag, last_block
+from rft.reward.term import RowTerm
+
+# Tasks whose checker runs the answer as Python code: by `eval`, or by sympy's `parse_expr`, which calls it.
+RUNNING = {
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+}
+
+
+class ReasoningGymScore(RowTerm):
+    """`score_answer` of the task of a row: 1 for a right answer, and for another one 0 or a part, as the task decides.
+
+    Args:
+        key: supplied; the term's place in the yaml.
+        tag: the answer is the text of the last block of this tag, and a response without one has 0; null: the whole
+            response.
+        run_answers: accepts rows of the tasks in `RUNNING`.
+
+    Raises:
+        ValueError: the package is not installed, or the tag is none.
+    """
+
+    reads = (FIELD,)
+    extracts = True
+
+    def __init__(self, key: str, tag: str | None, run_answers: bool) -> None:
+        try:
+            from reasoning_gym.factory import create_dataset
+        except ImportError as error:
+            raise ValueError(f'{key} needs the package reasoning-gym: pip install "rft[reasoning_gym]"') from error
+        if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+            raise ValueError(f"{key}.{fault}")
+        self._key = key
+        self._tag = tag
+        self._run_answers = run_answers
+        self._task = cache(lambda task, options: create_dataset(task, **json.loads(options)))
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`."""
+        entry = row[FIELD]
+        if not isinstance(entry, dict) or not {"task", "options", "answer", "metadata"} <= entry.keys():
+            raise ValueError(f"the field {FIELD!r} is not one that rows of data=reasoning_gym have: {entry!r:.80}")
+        if entry["task"] in RUNNING and not self._run_answers:
+            raise ValueError(
+                f"the checker of the task {entry['task']} runs answers as Python code, and nothing isolates it; leave "
+                f"out the task, or set {self._key}.run_answers=true"
+            )
+
+    def value(self, response: str, row: Mapping[str, Any]) -> Any:
+        """See `RowTerm.value`."""
+        entry, answer = row[FIELD], self.extract(response)
+        if answer is None:
+            return 0.0
+        return self._task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
+
+    def extract(self, response: str) -> str | None:
+        """See `Term.extract`."""
+        found = response if self._tag is None else last_block(response, self._tag)
+        return None if found is None else found.strip()
