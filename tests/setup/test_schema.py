@@ -109,7 +109,7 @@ def selection(name: str) -> list[str]:
 @pytest.fixture
 def extras_installed(monkeypatch):
     loggers = {"mlflow", "swanlab", "tensorboard", "trackio", "wandb"}
-    find, optional = importlib.util.find_spec, loggers | {"vllm", "sglang", "peft", "bitsandbytes"}
+    find, optional = importlib.util.find_spec, loggers | {"vllm", "sglang", "peft", "bitsandbytes", "reasoning_gym"}
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *given: name if name in optional else find(name, *given)
     )

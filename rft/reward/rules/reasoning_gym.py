@@ -1,5 +1,6 @@
 """The score that a task of reasoning-gym gives to the answer of a response."""
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -40,16 +41,13 @@ class ReasoningGymScore(RowTerm):
     extracts = True
 
     def __init__(self, key: str, tag: str | None, run_answers: bool) -> None:
-        try:
-            from reasoning_gym.factory import create_dataset
-        except ImportError as error:
-            raise ValueError(f'{key} needs the package reasoning-gym: pip install "rft[reasoning_gym]"') from error
+        if importlib.util.find_spec("reasoning_gym") is None:
+            raise ValueError(f'{key} needs the package reasoning-gym: pip install "rft[reasoning_gym]"')
         if tag is not None and (fault := bad_tag("tag", tag)) is not None:
             raise ValueError(f"{key}.{fault}")
         self._key = key
         self._tag = tag
         self._run_answers = run_answers
-        self._task = cache(lambda task, options: create_dataset(task, **json.loads(options)))
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
@@ -67,9 +65,17 @@ class ReasoningGymScore(RowTerm):
         entry, answer = row[FIELD], self.extract(response)
         if answer is None:
             return 0.0
-        return self._task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
+        return _task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
 
     def extract(self, response: str) -> str | None:
         """See `Term.extract`."""
         found = response if self._tag is None else last_block(response, self._tag)
         return None if found is None else found.strip()
+
+
+@cache
+def _task(name: str, options: str) -> Any:
+    """The data set of reasoning-gym, whose options are JSON."""
+    from reasoning_gym.factory import create_dataset
+
+    return create_dataset(name, **json.loads(options))
