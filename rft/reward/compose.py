@@ -108,6 +108,10 @@ class WeightedSum:
                 raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
             self._term(name).check_row(row)
 
+    def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
+        """The terms that score a row, by name."""
+        return {name: self._term(name) for name in self._routes.terms(row)}
+
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models."""
         for term in self._terms.values():

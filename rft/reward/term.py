@@ -27,12 +27,15 @@ class Term(ABC):
         extracts: `extract` returns answers.
         unit: what one call in a worker process scores; None: the term is computed in the process of the run.
         waits: `values` waits for other processes, so it runs in a thread beside the other terms.
+        others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
+            response may be right in part; `any`.
     """
 
     reads: tuple[str, ...] = ()
     extracts: bool = False
     unit: ClassVar[Literal["row", "batch"] | None] = None
     waits: ClassVar[bool] = False
+    others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -47,6 +50,10 @@ class Term(ABC):
         Raises:
             ValueError: names the field and the cure.
         """
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """Responses to a row that have the score 1, in several writings; none if the row does not say what is right."""
+        return ()
 
     def place(self, device: torch.device) -> None:
         """Sets the device of the computation; called before `values`."""

@@ -99,6 +99,11 @@ class Components:
         """Most tokens of an answer to a held-out prompt; None if the policy scores texts and answers none."""
         return self.run.rollout.max_new_tokens if self.grader is None else None
 
+    @property
+    def answers(self) -> bool:
+        """Whether the policy answers the prompts of held-out sets."""
+        return bool(self.held_out) and self.grader is None and self.given is None
+
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)
@@ -121,8 +126,7 @@ class Components:
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)
         found = {name: rows for name, rows in loaded.items() if rows is not None}
-        answered = self.grader is None and self.given is None
-        for rows in found.values() if answered else ():
+        for rows in found.values() if self.answers else ():
             self.check.attempt(check_rows, rows, self.reward.check_row)
         return found
 

@@ -147,6 +147,13 @@ class Inspect:
 
 
 @dataclass
+class Verify:
+    """On how many rows mode=verify certifies the reward; see `rft.modes.verify`."""
+
+    rows: NonNegativeInt
+
+
+@dataclass
 class Evaluate:
     """Which weights mode=evaluate loads; see `rft.modes.model`."""
 
@@ -255,6 +262,7 @@ class Run:
     profile: Profile
     plan: Plan
     inspect: Inspect
+    verify: Verify
     serve: Serve
     evaluate: Evaluate
     generate: Generate

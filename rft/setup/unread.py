@@ -20,7 +20,15 @@ from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
 COLUMN, FIELD = "column ", "field "
-MODE_NODES = ("plan", "inspect", "serve", "evaluate", "generate", "chat")  # each is read by the mode of its name alone
+MODE_NODES = (
+    "plan",
+    "inspect",
+    "verify",
+    "serve",
+    "evaluate",
+    "generate",
+    "chat",
+)  # each is read by the mode of its name alone
 TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify")  # the others only sample or score
 
 
