@@ -31,7 +31,7 @@ def printed(resolved, tmp_path):
 def test_a_reward_is_certified(printed):
     holds, text = printed("reward=gsm8k", "verify.rows=2")
     assert holds
-    # two rows of each set; three writings, an empty text and another answer of each, and two texts without a known score
+    # two rows of each set; of each 3 writings, an empty text, another answer, and 2 texts whose score is not known
     assert "gsm8k 4 12/12 4/4 4/4 28/28" in text and "format 4 – – – 28/28" in text  # noqa: RUF001
     assert "✓ reward.terms.gsm8k: right responses have 1, others and the empty one do not" in text
     assert "✓ reward.terms.format: scores every text, twice the same; it states no right responses" in text
