@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def rescore(job: Answering, console: Console) -> float:
         )
     job.reward.place(job.world.device)
     evaluator = GivenEvaluator(job.world, sets, answers, job.reward, run.eval.ks(), run.eval.maj_k)
-    with display(job.world, console) as shown:
+    with closing(job.reward), display(job.world, console) as shown:
         left_out = Counter(record.set for record in records if record.set not in ("", *job.held_out))
         for name, count in left_out.items():
             shown.message(f"{count} responses to the set {name!r} are left out: data.eval has no such set")

@@ -1,6 +1,7 @@
 """The part of `mode=verify` that certifies the terms of the reward on rows of the run's data sets."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from copy import deepcopy
 
 from rich import box
@@ -36,11 +37,11 @@ def certify_graders(job: Components, console: Console) -> bool:
     job.check.end()
     if not rows:
         return True
-    reward = without_stop(job)
-    reward.place(job.strategy.factory.device(job.strategy.options))
-    texts = probes(reward, rows)
-    with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
-        found = certify(reward, rows, texts, show)
+    with closing(without_stop(job)) as reward:
+        reward.place(job.strategy.factory.device(job.strategy.options))
+        texts = probes(reward, rows)
+        with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
+            found = certify(reward, rows, texts, show)
     console.print(_table(found))
     for name, certificate in found.items():
         mark = ("✗ ", "bold red") if certificate.faults else ("✓ ", "green")
