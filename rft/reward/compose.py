@@ -3,14 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from rft.batch.scores import Scores, Scoring
+from rft.conditions import ReadIf
 from rft.errors import Checks, FunctionError
-from rft.ranges import Fraction
+from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
@@ -36,6 +37,17 @@ class WeightedTerm:
     clip: tuple[float, float] | None
 
 
+@dataclass(frozen=True)
+class CanaryOptions:
+    """Tasks that no honest response solves; see `rft.evaluation.canary`. The yaml documents each option."""
+
+    path: str | list[str] | None
+    columns: Annotated[dict[str, str | None], ReadIf("path")]
+    every: Annotated[PositiveInt, ReadIf("path")]
+    samples: Annotated[PositiveInt, ReadIf("path")]
+    bound: Annotated[Fraction, ReadIf("path")]
+
+
 class WeightedSum:
     """The weighted sum of reward terms, with the raw value of each.
 
@@ -46,6 +58,7 @@ class WeightedSum:
         fields: the fields that the terms read of every row.
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
+        canary: tasks that no honest response solves.
 
     Args:
         terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
@@ -53,6 +66,7 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy in evaluations.
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
+        canary: see the attribute.
         route: the terms of each data source, see `Routes`.
 
     Raises:
@@ -65,6 +79,7 @@ class WeightedSum:
         accuracy: str,
         call: CallOptions,
         max_unscored: Fraction,
+        canary: CanaryOptions,
         route: dict[str, list[str]],
     ) -> None:
         if not terms:
@@ -75,6 +90,7 @@ class WeightedSum:
         self.accuracy = accuracy
         self.names = tuple(terms)
         self.max_unscored = max_unscored
+        self.canary = canary
         check = Checks()
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()

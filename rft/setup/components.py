@@ -14,6 +14,7 @@ from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.rows.lazy import Rows, load
+from rft.data.rows.sources import FileRows
 from rft.distributed import SINGLE_PROCESS, World
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
@@ -129,6 +130,15 @@ class Components:
         for rows in found.values() if self.answers else ():
             self.check.attempt(check_rows, rows, self.reward.check_row)
         return found
+
+    def load_canary(self) -> Rows:
+        """The canary tasks, whose rows need no response that is right; empty if there are none."""
+        options, key = self.reward.canary, "reward.canary"
+        if options.path is None or not self.facts.scores:
+            return ()
+        rows = FileRows(options.path, options.columns, None, None, key).load(["prompt", *self.reward.fields])
+        check_rows(rows, self.reward.check_row)
+        return rows
 
     def count_steps(self, rows: int) -> str:
         """Sets the number of steps that the epochs take, and checks what depends on it.

@@ -14,7 +14,7 @@ from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, fields_o
 from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
-from rft.reward.compose import WeightedSum
+from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
 from rft.setup.schema import Run
 
@@ -91,6 +91,9 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
     if not facts.scores and (reason := absent(ANSWERS)):
         found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
+    found |= unread_options(CanaryOptions, fields_of(parts.reward.canary), "reward.canary", absent)
+    if not facts.scores:
+        found["reward.canary"] = "no sampled text is scored"
     if not (facts.scores and algorithm.reads_scores()):
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
     reads = algorithm.reads()
