@@ -13,6 +13,7 @@ class Rule(RowTerm):
     def __init__(self, plugin: Plugin) -> None:
         self.reads = plugin.facts.reads
         self.extracts = plugin.facts.extract is not None
+        assert plugin.facts.others in ("zero", "less", "any"), f"{plugin.title} states others={plugin.facts.others!r}"
         self.others = plugin.facts.others
         self._plugin = plugin
 

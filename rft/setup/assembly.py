@@ -287,18 +287,6 @@ class Job(Components):
         )
         models = {POLICY: policy, **helpers}
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
-        canary = None
-        if loaded.canary:
-            canary = CanaryProbe(
-                world=world,
-                encoder=loaded.encoder,
-                sampler=sampler,
-                reward=self.reward,
-                rows=loaded.canary,
-                options=self.reward.canary,
-                sampling=run.rollout,
-                seed=run.seed,
-            )
         trainer = Trainer(
             world=world,
             models=models,
@@ -306,7 +294,7 @@ class Job(Components):
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             sampler=sampler,
             evaluator=evaluator if loaded.held_out else None,
-            canary=canary,
+            canary=self.canary_probe(world, loaded, sampler),
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
@@ -319,6 +307,21 @@ class Job(Components):
             seed=run.seed,
         )
         return trainer, stages
+
+    def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
+        """What answers the canary tasks; None if there are none."""
+        if not loaded.canary:
+            return None
+        return CanaryProbe(
+            world=world,
+            encoder=loaded.encoder,
+            sampler=sampler,
+            reward=self.reward,
+            rows=loaded.canary,
+            options=self.reward.canary,
+            sampling=self.run.rollout,
+            seed=self.run.seed,
+        )
 
     def exact(self) -> bool:
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""

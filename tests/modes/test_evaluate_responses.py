@@ -2,13 +2,17 @@
 
 import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from rft.modes.evaluate import evaluate
 from rft.modes.generate import generate
+
+DATA = os.environ.get("RFT_GSM8K_DIR")
 
 
 @pytest.fixture
@@ -144,3 +148,20 @@ def test_a_run_without_answers_scores_none(resolved):
     config = resolved("mode=evaluate", "algorithm=sft", "eval.loss=true", "evaluate.responses=given.jsonl")
     with pytest.raises(ValueError, match=r"evaluate\.responses: this run evaluates no answers"):
         evaluate(config, Console())
+
+
+@pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")
+def test_the_model_solutions_of_gsm8k_are_judged_as_the_data_set_says(resolved, tmp_path):
+    solutions = Path(DATA or "") / "model_solutions.jsonl"
+    config = resolved(
+        "mode=evaluate", "data=questions", f"data.eval.questions.path={DATA}/test.jsonl", "reward=gsm8k",
+        "data.eval.questions.columns.prompt=question", "metric=eval/questions/accuracy",
+        "reward.terms.gsm8k.markers=['A:']", f"evaluate.responses={solutions}", "evaluate.unanswered=skip",
+        "+evaluate.columns.prompt=question", "+evaluate.columns.response=175b_verification.solution",
+        f"output_dir={tmp_path}",
+    )  # fmt: skip
+    accuracy = evaluate(config, Console(file=io.StringIO()))
+    judged = {row["question"].strip(): row["175b_verification"]["is_correct"] for row in read(solutions)}
+    answers = read(tmp_path / "rescored.jsonl")
+    assert [row["score"] for row in answers] == [float(judged[row["prompt"].strip()]) for row in answers]
+    assert len(answers) == len(judged) == 660 and accuracy == sum(judged.values()) / 660

@@ -50,3 +50,16 @@ def test_an_evaluation_of_a_model_reads_no_option_of_given_responses(resolved):
     assert check_config(resolved("mode=evaluate"), typed).messages == [
         "evaluate.match: this run does not read it (evaluate.responses=None); take it out"
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "reward.canary.path=None"),
+        (("algorithm=dpo", "reward.canary.path=a.jsonl"), "no sampled text is scored"),
+        (("reward.canary.path=a.jsonl",), None),
+    ],
+)
+def test_options_of_canary_tasks_need_tasks_and_scores(overrides, reason, resolved):
+    messages = check_config(resolved(*overrides), {"reward.canary.every": ""}).messages
+    assert messages == ([f"reward.canary.every: this run does not read it ({reason}); take it out"] if reason else [])

@@ -1,6 +1,8 @@
 """What the terms of a reward score: those of this project are certified, broken ones are not."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from rft.reward.term import Unscored
 from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 
+DATA = os.environ.get("RFT_GSM8K_DIR")
 NUMBERS = [{"answer": answer} for answer in ("so it is\n#### 1,234", "12", "-2", "3.50", "2")]
 FORMULAS = [
     {"answer": gold}
@@ -159,9 +162,19 @@ def test_a_row_is_scored_by_the_terms_of_its_source():
     assert not found["gsm8k"].faults and not found["exact_match"].faults
 
 
-@pytest.mark.parametrize("call", [{"workers": "process"}])
-def test_a_term_in_worker_processes(call):
-    nodes = term("exact_match", call=call | {"failed": "drop_row"})
+def test_a_term_in_worker_processes():
+    nodes = term("exact_match", call={"workers": "process", "failed": "drop_row"})
     reward = reward_of(nodes, "exact_match")
     rows = [{"answer": "5"}, {"answer": "7"}]
     assert certify(reward, rows, probes(reward, rows), lambda done: None)["exact_match"].faults == []
+    reward.close()
+
+
+@pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_the_answers_of_gsm8k(name):
+    """The first ones; the pages show the command for all of them."""
+    with (Path(DATA or "") / "test.jsonl").open() as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(200), strict=False)]
+    certificate = certified(rows, term(name), name)[name]
+    assert certificate.faults == [] and certificate.known["other"] == 200 and certificate.known["gold"] >= 800
