@@ -82,6 +82,7 @@ def test_counts_by_hand():
     certificate = certified(rows, term("exact_match"), "exact_match")["exact_match"]
     # 2 writings and 1 other answer of each row, 1 empty text of each row, and 2 texts whose score is not known
     assert certificate.known == {"gold": 6, "other": 3, "empty": 3} and certificate.texts == 18
+    assert certificate.faults == []
     alone = certified([{"answer": "5"}], term("exact_match"), "exact_match")["exact_match"]
     assert alone.known == {"gold": 2, "empty": 1}
 
@@ -127,6 +128,9 @@ def test_a_grader_that_refuses_a_right_writing(broken):
     assert half == [(0, "0.5", "1"), (1, "0.5", "1")]
     parts = broken(lambda response, row: float(response == f"It is {row['answer']}") or 0.5, others="less")
     assert parts == [(0, "0.5", "0"), (1, "0.5", "0")], "of the empty text; another answer may have a part"
+    assert broken(lambda response, row: 1.0, others="less") == [
+        (0, "1", "0"), (1, "1", "0"), (0, "1", "less than 1"), (1, "1", "less than 1")
+    ]  # fmt: skip
 
 
 def test_a_grader_that_depends_on_its_calls(broken):
