@@ -1,5 +1,6 @@
 """Canary tasks: no honest response solves them, so a policy that solves one exploits a mistake of the reward."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +85,9 @@ class CanaryProbe:
             Request(prompt, [row_seed(seed, index, sample) for sample in range(samples)])
             for prompt, index in zip(self._encoder.prompts(rows), indices, strict=True)
         ]
+        done = itertools.count(1)
         with progress("canary tasks", len(self._rows) * samples) as show:
-            completions = self._sampler.generate(requests, self._sampling, show)
+            completions = self._sampler.generate(requests, self._sampling, lambda *_: show(next(done)))
         texts = [completion.text for group in completions for completion in group]
         answered = [row for row in rows for _ in range(samples)]
         scores = self._reward.score(texts, answered)

@@ -1,16 +1,19 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from rft.batch.scores import UNSCORED, mean_of_scored, number_or_none
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
-from rft.rollout.engine.base import Request, row_seed
+from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
@@ -131,26 +134,39 @@ class GenerationEvaluator(RowEvaluator):
             Request(prompt, [row_seed(self._options.seed, index, sample) for sample in range(samples)])
             for prompt, index in zip(prompts, indices, strict=True)
         ]
-        completions = self._sampler.generate(requests, sampling, progress)
-        texts = [[completion.text for completion in group] for group in completions]
+        answered = [rows[index] for index in indices for _ in range(samples)]
+        done = itertools.count(1)
+        with self._reward.begin() as scoring:
+
+            def announce(request: int, sample: int, completion: Completion) -> None:
+                place = request * samples + sample
+                scoring.add(place, completion.text, answered[place])
+                progress(next(done))
+
+            completions = self._sampler.generate(requests, sampling, announce)
+            texts = [[completion.text for completion in group] for group in completions]
+            terms = scoring.finish([text for group in texts for text in group], answered).terms
         tokens = [[len(completion.tokens) for completion in group] for group in completions]
-        answers = score_answers(self._reward, [rows[index] for index in indices], texts, tokens)
+        answers = split_answers(self._reward, answered, texts, tokens, terms)
         return self._context.collect(dict(zip(indices, answers, strict=True)), len(rows))
 
 
-def score_answers(
-    reward: WeightedSum, rows: Rows, texts: Sequence[list[str]], tokens: Sequence[list[int]]
+def split_answers(
+    reward: WeightedSum,
+    answered: Rows,
+    texts: Sequence[list[str]],
+    tokens: Sequence[list[int]],
+    terms: dict[str, Tensor],
 ) -> list[PromptAnswers]:
-    """The scored answers to each prompt.
+    """The answers to each of P prompts, from the values of all N answers.
 
     Args:
-        rows: of the prompts.
+        answered: the row of every answer.
         texts: the answers to each prompt.
         tokens: their numbers of tokens; empty where they are not known.
+        terms: by name, (N,): the values of the reward terms.
     """
     flat = [text for group in texts for text in group]
-    answered = [row for row, group in zip(rows, texts, strict=True) for _ in group]
-    terms = reward.score(flat, answered).terms
     extracted, right = reward.extract(flat, answered), reward.accuracies(terms, answered).tolist()
     found, start = [], 0
     for group, counts in zip(texts, tokens, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, RowEvaluator, collect, share
-from rft.evaluation.generation import GenerationResult, PromptAnswers, prompt_metrics, score_answers
+from rft.evaluation.generation import GenerationResult, PromptAnswers, prompt_metrics, split_answers
 from rft.reward.compose import WeightedSum
 
 
@@ -72,6 +72,8 @@ class GivenEvaluator(RowEvaluator):
     def _score(self, rows: Rows, texts: Sequence[list[str]], tokens: Sequence[list[int]]) -> list[PromptAnswers]:
         """Scored answers of all rows in order, on every rank; each rank scores its share."""
         indices = share(self._world, rows)
-        own_rows, own_texts = [rows[index] for index in indices], [texts[index] for index in indices]
-        answers = score_answers(self._reward, own_rows, own_texts, [tokens[index] for index in indices])
+        own = [texts[index] for index in indices]
+        answered = [rows[index] for index in indices for _ in texts[index]]
+        terms = self._reward.score([text for group in own for text in group], answered).terms
+        answers = split_answers(self._reward, answered, own, [tokens[index] for index in indices], terms)
         return collect(self._world, dict(zip(indices, answers, strict=True)), len(rows))

@@ -66,8 +66,8 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy in evaluations.
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
-        canary: see the attribute.
         route: the terms of each data source, see `Routes`.
+        canary: see the attribute.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -79,8 +79,8 @@ class WeightedSum:
         accuracy: str,
         call: CallOptions,
         max_unscored: Fraction,
-        canary: CanaryOptions,
         route: dict[str, list[str]],
+        canary: CanaryOptions,
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")

@@ -26,10 +26,14 @@ class Sampler:
     def __init__(self):
         self.seeds = {}
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion):
         assert sampling is SAMPLED
         self.seeds |= {request.prompt[0]: request.seeds for request in requests}
-        return [[self._answer(seed) for seed in request.seeds] for request in requests]
+        found = [[self._answer(seed) for seed in request.seeds] for request in requests]
+        for place, group in enumerate(found):
+            for sample, completion in enumerate(group):
+                on_completion(place, sample, completion)
+        return found
 
     def _answer(self, seed):
         return Completion([1], [-1.0], "stop", "odd" if seed % 2 else "even", [0])

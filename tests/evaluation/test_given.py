@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rft.batch.scores import Scores
 from rft.evaluation.given import GivenAnswers, GivenEvaluator
 from tests.evaluation.test_generation import ROWS, accuracies, extract, score
-from tests.rollout.contexts import plain_scores
 
 ANSWERS = [GivenAnswers(text, 3, [text, "2"]) for text in ("0", "no", "2", "no", "no")]
 
@@ -17,7 +17,10 @@ def evaluate(world, answers):
     def silent(name, total):
         yield lambda done: None
 
-    reward = SimpleNamespace(score=plain_scores(score), extract=extract, accuracy="right", accuracies=accuracies)
+    def scores(texts, rows):
+        return Scores.plain(*score(texts, rows))
+
+    reward = SimpleNamespace(score=scores, extract=extract, accuracy="right", accuracies=accuracies)
     return GivenEvaluator(world, {"held": ROWS}, {"held": answers}, reward, [1, 2], [2]).run(silent)
 
 
