@@ -37,8 +37,9 @@ def read_responses(path: str, columns: Columns, match: str) -> list[Record]:
 
     Args:
         path: of a file, or a pattern.
-        columns: {name here: name in the file} of `prompt`, `response`, `samples` and `match`; null: not read.
-        match: the field by which a record meets its row.
+        columns: {name here: name in the file} of `response`, `samples`, `tokens`, `set` and the field `match`; null: not
+            read.
+        match: the field that a record has in common with its row.
 
     Raises:
         ValueError: a file or a field is missing, or what should be a response is none; names file, line and key.
@@ -139,8 +140,8 @@ def _by_row(sets: Mapping[str, Rows], records: Sequence[Record], match: str) -> 
         for number, row in enumerate(rows):
             if match not in row:
                 raise ValueError(
-                    f"{place(rows, number)}: the row has no field {match!r}, by which responses meet their rows; set "
-                    "evaluate.match to a field of both"
+                    f"{place(rows, number)}: the row has no field {match!r}, which a response must have in common with "
+                    "it; set evaluate.match to a field of both"
                 )
             places.setdefault(_key(row[match]), []).append((name, number))
     groups: dict[tuple[str, str], list[Record]] = {}
