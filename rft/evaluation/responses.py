@@ -37,8 +37,8 @@ def read_responses(path: str, columns: Columns, match: str) -> list[Record]:
 
     Args:
         path: of a file, or a pattern.
-        columns: {name here: name in the file} of `response`, `samples`, `tokens`, `set` and the field `match`; null: not
-            read.
+        columns: {name here: name in the file} of `response`, `samples`, `tokens`, `set` and the field `match`; null is
+            not read.
         match: the field that a record has in common with its row.
 
     Raises:
