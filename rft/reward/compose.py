@@ -15,7 +15,7 @@ from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
-from rft.reward.term import Term, Unscored
+from rft.reward.term import Offload, Term, Unscored
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
 
@@ -58,6 +58,8 @@ class WeightedSum:
         fields: the fields that the terms read of every row.
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
+        has_models: a term computes with a model on the device of the run.
+        offload: where its weights are while it does not compute; None: on the device of the run.
         canary: tasks that no honest response solves.
 
     Args:
@@ -67,6 +69,7 @@ class WeightedSum:
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
         route: the terms of each data source, see `Routes`.
+        offload: see the attribute.
         canary: see the attribute.
 
     Raises:
@@ -80,6 +83,7 @@ class WeightedSum:
         call: CallOptions,
         max_unscored: Fraction,
         route: dict[str, list[str]],
+        offload: Offload,
         canary: CanaryOptions,
     ) -> None:
         if not terms:
@@ -95,6 +99,8 @@ class WeightedSum:
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
+        self.has_models = any(term.caller.term.has_model for term in self._terms.values())
+        self.offload: Offload = offload
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)
@@ -129,9 +135,18 @@ class WeightedSum:
         return {name: self._term(name) for name in self._routes.terms(row)}
 
     def place(self, device: torch.device) -> None:
-        """Sets the device of terms that are models."""
+        """Sets the device of terms that are models.
+
+        Raises:
+            ValueError: the models compute where they are to be offloaded to; names the key.
+        """
+        if self.has_models and device.type == self.offload:
+            raise ValueError(
+                f"reward.offload={self.offload}: the run computes on this device, so the weights would not leave it; "
+                "set reward.offload=disk or reward.offload=null"
+            )
         for term in self._terms.values():
-            term.caller.term.place(device)
+            term.caller.term.place(device, self.offload)
 
     def begin(self) -> "SumScoring":
         """Begins the scoring of a round of responses."""

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
+
 
 @dataclass(frozen=True)
 class Unscored:
@@ -31,6 +33,7 @@ class Term(ABC):
         threads: `values` waits for other processes: so many calls are made at the same time, while other responses are
             sampled and scored. 0: one call at a time, in the main thread.
         in_workers: the term may be computed in worker processes.
+        has_model: `values` computes with a model on the device of the run.
         others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
             response may be right in part; `any`.
     """
@@ -41,6 +44,7 @@ class Term(ABC):
     awaits: bool = False
     threads: int = 0
     in_workers: ClassVar[bool] = False
+    has_model: ClassVar[bool] = False
     others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:
@@ -61,8 +65,8 @@ class Term(ABC):
         """Responses to a row that have the score 1, in several writings; none if the row does not say what is right."""
         return ()
 
-    def place(self, device: torch.device) -> None:
-        """Sets the device of the computation; called before `values`."""
+    def place(self, device: torch.device, offload: Offload) -> None:
+        """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""
 
     @abstractmethod
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -96,6 +96,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found["reward.canary"] = "no sampled text is scored"
     if not (facts.scores and algorithm.reads_scores()):
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
+    if not parts.reward.has_models:
+        found["reward.offload"] = "no term of the reward computes with a model of this process"
     reads = algorithm.reads()
     for role in ROLES:
         if not role.writes(reads):

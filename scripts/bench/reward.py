@@ -92,7 +92,7 @@ def scored(
     own = {"concurrency": workers, "deadline_s": 10.0} if kind == "process" else {}
     term = {"name": name, "weight": 1.0, "call": own, **NODE}
     no_canary = CanaryOptions(path=None, columns={}, every=1, samples=1, bound=0.0)
-    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, no_canary)
+    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, None, no_canary)
     return lambda: reward.score(texts, rows).total.tolist()
 
 
