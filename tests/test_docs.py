@@ -243,6 +243,8 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         config = tiny(*overrides, f"output_dir={tmp_path / str(number)}")
         sums = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None, "limit": None}
         config["data"]["eval"]["sums"] = sums | {"path": str(tmp_path / "sums.jsonl")}
+        if number == 0:
+            config["reward"]["canary"] |= {"path": str(tmp_path / "sums.jsonl"), "every": 1, "bound": 1.0}
         algorithm = config["algorithm"]
         losses = [algorithm[key]["name"] for key in ("loss", "critic_loss", "prm_loss") if algorithm[key] is not None]
         stand_for["loss"] |= {*losses, *algorithm["terms"]}

@@ -36,7 +36,7 @@ class EvaluationContext:
 
     def share(self, rows: Rows) -> list[int]:
         """The indices of the rows that this rank evaluates."""
-        return list(range(self.world.rank, len(rows), self.world.size))
+        return share(self.world, rows)
 
     def collect(self, found: dict[int, Any], count: int) -> list[Any]:
         """The results of all rows in order, on every rank.
@@ -45,8 +45,18 @@ class EvaluationContext:
             found: the results of this rank, by the index of their row.
             count: rows of the set.
         """
-        everything = {index: result for results in self.world.gather(found) for index, result in results.items()}
-        return [everything[index] for index in range(count)]
+        return collect(self.world, found, count)
+
+
+def share(world: World, rows: Rows) -> list[int]:
+    """See `EvaluationContext.share`."""
+    return list(range(world.rank, len(rows), world.size))
+
+
+def collect(world: World, found: dict[int, Any], count: int) -> list[Any]:
+    """See `EvaluationContext.collect`."""
+    everything = {index: result for results in world.gather(found) for index, result in results.items()}
+    return [everything[index] for index in range(count)]
 
 
 @dataclass

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from rft.batch.scores import UNSCORED, mean_of_scored, number_or_none
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
@@ -24,7 +26,7 @@ class PromptAnswers:
 
     Attributes:
         texts: of the answers.
-        tokens: their numbers of tokens.
+        tokens: their numbers of tokens; empty if they are not known.
         extracted: the final answer that each text gives, None if it gives none.
         right: the accuracy of every answer.
         terms: the value of each reward term on every answer.
@@ -42,7 +44,7 @@ class GenerationResult(SetResult):
     """The answers to a held-out set, prompt by prompt.
 
     Attributes:
-        greedy: one answer each.
+        greedy: one answer each; empty if only sampled answers are known.
         samples: the sampled answers; empty if none are wanted.
         metrics: the value of each metric for every prompt.
     """
@@ -59,7 +61,9 @@ class GenerationResult(SetResult):
         return {name: values for name, values in found.items() if values}
 
     def texts(self) -> list[dict[str, Any]]:
-        """The greedy answers."""
+        """The greedy answers; none if only sampled ones are known."""
+        if not self.greedy:
+            return []
         return [
             {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(right)}
             | term_scores({name: values[0] for name, values in answers.terms.items()})
@@ -116,34 +120,9 @@ class GenerationEvaluator(RowEvaluator):
             if options.samples:
                 with progress(f"sample {name}", len(rows) * options.samples) as show:
                     samples = self._answer(rows, options.sampling, options.samples, show)
-            results[name] = GenerationResult(rows, greedy, samples, self._metrics(greedy, samples))
+            metrics = prompt_metrics(self._reward.accuracy, greedy, samples, options.pass_k, options.maj_k)
+            results[name] = GenerationResult(rows, greedy, samples, metrics)
         return results
-
-    def _metrics(self, greedy: list[PromptAnswers], samples: list[PromptAnswers]) -> dict[str, list[float]]:
-        """The value of each metric for every prompt."""
-        options, accuracy = self._options, self._reward.accuracy
-        metrics = {"accuracy": [answers.right[0] for answers in greedy]}
-        for term in greedy[0].terms:
-            if term != accuracy:
-                metrics[term] = [answers.terms[term][0] for answers in greedy]
-        missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
-        if any(missing):
-            metrics[UNSCORED] = missing
-        metrics["length"] = [float(answers.tokens[0]) for answers in greedy]
-        if samples:
-            right = [answers.right for answers in samples]
-            solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
-            votes = [
-                [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
-                for answers, row in zip(samples, right, strict=True)
-            ]
-            metrics[f"mean@{options.samples}"] = [mean_of_scored(row) for row in right]
-            for k in options.pass_k:
-                metrics[f"pass@{k}"] = [pass_at_k(len(row), sum(row), k) if len(row) >= k else NAN for row in solved]
-            for k in options.maj_k:
-                pairs = zip(votes, solved, strict=True)
-                metrics[f"maj@{k}"] = [maj_at_k(vote, row, k) if len(row) >= k else NAN for vote, row in pairs]
-        return metrics
 
     def _answer(
         self, rows: Rows, sampling: Sampling, samples: int, progress: Callable[[int], None]
@@ -165,20 +144,75 @@ class GenerationEvaluator(RowEvaluator):
                 progress(next(done))
 
             completions = self._sampler.generate(requests, sampling, announce)
-            texts = [completion.text for group in completions for completion in group]
-            terms = scoring.finish(texts, answered).terms
-        extracted, right = self._reward.extract(texts, answered), self._reward.accuracies(terms, answered).tolist()
-        found = {}
-        for place, index in enumerate(indices):
-            part = slice(place * samples, (place + 1) * samples)
-            found[index] = PromptAnswers(
-                texts[part],
-                [len(completion.tokens) for completion in completions[place]],
-                extracted[part],
-                right[part],
-                {name: values[part].tolist() for name, values in terms.items()},
-            )
-        return self._context.collect(found, len(rows))
+            texts = [[completion.text for completion in group] for group in completions]
+            terms = scoring.finish([text for group in texts for text in group], answered).terms
+        tokens = [[len(completion.tokens) for completion in group] for group in completions]
+        answers = split_answers(self._reward, answered, texts, tokens, terms)
+        return self._context.collect(dict(zip(indices, answers, strict=True)), len(rows))
+
+
+def split_answers(
+    reward: WeightedSum,
+    answered: Rows,
+    texts: Sequence[list[str]],
+    tokens: Sequence[list[int]],
+    terms: dict[str, Tensor],
+) -> list[PromptAnswers]:
+    """The answers to each of P prompts, from the values of all N answers.
+
+    Args:
+        answered: the row of every answer.
+        texts: the answers to each prompt.
+        tokens: their numbers of tokens; empty where they are not known.
+        terms: by name, (N,): the values of the reward terms.
+    """
+    flat = [text for group in texts for text in group]
+    extracted, right = reward.extract(flat, answered), reward.accuracies(terms, answered).tolist()
+    found, start = [], 0
+    for group, counts in zip(texts, tokens, strict=True):
+        part = slice(start, start + len(group))
+        values = {name: column[part].tolist() for name, column in terms.items()}
+        found.append(PromptAnswers(group, counts, extracted[part], right[part], values))
+        start = part.stop
+    return found
+
+
+def prompt_metrics(
+    accuracy: str, greedy: list[PromptAnswers], samples: list[PromptAnswers], pass_k: list[int], maj_k: list[int]
+) -> dict[str, list[float]]:
+    """The value of each metric for every prompt.
+
+    Args:
+        accuracy: the term of the reward that says which answers are right.
+        greedy: one answer each; empty if there are none.
+        samples: the sampled answers, as many of each prompt; empty if there are none.
+        pass_k, maj_k: see `GenerationOptions`.
+    """
+    metrics = {}
+    if greedy:
+        metrics["accuracy"] = [answers.right[0] for answers in greedy]
+        for term in greedy[0].terms:
+            if term != accuracy:
+                metrics[term] = [answers.terms[term][0] for answers in greedy]
+        missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
+        if any(missing):
+            metrics[UNSCORED] = missing
+        if all(answers.tokens for answers in greedy):
+            metrics["length"] = [float(answers.tokens[0]) for answers in greedy]
+    if samples:
+        right = [answers.right for answers in samples]
+        solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
+        votes = [
+            [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
+            for answers, row in zip(samples, right, strict=True)
+        ]
+        metrics[f"mean@{len(right[0])}"] = [mean_of_scored(row) for row in right]
+        for k in pass_k:
+            metrics[f"pass@{k}"] = [pass_at_k(len(row), sum(row), k) if len(row) >= k else NAN for row in solved]
+        for k in maj_k:
+            pairs = zip(votes, solved, strict=True)
+            metrics[f"maj@{k}"] = [maj_at_k(vote, row, k) if len(row) >= k else NAN for vote, row in pairs]
+    return metrics
 
 
 def metric_names(terms: Iterable[str], accuracy: str, samples: int, pass_k: list[int], maj_k: list[int]) -> list[str]:

@@ -14,6 +14,7 @@ WORST_TOKENS = "worst_tokens.jsonl"
 ELAPSED = "time/elapsed_s"
 STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`
 LOWER_IS_BETTER = ("loss", "perplexity")
+CANARY = "reward/canary"
 
 Point = tuple[int, float | None]  # step, value; None if the run logged NaN or infinity
 
@@ -145,7 +146,7 @@ def direction(name: str) -> int:
         return 0
     if parts[0] not in ("eval", "reward"):
         return 0
-    return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) or "unscored" in parts else 1
+    return -1 if any(word in parts[-1] for word in LOWER_IS_BETTER) or "unscored" in parts or name == CANARY else 1
 
 
 def rank_key(name: str, value: float) -> float:

@@ -1,7 +1,9 @@
 """`mode=evaluate`: the metrics of an evaluation in training, for any checkpoint or model, with confidence intervals."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,24 @@ from rft.algorithm.roles import ROLES
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
+from rft.distributed import start
 from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
+from rft.evaluation.given import GivenEvaluator
+from rft.evaluation.responses import match_responses, read_responses
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
 from rft.setup.constraints import check_examples, check_ranks
 from rft.setup.datasets import fit_held_out
-from rft.train.run_folder import ANSWERS, EVALUATION
+from rft.train.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
 
 
 def evaluate(config: dict[str, Any], console: Console) -> float:
     """Evaluates the held-out sets, prints a table, and writes `evaluation.json` and `answers.jsonl` to output_dir.
+
+    With `evaluate.responses` it scores given responses, see `rescore`.
 
     Args:
         config: the resolved config as plain containers.
@@ -43,6 +50,8 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     run, check = job.run, job.check
     if not job.held_out:
         raise ValueError("mode=evaluate: data.eval has no held-out set; add one, such as data.eval.<name>.path=<file>")
+    if run.evaluate.responses is not None:
+        return rescore(job, console)
     if job.given is not None and (beside := [role.key for role in ROLES if role.writes(job.algorithm.reads())]):
         raise ValueError(
             f"mode=evaluate: the loss needs columns of {', '.join(beside)}, and this mode loads the policy alone; set "
@@ -73,13 +82,6 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
         else:
             numbers, _ = evaluator.run(shown.progress)
     if job.world.rank == 0:
-        folder = Path(run.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        written = str(folder / EVALUATION)
-        if results:
-            rows = [{"set": name, **row} for name, result in results.items() for row in answer_rows(result, job.reward)]
-            write_atomically(folder / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            written += f" and {folder / ANSWERS}"
         sampled = {
             "seed": run.seed,
             "samples": run.eval.samples,
@@ -89,11 +91,71 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
             "max_new_tokens": run.rollout.max_new_tokens,
         }
         report = {"model": job.title, **(sampled if evaluator.samples else {}), "numbers": numbers}
-        report |= {"intervals": {name: intervals(result) for name, result in results.items()}}
-        write_atomically(folder / EVALUATION, json.dumps(report, indent=1, ensure_ascii=False))
         console.print(table(job.title, results, {} if results else numbers))
-        console.print(f"written to {written}", highlight=False, soft_wrap=True)
+        write_results(job, report, results, (EVALUATION, ANSWERS), console)
     return metric_value(numbers, job.metric)
+
+
+def rescore(job: Answering, console: Console) -> float:
+    """Scores the responses of `evaluate.responses`; no model is loaded.
+
+    Writes `rescored.json` and `rescored.jsonl` to output_dir; otherwise as `evaluate`.
+    """
+    run, options = job.run, job.run.evaluate
+    assert options.responses is not None
+    if not job.answers:
+        raise ValueError(
+            "evaluate.responses: this run evaluates no answers, but the loss or the scores of given texts; set "
+            "eval.loss=false, an algorithm whose policy answers, or evaluate.responses=null"
+        )
+    job.check_dependencies()
+    job.world = start(job.strategy.factory.device(job.strategy.options))
+    sets = job.load_held_out()
+    job.check.end()
+    records = read_responses(options.responses, options.columns, options.match)
+    sets, answers = match_responses(sets, records, options.match, run.eval.samples, options.unanswered)
+    single = all(given[0].response is not None for given in answers.values())
+    if not single and "@" not in job.metric:
+        raise ValueError(
+            f"metric={job.metric}: {options.responses} has samples alone; set metric=eval/<set>/mean@{run.eval.samples}"
+        )
+    job.reward.place(job.world.device)
+    evaluator = GivenEvaluator(job.world, sets, answers, job.reward, run.eval.ks(), run.eval.maj_k)
+    with closing(job.reward), display(job.world, console) as shown:
+        left_out = Counter(record.set for record in records if record.set not in ("", *job.held_out))
+        for name, count in left_out.items():
+            shown.message(f"{count} responses to the set {name!r} are left out: data.eval has no such set")
+        results = evaluator.evaluate(shown.progress)
+    numbers = summary(results)
+    if job.world.rank == 0:
+        report = {"responses": options.responses, "samples": run.eval.samples, "numbers": numbers}
+        console.print(table(options.responses, results, {}))
+        write_results(job, report, results, (RESCORED, RESCORED_ANSWERS), console)
+    return metric_value(numbers, job.metric)
+
+
+def write_results(
+    job: Answering,
+    report: dict[str, Any],
+    results: Mapping[str, SetResult],
+    names: tuple[str, str],
+    console: Console,
+) -> None:
+    """Writes the report with the intervals, and the answers if there are some, to output_dir.
+
+    Args:
+        names: of the two files.
+    """
+    folder = Path(job.run.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, answers = folder / names[0], folder / names[1]
+    if results:
+        rows = [{"set": name, **row} for name, result in results.items() for row in answer_rows(result, job.reward)]
+        write_atomically(answers, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    report |= {"intervals": {name: intervals(result) for name, result in results.items()}}
+    write_atomically(written, json.dumps(report, indent=1, ensure_ascii=False))
+    both = f"{written} and {answers}" if results else str(written)
+    console.print(f"written to {both}", highlight=False, soft_wrap=True)
 
 
 def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:
@@ -104,10 +166,13 @@ def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:
 def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[str, Any]]:
     """The answers to each prompt of a set, with their extracted answers and scores."""
     rows = []
-    for number, (row, greedy) in enumerate(zip(result.rows, result.greedy, strict=True)):
+    for number, row in enumerate(result.rows):
         answer = {"prompt": row["prompt"], **{field: row[field] for field in reward.fields}}
-        answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}
-        answer |= {"score": number_or_none(result.metrics["accuracy"][number])}
+        if result.greedy:
+            greedy = result.greedy[number]
+            answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}
+            answer |= {"score": number_or_none(greedy.right[0])}
+            answer |= {"tokens": greedy.tokens[0]} if greedy.tokens else {}
         if result.samples:
             sampled = result.samples[number]
             samples = zip(sampled.texts, sampled.extracted, map(number_or_none, sampled.right), strict=True)

@@ -1,4 +1,4 @@
-"""`mode=verify`: measures the gradients and the invariances of the functions of an algorithm."""
+"""`mode=verify`: measures gradients and invariances of the functions of an algorithm, and certifies the reward."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +11,13 @@ from rich.text import Text
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.gradient import Gradient
+from rft.modes.verify_graders import certify_graders
 from rft.registry import Plugin
 from rft.setup.components import Components
 
 
 def verify(config: dict[str, Any], console: Console) -> float:
-    """Prints the certificate of the algorithm's functions.
+    """Prints the certificates of the algorithm's functions and of the terms of the reward.
 
     Args:
         config: the resolved config as plain containers.
@@ -25,10 +26,14 @@ def verify(config: dict[str, Any], console: Console) -> float:
         1.0.
 
     Raises:
-        ValueError: lists all mistakes of the config; or a function does not compute what it declares.
+        ValueError: lists all mistakes of the config; or a function or a reward does not compute what it declares.
     """
-    if not certify(Components(config).algorithm, console):
+    job = Components(config)
+    declared, scored = certify(job.algorithm, console), certify_graders(job, console)
+    if not declared:
         raise ValueError("mode=verify: a part of the algorithm is not what it declares; see the lines marked ✗")
+    if not scored:
+        raise ValueError("mode=verify: a term of the reward does not score as it declares; see the lines marked ✗")
     return 1.0
 
 

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from rft.batch.scores import Scores, Scoring
+from rft.conditions import ReadIf
 from rft.errors import Checks, FunctionError
-from rft.ranges import Fraction
+from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
@@ -36,6 +37,17 @@ class WeightedTerm:
     clip: tuple[float, float] | None
 
 
+@dataclass(frozen=True)
+class CanaryOptions:
+    """Tasks that no honest response solves; see `rft.evaluation.canary`. The yaml documents each option."""
+
+    path: str | list[str] | None
+    columns: Annotated[dict[str, str | None], ReadIf("path")]
+    every: Annotated[PositiveInt, ReadIf("path")]
+    samples: Annotated[PositiveInt, ReadIf("path")]
+    bound: Annotated[Fraction, ReadIf("path")]
+
+
 class WeightedSum:
     """The weighted sum of reward terms, with the raw value of each.
 
@@ -48,6 +60,7 @@ class WeightedSum:
         max_unscored: the share of a step's responses that may be unscored.
         has_models: a term computes with a model on the device of the run.
         offload: where its weights are while it does not compute; None: on the device of the run.
+        canary: tasks that no honest response solves.
 
     Args:
         terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
@@ -57,6 +70,7 @@ class WeightedSum:
         max_unscored: see the attribute; with a larger share the run stops.
         route: the terms of each data source, see `Routes`.
         offload: see the attribute.
+        canary: see the attribute.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -70,6 +84,7 @@ class WeightedSum:
         max_unscored: Fraction,
         route: dict[str, list[str]],
         offload: Offload,
+        canary: CanaryOptions,
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
@@ -79,6 +94,7 @@ class WeightedSum:
         self.accuracy = accuracy
         self.names = tuple(terms)
         self.max_unscored = max_unscored
+        self.canary = canary
         check = Checks()
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
@@ -113,6 +129,10 @@ class WeightedSum:
             if missing := [field for field in self._term(name).reads if field not in row]:
                 raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
             self._term(name).check_row(row)
+
+    def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
+        """The terms that score a row, by name."""
+        return {name: self._term(name) for name in self._routes.terms(row)}
 
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models.

@@ -1,6 +1,6 @@
 """The reward term of a registered function."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft.registry import Plugin
@@ -13,12 +13,18 @@ class Rule(RowTerm):
     def __init__(self, plugin: Plugin) -> None:
         self.reads = plugin.facts.reads
         self.extracts = plugin.facts.extract is not None
+        assert plugin.facts.others in ("zero", "less", "any"), f"{plugin.title} states others={plugin.facts.others!r}"
+        self.others = plugin.facts.others
         self._plugin = plugin
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
         if self._plugin.facts.gold is not None:
             self._plugin.call("gold", row)
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """See `Term.gold_responses`."""
+        return () if self._plugin.facts.writes is None else self._plugin.call("writes", row)
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
         """See `RowTerm.value`."""

@@ -34,6 +34,8 @@ class Term(ABC):
             sampled and scored. 0: one call at a time, in the main thread.
         in_workers: the term may be computed in worker processes.
         has_model: `values` computes with a model on the device of the run.
+        others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
+            response may be right in part; `any`.
     """
 
     reads: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class Term(ABC):
     threads: int = 0
     in_workers: ClassVar[bool] = False
     has_model: ClassVar[bool] = False
+    others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -57,6 +60,10 @@ class Term(ABC):
         Raises:
             ValueError: names the field and the cure.
         """
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """Responses to a row that have the score 1, in several writings; none if the row does not say what is right."""
+        return ()
 
     def place(self, device: torch.device, offload: Offload) -> None:
         """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""

@@ -21,13 +21,14 @@ from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
 from rft.evaluation.base import metric_value
+from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
-from rft.setup.constraints import check_ranks, check_tokenizer
+from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
@@ -112,6 +113,7 @@ class Job(Components):
         if self.facts.scores:
             checks.run(lambda rows: check_rows(rows, self.reward.check_row), "train")
         checks.add("held_out", self.load_held_out())
+        checks.make("canary", self.load_canary)
         checks.run(run.data.check_apart)
         checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
         checks.run(check_tokenizer, "tokenizer", "model_config")
@@ -128,7 +130,8 @@ class Job(Components):
         tokenizer, encoder, train, held_out, stream = (
             checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
         )
-        loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream)
+        canary = checks.parts["canary"] if checks.has("canary") else ()
+        loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream, canary)
         others = {name: rows for name, rows in held_out.items() if run.data.held_out()[name] != run.data.train}
         compared = ("prompt",) if self.grader is None else self.grader.fields
         checks.run(lambda: check_held_out(train, others, compared, counting, loaded.messages.append))
@@ -182,6 +185,9 @@ class Job(Components):
         loaded.fit(
             self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates, self.answer_tokens
         )
+        if loaded.canary:
+            counts = loaded.lengths.whole_prompts(loaded.canary)
+            check_lengths("reward.canary.path", counts, model_config, self.run.rollout.max_new_tokens)
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""
@@ -291,6 +297,7 @@ class Job(Components):
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             sampler=sampler,
             evaluator=evaluator if loaded.held_out else None,
+            canary=self.canary_probe(world, loaded, sampler),
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
@@ -303,6 +310,21 @@ class Job(Components):
             seed=run.seed,
         )
         return trainer, stages
+
+    def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
+        """What answers the canary tasks; None if there are none."""
+        if not loaded.canary:
+            return None
+        return CanaryProbe(
+            world=world,
+            encoder=loaded.encoder,
+            sampler=sampler,
+            reward=self.reward,
+            rows=loaded.canary,
+            options=self.reward.canary,
+            sampling=self.run.rollout,
+            seed=self.run.seed,
+        )
 
     def exact(self) -> bool:
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""

@@ -14,6 +14,7 @@ from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.rows.lazy import Rows, load
+from rft.data.rows.sources import FileRows
 from rft.distributed import SINGLE_PROCESS, World
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
@@ -99,6 +100,11 @@ class Components:
         """Most tokens of an answer to a held-out prompt; None if the policy scores texts and answers none."""
         return self.run.rollout.max_new_tokens if self.grader is None else None
 
+    @property
+    def answers(self) -> bool:
+        """Whether the policy answers the prompts of held-out sets."""
+        return bool(self.held_out) and self.grader is None and self.given is None
+
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)
@@ -121,10 +127,18 @@ class Components:
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)
         found = {name: rows for name, rows in loaded.items() if rows is not None}
-        answered = self.grader is None and self.given is None
-        for rows in found.values() if answered else ():
+        for rows in found.values() if self.answers else ():
             self.check.attempt(check_rows, rows, self.reward.check_row)
         return found
+
+    def load_canary(self) -> Rows:
+        """The canary tasks, whose rows need no response that is right; empty if there are none."""
+        options, key = self.reward.canary, "reward.canary"
+        if options.path is None or not self.facts.scores:
+            return ()
+        rows = FileRows(options.path, options.columns, None, None, key).load(["prompt", *self.reward.fields])
+        check_rows(rows, self.reward.check_row)
+        return rows
 
     def count_steps(self, rows: int) -> str:
         """Sets the number of steps that the epochs take, and checks what depends on it.

@@ -25,6 +25,7 @@ class Datasets:
         held_out: the held-out sets by name.
         lengths: counts the tokens of rows.
         stream: the stream of the rows to train on, or None.
+        canary: the canary tasks; empty if there are none.
         messages: notes for the user, collected while the rows are read.
     """
 
@@ -34,6 +35,7 @@ class Datasets:
     held_out: dict[str, Rows]
     lengths: Lengths
     stream: StreamedRows | None = None
+    canary: Rows = ()
     messages: list[str] = field(default_factory=list)
 
     def rows(self, run: Run, log: Callable[[str], None]) -> Rows:

@@ -2,10 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rft.data.rows.lazy import Row, Rows, located
-from rft.data.rows.split import identity
+from rft.data.rows.split import identity, plain
 from rft.distributed import World
 
 
@@ -54,12 +53,5 @@ def check_held_out(
 
 def _digest(row: Row, fields: Sequence[str]) -> bytes:
     """A hash of these fields of a row; the same on every rank."""
-    text = identity([_plain(row.get(field)) for field in fields])
+    text = identity([plain(row.get(field)) for field in fields])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def _plain(value: Any) -> Any:
-    """A text without white space at its ends; a single message of a user is the same as its text."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == "user":
-        value = value[0].get("content")
-    return value.strip() if isinstance(value, str) else value

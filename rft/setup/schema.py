@@ -147,14 +147,32 @@ class Inspect:
 
 
 @dataclass
-class Evaluate:
-    """Which weights mode=evaluate loads; see `rft.modes.model`."""
+class Verify:
+    """On how many rows mode=verify certifies the reward; see `rft.modes.verify`."""
+
+    rows: NonNegativeInt
+
+
+@dataclass
+class Weights:
+    """Which weights a mode loads; see `rft.modes.model`."""
 
     checkpoint: Literal["latest", "best"] | NonNegativeInt | None
 
 
 @dataclass
-class Serve(Evaluate):
+class Evaluate:
+    """What mode=evaluate scores: answers of a model, or given responses; see `rft.evaluation.responses`."""
+
+    checkpoint: Annotated[Literal["latest", "best"] | NonNegativeInt | None, ReadIf("responses", None)]
+    responses: str | None
+    columns: Annotated[dict[str, str | None], ReadIf("responses")]
+    match: Annotated[str, ReadIf("responses")]
+    unanswered: Annotated[Literal["error", "skip"], ReadIf("responses")]
+
+
+@dataclass
+class Serve(Weights):
     """The servers of mode=serve and their weights; see `rft.modes.serve`."""
 
     host: str
@@ -168,7 +186,7 @@ class Serve(Evaluate):
 
 
 @dataclass
-class Generate(Evaluate):
+class Generate(Weights):
     """The prompts and the output of mode=generate; see `rft.modes.generate`."""
 
     input: str | None
@@ -187,7 +205,7 @@ class Generate(Evaluate):
 
 
 @dataclass
-class Chat(Evaluate):
+class Chat(Weights):
     """How mode=chat answers; see `rft.modes.chat`."""
 
     greedy: bool
@@ -256,6 +274,7 @@ class Run:
     profile: Profile
     plan: Plan
     inspect: Inspect
+    verify: Verify
     serve: Serve
     evaluate: Evaluate
     generate: Generate

@@ -14,13 +14,15 @@ from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, fields_o
 from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
-from rft.reward.compose import WeightedSum
+from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
 COLUMN, FIELD = "column ", "field "
-MODE_NODES = ("plan", "inspect", "serve", "evaluate", "generate", "chat")  # each is read by the mode of its name alone
+# each is read by the mode of its name alone
+MODE_NODES = ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat")
+OF_SAMPLED_ANSWERS = ("rollout", "eval.temperature", "eval.top_p", "eval.top_k", "actor.path", "actor.model_config")
 TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify")  # the others only sample or score
 
 
@@ -55,7 +57,9 @@ def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
         A message for every value that is not read.
     """
     mode = parts.root["mode"]
-    unread = {} if mode not in TRAINING_MODES else unread_keys(parts)
+    unread = unread_keys(parts) if mode in TRAINING_MODES else {}
+    if mode == "evaluate":  # it takes the yaml file of a run, so that only the command line counts
+        unread, typed = unread_by_evaluate(parts.root), {key: place for key, place in typed.items() if not place}
     for key, place in typed.items():
         node = key.split(".")[0]
         if node in MODE_NODES and node != mode and not place:
@@ -87,6 +91,9 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
     if not facts.scores and (reason := absent(ANSWERS)):
         found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
+    found |= unread_options(CanaryOptions, fields_of(parts.reward.canary), "reward.canary", absent)
+    if not facts.scores:
+        found["reward.canary"] = "no sampled text is scored"
     if not (facts.scores and algorithm.reads_scores()):
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
     if not parts.reward.has_models:
@@ -95,6 +102,15 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     for role in ROLES:
         if not role.writes(reads):
             found[role.key] = f"the algorithm reads no {' or '.join(role.columns)}, so there is no such model"
+    return found
+
+
+def unread_by_evaluate(root: Mapping[str, Any]) -> dict[str, str]:
+    """The reason for every key that mode=evaluate does not read, with `evaluate.responses` or without."""
+    evaluate = root["evaluate"]
+    found = unread_options(type(evaluate), fields_of(evaluate), "evaluate", lambda part: "")
+    if evaluate.responses is not None:
+        found |= dict.fromkeys(OF_SAMPLED_ANSWERS, f"evaluate.responses={evaluate.responses} has the answers")
     return found
 
 

@@ -15,6 +15,7 @@ from rft.distributed import World
 CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well
 EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
+RESCORED, RESCORED_ANSWERS = "rescored.json", "rescored.jsonl"  # of mode=evaluate with evaluate.responses
 
 
 def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[Path, str]:
@@ -72,7 +73,7 @@ def _taken(folder: Path) -> bool:
     """Whether the folder holds files; those of an evaluation before the run do not count."""
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name not in (EVALUATION, ANSWERS) for path in folder.iterdir())
+    return any(path.name not in (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS) for path in folder.iterdir())
 
 
 def _unfinished(folder: Path, config: dict[str, Any]) -> bool:

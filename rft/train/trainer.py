@@ -22,7 +22,8 @@ from rft.batch.scores import UNSCORED, count_unscored, is_scored, number_or_none
 from rft.distributed import World
 from rft.errors import at_step
 from rft.evaluation.base import Evaluator, term_scores
-from rft.logger.history import rank_key
+from rft.evaluation.canary import CanaryProbe
+from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.ranges import NonNegativeInt, PositiveInt
@@ -34,6 +35,7 @@ from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
+from rft.train.unscored import unscored_problem
 
 
 @dataclass
@@ -54,7 +56,8 @@ class Trainer:
         copies: the models that begin every stage as a copy of the policy.
         sampler: samples text; the trainer publishes weights to it after every step.
         evaluator: of the held-out sets; None if there are none.
-        evaluate_at_start: whether it runs before the first step, too.
+        canary: answers the canary tasks; None if there are none.
+        evaluate_at_start: whether the evaluator runs before the first step, too.
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
         log: where numbers go.
         checkpoints: where states go.
@@ -75,6 +78,7 @@ class Trainer:
         copies: list[ColumnModel],
         sampler: Sampler,
         evaluator: Evaluator | None,
+        canary: CanaryProbe | None,
         evaluate_at_start: bool,
         watched: str,
         log: RunLog,
@@ -93,6 +97,7 @@ class Trainer:
         self.copies = copies
         self.sampler = sampler
         self.evaluator = evaluator
+        self.canary = canary
         self.evaluate_at_start = evaluate_at_start
         self.watched = watched
         self.log = log
@@ -285,6 +290,7 @@ class Trainer:
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
+        rewarded = self.probe(stage, numbers, texts)
         done = last or self.reached(stage.stop_at, numbers)
         self.record(stage.name, numbers, texts)
         if self.exact and GAP in numbers:
@@ -294,7 +300,7 @@ class Trainer:
         self.log.worst_tokens(
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
-        problem = unscored_problem(numbers, rows, self.max_unscored)
+        problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
         if done or problem or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
         if problem:
@@ -320,6 +326,18 @@ class Trainer:
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
         return numbers | {"time/eval_s": time.perf_counter() - started}
+
+    def probe(self, stage: Stage, numbers: dict[str, float], texts: list[dict[str, Any]]) -> str:
+        """Answers the canary tasks if that is due, adds to the numbers and texts, and says why the run must stop."""
+        if self.canary is None or not stage.source.samples() or not self.canary.due(self.step):
+            return ""
+        self.sampler.publish(self.step, self.policy.weights(), POLICY)
+        with at_step(self.step):
+            result = self.canary.run(self.step, self.log.progress)
+        if result.accuracy is not None:
+            numbers[CANARY] = result.accuracy
+        texts += [{"set": "canary", **record} for record in result.texts[: self.trajectories.rows]]
+        return self.canary.problem(result)
 
     def record(self, stage: str, numbers: dict[str, float], texts: list[dict[str, Any]]) -> None:
         """Logs the numbers and texts of a step and remembers the numbers as the last ones."""
@@ -352,29 +370,6 @@ class Trainer:
         self.policy.save_model(folder)
         if self.evaluator is not None and self.evaluated == self.step and self.world.rank == 0:
             self.evaluator.add_to_export(folder)
-
-
-def unscored_problem(numbers: dict[str, float], rows: int, most: float) -> str:
-    """Why a run with too many rows without a score stops; empty if it does not.
-
-    Args:
-        numbers: of the step.
-        rows: of the step, on all ranks.
-        most: the share of them that may be unscored.
-    """
-    missing = numbers.get(f"reward/{UNSCORED}", 0.0)
-    if missing <= most * rows:
-        return ""
-    middle = f"/{UNSCORED}/"
-    reasons = [
-        f"{name.removeprefix('reward/').replace(middle, ': ')} in {count:g}"
-        for name, count in numbers.items()
-        if middle in name
-    ]
-    return (
-        f"{missing:g} of the {rows} rows of the step have no score ({', '.join(reasons)}), which is more than "
-        f"reward.max_unscored={most:g}; a checkpoint is saved: repair the reward and run the command again"
-    )
 
 
 def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:

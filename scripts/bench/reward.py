@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.results import machine, show
 from rft.reward import REWARDS
 from rft.reward.call import CallOptions
-from rft.reward.compose import WeightedSum
+from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.reward.rules.gsm8k import gsm8k
 
 NODE = {"method": "flexible", "markers": ["####"]}
@@ -91,7 +91,8 @@ def scored(
     call = CallOptions(workers=kind, concurrency=workers, deadline_s=None, tries=1, failed="drop_row")
     own = {"concurrency": workers, "deadline_s": 10.0} if kind == "process" else {}
     term = {"name": name, "weight": 1.0, "call": own, **NODE}
-    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, None)
+    no_canary = CanaryOptions(path=None, columns={}, every=1, samples=1, bound=0.0)
+    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, None, no_canary)
     return lambda: reward.score(texts, rows).total.tolist()
 
 

@@ -60,6 +60,7 @@ def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:
         ("eval/a/accuracy", 1),
         ("reward/mean", 1),
         ("reward/x/unscored/deadline", -1),
+        ("reward/canary", -1),
         ("eval/a/unscored", -1),
         ("eval/a/loss", -1),
         ("eval/a/accuracy_stderr", 0),

@@ -3,6 +3,7 @@
 import pytest
 
 from rft.setup.assembly import Job
+from rft.setup.parts import check_config
 from rft.setup.unread import notices
 
 TIS = "algorithm/correction=token_tis"
@@ -25,3 +26,40 @@ def test_a_correction_of_equal_log_probabilities_has_no_effect(overrides, said, 
     job = Job(resolved(*overrides))
     messages = list(notices(job.run, job.algorithm, job.exact()))
     assert any("algorithm.correction are 1 up to rounding" in message for message in messages) == said
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("rollout.temperature", "rollout.temperature: this run does not read it (evaluate.responses=a.jsonl has"),
+        ("eval.top_p", "eval.top_p: this run does not read it (evaluate.responses=a.jsonl has the answers)"),
+        ("evaluate.checkpoint", "evaluate.checkpoint: this run does not read it (evaluate.responses=a.jsonl)"),
+        ("eval.samples", ""),
+        ("evaluate.columns.response", ""),
+    ],
+)
+def test_given_responses_read_no_option_of_sampling(typed, message, resolved):
+    config = resolved("mode=evaluate", "evaluate.responses=a.jsonl")
+    messages = check_config(config, {typed: ""}).messages
+    assert [text[: len(message)] for text in messages] == ([message] if message else [])
+    assert check_config(config, {typed: "run.yaml"}).messages == [], "the yaml file of the run has it"
+
+
+def test_an_evaluation_of_a_model_reads_no_option_of_given_responses(resolved):
+    typed = {"evaluate.match": "", "evaluate.checkpoint": "", "rollout.temperature": ""}
+    assert check_config(resolved("mode=evaluate"), typed).messages == [
+        "evaluate.match: this run does not read it (evaluate.responses=None); take it out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "reward.canary.path=None"),
+        (("algorithm=dpo", "reward.canary.path=a.jsonl"), "no sampled text is scored"),
+        (("reward.canary.path=a.jsonl",), None),
+    ],
+)
+def test_options_of_canary_tasks_need_tasks_and_scores(overrides, reason, resolved):
+    messages = check_config(resolved(*overrides), {"reward.canary.every": ""}).messages
+    assert messages == ([f"reward.canary.every: this run does not read it ({reason}); take it out"] if reason else [])

@@ -95,6 +95,13 @@ def identity(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
+def plain(value: Any) -> Any:
+    """A text without white space at its ends; a single message of a user is the same as its text."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == "user":
+        value = value[0].get("content")
+    return value.strip() if isinstance(value, str) else value
+
+
 def _hash(value: Any) -> float:
     """The hash of a value as a number in [0, 1)."""
     digest = hashlib.blake2b(identity(value).encode(), digest_size=6).digest()  # 48 bits are exact in a float

@@ -38,7 +38,16 @@ def _gold(row: Mapping[str, Any], letters: str) -> str:
     return answer
 
 
-@REWARDS.register("choice", reads=("answer",), fault=_fault, extract=_chosen, gold=_gold)
+def _written(row: Mapping[str, Any], letters: str, markers: list[str]) -> list[str]:
+    letter = _gold(row, letters)
+    texts = [letter, f"({letter}) is it.", f"So $\\boxed{{{letter}}}$.", f"\\boxed{{\\text{{({letter})}}}}"]
+    for marker in markers:
+        thought = f"<think>Perhaps the {marker} {letters[0].upper()}.</think> "
+        texts += [f"The {marker} ({letter}).", f"{thought}The {marker} **{letter}**"]
+    return texts
+
+
+@REWARDS.register("choice", reads=("answer",), fault=_fault, extract=_chosen, gold=_gold, writes=_written)
 def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str], reasoning: list[str]) -> float:
     r"""1 where the letter that the response chooses is the row's `answer`, else 0.
 

@@ -35,7 +35,20 @@ def _gold(row: Mapping[str, Any]) -> Decimal:
     return gold_number(str(row["answer"]))
 
 
-@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated, gold=_gold)
+def _written(row: Mapping[str, Any], method: str, markers: list[str]) -> list[str]:
+    """The gold number behind each marker, and as the last number of a text if this counts."""
+    number = _gold(row)
+    texts = [f"{marker} {number:f}" for marker in markers]
+    for marker in markers[:1]:
+        thought = f"<think>Perhaps {marker} 0.5</think>\n"
+        texts += [f"It costs ${number:,f}.\n{marker} ${number:,f}.", f"{thought}{marker} {number:f}"]
+    if method == "flexible":
+        texts += [f"The answer is {number:f}.", f"So it is \\boxed{{{number:f}}}.", f"First 2, then\n{number:,f}"]
+    solution = str(row["answer"])
+    return [*texts, solution] if GOLD_MARKER in markers and GOLD_MARKER in solution else texts
+
+
+@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated, gold=_gold, writes=_written)
 def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]) -> float:
     """1 where the response's number equals that of the row's `answer`, else 0.
 

@@ -197,11 +197,26 @@ def _gold(row: Mapping[str, Any], schema_field: str | None) -> None:
         raise ValueError(f"the field {schema_field!r} is no JSON schema: {fault}; write the schema as a JSON text")
 
 
+def _written(
+    row: Mapping[str, Any], tag: str | None, fence: str, schema: dict[str, Any] | None, schema_field: str | None
+) -> list[str]:
+    """The `examples` of the schema, or a value if every value is right."""
+    known = schema if schema_field is None else field_value(row, schema_field)
+    values = [{"a": [1, 2.5, "b", None]}] if known is None else known.get("examples", [])
+    texts = []
+    for text in (json.dumps(value, ensure_ascii=False) for value in values):
+        fenced = f"Here it is:\n```json\n{text}\n```\n"
+        texts += {"never": [text], "optional": [text, fenced], "required": [fenced]}[fence]
+    return texts if tag is None else [f"I write <{tag}>{text}</{tag}>" for text in texts]
+
+
 @REWARDS.register(
     "json",
     reads=lambda options: () if options["schema_field"] is None else (options["schema_field"],),
     extract=_canonical,
     gold=_gold,
+    writes=_written,
+    others="any",
     fault=_fault,
 )
 def json_valid(

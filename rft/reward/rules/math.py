@@ -44,10 +44,14 @@ def _extract(
         return None
 
 
+def _gold_text(answer: Any) -> str:
+    boxed = last_boxed(str(answer))
+    return boxed if boxed is not None else str(answer).rpartition(GOLD_MARKER)[2]
+
+
 @lru_cache(maxsize=4096)
 def _gold_readings(text: str) -> tuple[Answer, ...]:
-    boxed = last_boxed(text)
-    found = boxed if boxed is not None else text.rpartition(GOLD_MARKER)[2]
+    found = _gold_text(text)
     try:
         answers = readings(found.strip())
         for answer in answers:
@@ -71,7 +75,23 @@ def _gold(row: Mapping[str, Any]) -> tuple[Answer, ...]:
     return _gold_readings(str(answer))
 
 
-@REWARDS.register("math", reads=("answer",), fault=_fault, extract=_extract, gold=_gold)
+def _written(row: Mapping[str, Any], extract_from: list[Place], markers: list[str], reasoning: list[str]) -> list[str]:
+    """The gold answer in each place where an answer is looked for, and after reasoning with another one."""
+    gold = " ".join(_gold_text(row["answer"]).split())
+    formula = gold if "$" in gold else f"${gold}$"
+    places = {
+        "boxed": [rf"\boxed{{{gold}}}", rf"Hence $x + 1$ and $\boxed{{{gold}}}$."],
+        "markers": [*(f"{marker} {gold}" for marker in markers), *(f"So {marker} {formula}." for marker in markers)],
+        "last": [f"Hence\n{formula}"],
+    }
+    texts = [text for place in extract_from for text in places[place]]
+    if reasoning:
+        start, end = reasoning
+        texts += [rf"{start}\boxed{{-77.5}} or {markers[0] if markers else ''} 8{end}{texts[0]}"]
+    return texts
+
+
+@REWARDS.register("math", reads=("answer",), fault=_fault, extract=_extract, gold=_gold, writes=_written)
 def math_answer(
     response: str,
     row: Mapping[str, Any],

@@ -54,11 +54,22 @@ def _f1(words: list[str], gold: list[str]) -> float:
     return 2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold))
 
 
+def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
+    answer = row["answer"]
+    texts = [str(text) for text in (answer if isinstance(answer, list) else [answer]) if words_of(str(text))]
+    texts += [f" {texts[0]}. "]
+    if metric == "contains":
+        texts += [f"I think of {texts[0]}, of course"]
+    return texts if tag is None else [f"<think>Paris, perhaps.</think> <{tag}>{text}</{tag}>" for text in texts]
+
+
 @REWARDS.register(
     "overlap",
     reads=("answer",),
     extract=_text,
     gold=_golds,
+    writes=_written,
+    others=lambda options: {"f1": "less", "exact": "zero", "contains": "any"}[options["metric"]],
     fault=lambda options: None if options["tag"] is None else bad_tag("tag", options["tag"]),
 )
 def overlap(

@@ -28,7 +28,12 @@ def _whole(response: str, strip: bool) -> str:
     return response.strip() if strip else response
 
 
-@REWARDS.register("exact_match", reads=("answer",), extract=_whole, gold=gold_text)
+def _written(row: Mapping[str, Any], strip: bool) -> list[str]:
+    answer = str(row["answer"])
+    return [answer, f"\n {answer} \n"] if strip else [answer]
+
+
+@REWARDS.register("exact_match", reads=("answer",), extract=_whole, gold=gold_text, writes=_written)
 def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     """1 where the response is the row's `answer`, else 0.
 
@@ -71,12 +76,19 @@ def last_group(text: str, pattern: str) -> str | None:
     return found[-1].strip().casefold() if found else None
 
 
+def _verdicts(row: Mapping[str, Any], pattern: str) -> list[str]:
+    answer = gold_text(row)
+    texts = [f"Verdict: {answer}", f"It is long. **Verdict:** {answer}", f"Verdict: unsure. Verdict: {answer}", answer]
+    return [text for text in texts if last_group(text, pattern) is not None]
+
+
 @REWARDS.register(
     "verdict",
     reads=("answer",),
     fault=lambda options: bad_group(options["pattern"]),
     extract=last_group,
     gold=gold_text,
+    writes=_verdicts,
 )
 def verdict(response: str, row: Mapping[str, Any], *, pattern: str) -> float:
     """1 where the verdict that the response comes to is the row's `answer`, in any case, else 0.

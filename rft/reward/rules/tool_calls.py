@@ -112,6 +112,18 @@ def _votes(response: str, tag: str | None, ordered: bool) -> str | None:
     return f"[{', '.join(made if ordered else sorted(made))}]"
 
 
+def _written(row: Mapping[str, Any], field: str, tag: str | None, ordered: bool) -> list[str]:
+    expected = _expected(row, field)
+    texts = []
+    for calls in (expected,) if ordered else (expected, expected[::-1]):
+        if tag is None:
+            texts += [f"[{', '.join(calls)}]", f"I call:\n```json\n[{', '.join(calls)}]\n```\n"]
+        else:
+            blocks = "\n".join(f"<{tag}>{call}</{tag}>" for call in calls)
+            texts += [blocks, f"<think>Which tool?</think>\n{blocks}\n"]
+    return texts
+
+
 def _tag_fault(options: Mapping[str, Any]) -> str | None:
     return None if options["tag"] is None else bad_tag("tag", options["tag"])
 
@@ -121,6 +133,8 @@ def _tag_fault(options: Mapping[str, Any]) -> str | None:
     reads=lambda options: (options["field"],),
     extract=_votes,
     gold=_expected,
+    writes=_written,
+    others=lambda options: "less" if options["score"] == "share" else "zero",
     fault=_tag_fault,
 )
 def tool_call(

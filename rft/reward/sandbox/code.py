@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from rft.ranges import NonNegativeFloat
 from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
+from rft.reward.sandbox.gold import gold_program
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
@@ -48,6 +49,7 @@ class CodeTests(RowTerm):
         self._field = field
         self._block = program == "last_block"
         self._all = score == "all"
+        self.others = "zero" if self._all else "less"
         self._asserts: Asserts = asserts
         self._tolerance = tolerance
         self._prelude = f"{prelude}\n" if prelude else ""
@@ -62,6 +64,13 @@ class CodeTests(RowTerm):
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that the row has tests. Raises a ValueError that names the field and the cure."""
         read_tests(row[self._field], self._field, self._asserts)
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """See `Term.gold_responses`: a program that knows the expected values."""
+        program = gold_program(read_tests(row[self._field], self._field, self._asserts))
+        if program is None:
+            return ()
+        return (f"So I write:\n```python\n{program}```\nIt passes.\n" if self._block else program,)
 
     def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
         """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""

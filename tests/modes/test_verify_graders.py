@@ -1,0 +1,63 @@
+"""`mode=verify`: the certificate of the reward, printed."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rft.modes.verify import verify
+from rft.modes.verify_graders import certify_graders
+from rft.reward import REWARDS
+from rft.setup.components import Components
+
+
+@pytest.fixture
+def printed(resolved, tmp_path):
+    """Whether the reward of a run on a file of questions is certified, and the printed text in one line."""
+    rows = [{"prompt": f"{number} + 0 =", "answer": number} for number in (12, 2, 2)]
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*overrides):
+        console = Console(file=io.StringIO(), width=200)
+        data = ("data=questions", f"data.eval.questions.path={file}", "warmup=none", "metric=null")
+        holds = certify_graders(Components(resolved("mode=verify", *data, *overrides)), console)
+        return holds, " ".join(console.file.getvalue().split())
+
+    return run
+
+
+def test_a_reward_is_certified(printed):
+    holds, text = printed("reward=gsm8k", "verify.rows=2")
+    assert holds
+    # two rows of each set; of each 3 writings, an empty text, another answer, and 2 texts whose score is not known
+    assert "gsm8k 4 12/12 4/4 4/4 28/28" in text and "format 4 – – – 28/28" in text  # noqa: RUF001
+    assert "✓ reward.terms.gsm8k: right responses have 1, others and the empty one do not" in text
+    assert "✓ reward.terms.format: scores every text, twice the same; it states no right responses" in text
+
+
+def test_a_reward_that_does_not_hold_is_shown_with_its_texts(printed, plugins_forgotten):
+    register = REWARDS.register("inside", reads=("answer",), writes=lambda row: [f"It is {row['answer']}"])
+    register(lambda response, row: float(str(row["answer"]) in response))
+    holds, text = printed("reward.terms.exact_match.name=inside", "~reward.terms.exact_match.strip")
+    assert not holds
+    assert "✗ reward.terms.exact_match: 4 of 30 texts have another score than expected" in text
+    assert "data.train " in text and "questions.jsonl line 2: 1, expected 0: 'It is 12'" in text
+
+
+def test_no_rows_and_no_reward(printed):
+    assert printed("verify.rows=0") == (True, "")
+    assert printed("algorithm=sft", "eval.loss=true", "rollout=none") == (True, "")
+
+
+def test_the_command_fails(resolved, plugins_forgotten):
+    REWARDS.register("kind", reads=("answer",), writes=lambda row: [str(row["answer"])])(lambda response, row: 1.0)
+    config = resolved("mode=verify", "reward.terms.exact_match.name=kind", "~reward.terms.exact_match.strip")
+    with pytest.raises(ValueError, match="mode=verify: a term of the reward does not score as it declares"):
+        verify(config, Console(file=io.StringIO()))
+
+
+def test_a_row_that_no_response_answers_is_an_error(printed):
+    with pytest.raises(ValueError, match="line 1: the field 'answer' is none of the letters"):
+        printed("reward=choice")
