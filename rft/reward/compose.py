@@ -97,15 +97,20 @@ class WeightedSum:
             check.run(term.caller.term.check)
         check.end()
 
+    def check_fields(self, row: Mapping[str, Any]) -> None:
+        """Checks that a row has the fields that its terms read; raises a ValueError that names one that is missing."""
+        for name in self._routes.terms(row):
+            if missing := [field for field in self._term(name).reads if field not in row]:
+                raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
+
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that a response to this row of the data set can be right, for every term that scores it.
 
         Raises:
             ValueError: names the field and the cure.
         """
+        self.check_fields(row)
         for name in self._routes.terms(row):
-            if missing := [field for field in self._term(name).reads if field not in row]:
-                raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
             self._term(name).check_row(row)
 
     def place(self, device: torch.device) -> None:
