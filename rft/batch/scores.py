@@ -1,8 +1,9 @@
 """The scores of responses as a reward returns them. A response that a term could not judge has no score: NaN."""
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,45 @@ class Scores:
         row["terms"] = {name: values[number] for name, values in self.terms.items()}
         if self.unscored[number]:
             row["fields"] = row["fields"] | {UNSCORED: self.unscored[number]}
+
+
+class Scoring(ABC):
+    """The scoring of one round of responses. It may begin while other responses are still sampled."""
+
+    def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
+        """Announces a response of `finish`. Any thread may call it, one at a time.
+
+        Args:
+            number: its place in the lists of `finish`.
+            response: without its prompt.
+            row: of the data set that it answers.
+        """
+
+    @abstractmethod
+    def finish(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+        """The scores of N responses, those that were not announced included.
+
+        Args:
+            responses: N texts, without their prompts.
+            rows: the N rows of the data set that they answer.
+        """
+
+    def cancel(self) -> None:
+        """Gives up what is being scored; the run calls it instead of `finish` when it fails."""
+
+
+class ScoringAtEnd(Scoring):
+    """Scores all responses in `finish`.
+
+    Args:
+        score: of (responses, rows).
+    """
+
+    def __init__(self, score: Callable[[Sequence[str], Sequence[Mapping[str, Any]]], Scores]) -> None:
+        self._score = score
+
+    def finish(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+        return self._score(responses, rows)
 
 
 def is_scored(scores: Tensor) -> Tensor:

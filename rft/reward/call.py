@@ -1,25 +1,24 @@
 """Calls a reward term: where it is computed, its deadline, repeated calls, and what becomes of a failure."""
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from torch import Tensor
-
-from rft.errors import FunctionError, naming
+from rft.errors import FunctionError
 from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
-from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term, Unscored
+from rft.reward.failure import Failure
+from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
+from rft.reward.term import Term, Unscored
 from rft.reward.workers import WorkerPool
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
+Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 
 
@@ -49,7 +48,6 @@ class Caller:
     Attributes:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
-        beside: the calls run in a thread beside those of other terms.
 
     Args:
         name: of the term.
@@ -62,101 +60,32 @@ class Caller:
     """
 
     def __init__(self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: CallOptions) -> None:
-        key = f"reward.terms.{name}"
-        self.term = build_term(node, key)
+        self._key = f"reward.terms.{name}"
+        self.term = build_term(node, self._key)
         options = CallOptions(
-            **take({**asdict(defaults), **call}, CallOptions, f"{key}.call", "the call of a reward term")
+            **take({**asdict(defaults), **call}, CallOptions, f"{self._key}.call", "the call of a reward term")
         )
-        _check(self.term, options, call, key)
+        _check(self.term, options, call, self._key)
         self.failed = options.failed
         self._name = name
-        self._key = key
-        self._options = options
-        self._pool = None
-        if options.workers == "process":
-            self._pool = WorkerPool(node, key, options.concurrency, options.deadline_s)
+        self._tries = options.tries
+        self.runner = _runner(self.term, name, node, self._key, options)
 
-    @property
-    def beside(self) -> bool:
-        """See the class."""
-        return self._pool is not None or self.term.waits or _awaits(self.term)
+    def begin(self) -> "Calls":
+        """The calls of one round of responses."""
+        return Calls(self.runner, self.term.rows_per_call, self._tries)
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """A value, or `Unscored`, of each of N responses; see `Term.values`.
+    def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
+        """Stops the run if a response has no score and `failed=stop`.
 
         Raises:
-            FunctionError: with `failed=stop` a response got no score; names the term, the row and the response.
+            FunctionError: names the term, the row and the response.
         """
-        found: list[Any] = self._call(responses, rows)
-        pauses = Backoff(*PAUSES_S)
-        for _ in range(self._options.tries - 1):
-            again = [number for number, value in enumerate(found) if isinstance(value, Failure)]
-            if not again:
-                break
-            time.sleep(pauses.next())
-            repeated = self._call([responses[number] for number in again], [rows[number] for number in again])
-            for number, value in zip(again, repeated, strict=True):
-                found[number] = value
-        if self.failed == "stop":
-            self._refuse(found, responses)
-        return found
-
-    def _call(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        if not responses:
-            return []
-        if self._pool is not None:
-            return self._in_workers(self._pool, responses, rows)
-        if _awaits(self.term):
-            return asyncio.run(self._await_all(responses, rows))
-        if isinstance(self.term, RowTerm):
-            return [self._attempt(self.term, response, row) for response, row in zip(responses, rows, strict=True)]
-        return self._batch(responses, rows)
-
-    def _in_workers(self, pool: WorkerPool, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        if self.term.unit == "row":
-            return pool.run(list(zip(responses, rows, strict=True)))
-        (found,) = pool.run([(list(responses), list(rows))])
-        return [found] * len(responses) if isinstance(found, Unscored) else self._counted(found, responses)
-
-    async def _await_all(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        slots = asyncio.Semaphore(self._options.concurrency)
-
-        async def one(response: str, row: Mapping[str, Any]) -> Any:
-            assert isinstance(self.term, RowTerm)
-            async with slots:
-                with catching() as caught:
-                    async with asyncio.timeout(self._options.deadline_s) as limit:
-                        return await self.term.value(response, row)
-            if limit.expired():
-                return Failure("deadline", f"not done in deadline_s={self._options.deadline_s:g}")
-            return caught.failure
-
-        return await asyncio.gather(*(one(*pair) for pair in zip(responses, rows, strict=True)))
-
-    def _attempt(self, term: RowTerm, response: str, row: Mapping[str, Any]) -> Any:
-        with catching() as caught:
-            return term.value(response, row)
-        return caught.failure
-
-    def _batch(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        with catching() as caught, naming(f"the reward term {self._name!r}", type(self.term).values):
-            found = self.term.values(responses, rows)
-        if caught.failure is not None:
-            if self.failed == "stop" and caught.failure.error is not None:
-                raise caught.failure.error
-            return [caught.failure] * len(responses)
-        return self._counted(found, responses)
-
-    def _counted(self, found: Any, responses: Sequence[str]) -> list[Any]:
-        values = list(found) if isinstance(found, Sequence | Tensor) and not isinstance(found, str) else [found]
-        if len(values) != len(responses):
-            raise FunctionError(
-                f"the reward term {self._name!r} gave {len(values)} scores for {len(responses)} responses"
-            )
-        return values
-
-    def _refuse(self, found: Sequence[Any], responses: Sequence[str]) -> None:
-        for number, value in enumerate(found):
+        if self.failed != "stop":
+            return
+        for number, value in enumerate(outcomes):
+            if isinstance(value, Failure) and value.error is not None and self.term.rows_per_call is None:
+                raise value.error
             if isinstance(value, Unscored):
                 place = f"the reward term {self._name!r} failed on row {number}, response {head(responses[number])}"
                 if isinstance(value, Failure):
@@ -165,18 +94,94 @@ class Caller:
                 raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
 
 
-def call_beside(callers: Mapping[str, Caller], jobs: Mapping[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
-    """The values of every term; terms that wait for other processes are called at the same time as the others.
+class Calls:
+    """The calls of one term for one round of responses. `add` starts calls beside the main thread, where it can.
 
     Args:
-        callers: of the terms, by name.
-        jobs: the responses and their rows, by the name of the term that scores them.
+        runner: of the term.
+        size: most responses of one call; None: `finish` makes one call of all of them.
+        tries: calls of one response until one succeeds.
     """
-    with ThreadPoolExecutor(max(1, len(callers))) as threads:
-        waiting = {name: threads.submit(one.values, *jobs[name]) for name, one in callers.items() if one.beside}
-        found = {name: one.values(*jobs[name]) for name, one in callers.items() if not one.beside}
+
+    def __init__(self, runner: Runner, size: int | None, tries: int) -> None:
+        self._runner = runner
+        self._size = size
+        self._tries = tries
+        self._waiting: list[Job] = []
+        self._running: list[tuple[list[Job], Future[Outcomes]]] = []
+
+    @property
+    def beside(self) -> bool:
+        """See `Runner.beside`."""
+        return self._runner.beside
+
+    def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
+        """Adds a response.
+
+        Args:
+            number: of the response in the round.
+            row: of the data set that it answers.
+        """
+        self._waiting.append((number, response, row))
+        if self._runner.beside and self._size is not None and len(self._waiting) >= self._size:
+            self._submit()
+
+    def start(self) -> None:
+        """Starts the calls of all responses; none is added after it."""
+        while self._waiting:
+            self._submit()
+
+    def finish(self) -> dict[int, Any]:
+        """The outcome of every response by its number: a value, or `Unscored`.
+
+        Raises:
+            FunctionError: the term returned more or fewer values than there were responses.
+        """
+        found: dict[int, Any] = {}
+        pauses = Backoff(*PAUSES_S)
+        for attempt in range(1, self._tries + 1):
+            self.start()
+            for job, outcome in self._collect():
+                found[job[0]] = outcome
+                if _repeatable(outcome) and attempt < self._tries:
+                    self._waiting.append(job)
+            if not self._waiting:
+                break
+            time.sleep(pauses.next())
+        return found
+
+    def cancel(self) -> None:
+        """Gives up the calls that have not ended."""
+        if unfinished := [future for _, future in self._running if not future.done()]:
+            for future in unfinished:
+                future.cancel()
+            self._runner.cancel()
+        self._running = []
+
+    def _submit(self) -> None:
+        jobs, self._waiting = self._waiting[: self._size], self._waiting[self._size or len(self._waiting) :]
+        self._running.append((jobs, self._runner.submit([job[1] for job in jobs], [job[2] for job in jobs])))
+
+    def _collect(self) -> list[tuple[Job, Any]]:
+        """The responses of the calls that run, with their outcomes."""
+        running, self._running = self._running, []
+        return [pair for jobs, future in running for pair in zip(jobs, future.result(), strict=True)]
+
+
+def finish_all(calls: Mapping[str, Calls]) -> dict[str, dict[int, Any]]:
+    """The outcomes of every term by the number of the response; terms beside the main thread run at the same time.
+
+    Args:
+        calls: of the terms, by name.
+    """
+    beside = {name: one for name, one in calls.items() if one.beside}
+    for one in beside.values():
+        one.start()
+    with ThreadPoolExecutor(max(1, len(beside))) as threads:
+        waiting = {name: threads.submit(one.finish) for name, one in beside.items()}
+        found = {name: one.finish() for name, one in calls.items() if name not in beside}
         found |= {name: future.result() for name, future in waiting.items()}
-    return {name: found[name] for name in callers}
+    return {name: found[name] for name in calls}
 
 
 def head(response: str) -> str:
@@ -184,18 +189,26 @@ def head(response: str) -> str:
     return repr(response[:60] + "..." if len(response) > 60 else response)
 
 
-def _awaits(term: Term) -> bool:
-    return isinstance(term, RowTerm) and term.awaits
+def _runner(term: Term, name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> Runner:
+    if options.workers == "process":
+        return WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+    if term.awaits:
+        return LoopRunner(term, name, options.concurrency, options.deadline_s)
+    return ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
+
+
+def _repeatable(outcome: Any) -> bool:
+    return isinstance(outcome, Failure) and outcome.repeatable
 
 
 def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) -> None:
     """Refuses options that have no effect on a term."""
     place = f"{key}.call"
-    if options.workers == "process" and term.unit is None:
+    if options.workers == "process" and not term.in_workers:
         raise ValueError(
             f"{place}.workers=process: this term is no function, so it is computed in the process of the run; remove it"
         )
-    if options.workers == "inline" and not _awaits(term):
+    if options.workers == "inline" and not term.awaits:
         if options.deadline_s is not None:
             raise ValueError(
                 f"{place}.deadline_s={options.deadline_s:g}: nothing can stop a function in the process of the run; "

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.batch.scores import Scores
+from rft.batch.scores import Scores, Scoring
 from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction
 from rft.registry import convert, did_you_mean
-from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, call_beside, head
+from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
 from rft.reward.term import Term, Unscored
 
@@ -118,48 +118,18 @@ class WeightedSum:
         for term in self._terms.values():
             term.caller.term.place(device)
 
+    def begin(self) -> "SumScoring":
+        """Begins the scoring of a round of responses."""
+        return SumScoring(self._terms, self._routes)
+
     def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
-        """Scores N responses.
+        """Scores N responses; see `SumScoring.finish`."""
+        return self.begin().finish(responses, rows)
 
-        Args:
-            responses: N texts, without their prompts.
-            rows: the N rows of the data set that they answer.
-
-        Raises:
-            FunctionError: a term failed where `call.failed=stop`, or returned what is no number, not finite or above
-                `LARGEST_SCORE`; names the term, rows and responses.
-        """
-        places: dict[str, list[int]] = {name: [] for name in self.names}  # the responses that each term scores
-        for number, row in enumerate(rows):
-            for name in self._routes.terms(row):
-                places[name].append(number)
-        jobs = {name: ([responses[n] for n in chosen], [rows[n] for n in chosen]) for name, chosen in places.items()}
-        found = call_beside({name: term.caller for name, term in self._terms.items()}, jobs)
-        unscored: list[dict[str, str]] = [{} for _ in responses]
-        whole_group = torch.zeros(len(responses), dtype=torch.bool)  # (N,)
-        raw: dict[str, Tensor] = {}
-        numbers: dict[str, Tensor] = {}
-        for name, outcomes in found.items():
-            term, title = self._terms[name], f"the reward term {name!r}"
-            failed = term.caller.failed
-            values = [_number_of(outcome) for outcome in outcomes]
-            if failed != "stop":  # otherwise `_finite` names the row
-                values = [
-                    one if isinstance(one, Unscored) or _is_score(one) else Unscored("no_score") for one in values
-                ]
-            known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], jobs[name][0])
-            for place, value in enumerate(values):
-                if isinstance(value, Unscored):
-                    number = places[name][place]
-                    unscored[number][name] = value.reason
-                    whole_group[number] |= failed == "drop_group" and term.weight != 0
-                    known[place] = failed if isinstance(failed, float) else torch.nan
-            raw[name] = torch.full((len(responses),), torch.nan)
-            raw[name][places[name]] = known
-            for other, column in _further_numbers(outcomes).items():
-                numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
-                numbers[f"{name}/{other}"][places[name]] = column
-        return Scores(self._total(raw, places, responses), raw, unscored, whole_group, numbers)
+    def close(self) -> None:
+        """Ends the threads and processes of the terms."""
+        for term in self._terms.values():
+            term.caller.runner.close()
 
     def accuracies(self, terms: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """The accuracy (N,) of responses to these rows: of each, the value of its term of the accuracy."""
@@ -177,6 +147,77 @@ class WeightedSum:
                     f"{term.gate}; add it there"
                 )
 
+    def extract(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """The answer that the term of the accuracy extracts from each response; None where there is none."""
+        terms = [self._term(self._routes.accuracy(row)) for row in rows]
+        return [term.extract(response) for term, response in zip(terms, responses, strict=True)]
+
+
+class SumScoring(Scoring):
+    """Scores one round of responses by the terms of a `WeightedSum`.
+
+    Args:
+        terms: by name.
+        routes: the terms of each row.
+    """
+
+    def __init__(self, terms: Mapping[str, WeightedTerm], routes: Routes) -> None:
+        self._terms = terms
+        self._routes = routes
+        self._calls = {name: term.caller.begin() for name, term in terms.items()}
+        self._added: set[int] = set()
+
+    def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
+        """See `Scoring.add`: terms in worker processes, threads and on servers begin to score the response."""
+        self._added.add(number)
+        for name in self._routes.terms(row):
+            self._calls[name].add(number, response, row)
+
+    def cancel(self) -> None:
+        """See `Scoring.cancel`."""
+        for calls in self._calls.values():
+            calls.cancel()
+
+    def finish(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+        """Scores N responses; see `Scoring.finish`.
+
+        Raises:
+            FunctionError: a term failed where `call.failed=stop`, or returned what is no number, not finite or above
+                `LARGEST_SCORE`; names the term, rows and responses.
+        """
+        for number, (response, row) in enumerate(zip(responses, rows, strict=True)):
+            if number not in self._added:
+                self.add(number, response, row)
+        unscored: list[dict[str, str]] = [{} for _ in responses]
+        whole_group = torch.zeros(len(responses), dtype=torch.bool)  # (N,)
+        places: dict[str, list[int]] = {}  # the responses that each term scores
+        raw: dict[str, Tensor] = {}
+        numbers: dict[str, Tensor] = {}
+        for name, found in finish_all(self._calls).items():
+            term, title = self._terms[name], f"the reward term {name!r}"
+            failed, places[name] = term.caller.failed, sorted(found)
+            outcomes = [found[number] for number in places[name]]
+            scored = [responses[number] for number in places[name]]
+            term.caller.refuse(outcomes, scored)
+            values = [_number_of(outcome) for outcome in outcomes]
+            if failed != "stop":  # otherwise `_finite` names the row
+                values = [
+                    one if isinstance(one, Unscored) or _is_score(one) else Unscored("no_score") for one in values
+                ]
+            known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], scored)
+            for place, value in enumerate(values):
+                if isinstance(value, Unscored):
+                    number = places[name][place]
+                    unscored[number][name] = value.reason
+                    whole_group[number] |= failed == "drop_group" and term.weight != 0
+                    known[place] = failed if isinstance(failed, float) else torch.nan
+            raw[name] = torch.full((len(responses),), torch.nan)
+            raw[name][places[name]] = known
+            for other, column in _further_numbers(outcomes).items():
+                numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
+                numbers[f"{name}/{other}"][places[name]] = column
+        return Scores(self._total(raw, places, responses), raw, unscored, whole_group, numbers)
+
     def _total(self, raw: dict[str, Tensor], places: dict[str, list[int]], responses: Sequence[str]) -> Tensor:
         """The weighted sum (N,), NaN where a term that counts is unscored."""
         total = torch.zeros(len(responses))  # (N,)
@@ -193,11 +234,6 @@ class WeightedSum:
             part[chosen] = _finite(title, part[chosen].tolist(), [responses[number] for number in chosen])
             total[places[name]] += part[places[name]]
         return total
-
-    def extract(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The answer that the term of the accuracy extracts from each response; None where there is none."""
-        terms = [self._term(self._routes.accuracy(row)) for row in rows]
-        return [term.extract(response) for term, response in zip(terms, responses, strict=True)]
 
 
 def _term(name: str, node: Mapping[str, Any], call: CallOptions, terms: Mapping[str, Any]) -> WeightedTerm:

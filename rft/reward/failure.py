@@ -9,15 +9,17 @@ from rft.reward.term import Unscored
 
 @dataclass(frozen=True)
 class Failure(Unscored):
-    """In place of a score: a call that raised an error. It may succeed when it is repeated.
+    """In place of a score: a call that raised an error.
 
     Attributes:
         message: the error, with the line of the user's function.
         error: itself, where it was raised in this process.
+        repeatable: the same call may succeed when it is repeated.
     """
 
     message: str
     error: Exception | None = None
+    repeatable: bool = True
 
 
 class catching:

@@ -14,13 +14,14 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term
+from rft.reward.term import Term
 from rft.reward.workers import Setup
 
 PR_SET_PDEATHSIG = 1
@@ -157,22 +158,20 @@ def work(line: Connection, term: Term) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     while True:
         try:
-            _, first, second = line.recv()
+            _, responses, rows = line.recv()
         except EOFError:
             os._exit(0)
-        found = score(term, first, second)
+        found = score(term, responses, rows)
         try:
             line.send(found)
         except (TypeError, ValueError, AttributeError) as error:  # as pickle reports what it cannot send
             line.send(Failure(type(error).__name__, f"the value cannot be sent: {error}"))
 
 
-def score(term: Term, first: Any, second: Any) -> Any:
-    """What a term returns for (response, row), or (responses, rows); a `Failure` where it raises an error."""
+def score(term: Term, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """What a term returns for responses; a `Failure` where it raises an error."""
     with catching() as caught:
-        if not isinstance(term, RowTerm):
-            return term.values(first, second)
-        found = term.value(first, second)
+        found = term.values(responses, rows)
         return asyncio.run(found) if term.awaits else found
     assert caught.failure is not None
     return replace(caught.failure, error=None)  # an error may be of a class that cannot be sent

@@ -10,16 +10,15 @@ The signature says which library a function was written for:
 Each may be `async def`. Options of the term are keyword arguments of the function.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -209,9 +208,10 @@ class BatchFunction(Term):
         signature: of the library for which it was written.
     """
 
-    unit: ClassVar[Literal["row", "batch"] | None] = "batch"
+    in_workers: ClassVar[bool] = True
 
     def __init__(self, function: UserFunction, signature: Signature) -> None:
+        self.awaits = function.awaits
         self._function = function
         self._signature = signature
         columns = function.missing(signature.names) if signature.columns else []
@@ -227,10 +227,14 @@ class BatchFunction(Term):
         if self._signature is VERL:
             ground_truth(row)
 
-    def values(self, responses: Sequence[str], rows: Rows) -> Sequence[Any]:
+    def values(self, responses: Sequence[str], rows: Rows) -> Any:
         """See `Term.values`."""
         found = self._function(**self._signature.arguments(responses, rows))
-        return spread(asyncio.run(found) if self._function.awaits else found)
+        return _spread_awaited(found) if self.awaits else spread(found)
+
+
+async def _spread_awaited(found: Awaitable[Any]) -> Sequence[Any]:
+    return spread(await found)
 
 
 def spread(found: Any) -> Sequence[Any]:

@@ -1,9 +1,10 @@
 """The base classes of reward terms; the yaml names a term's class by `_target_`."""
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,14 +26,19 @@ class Term(ABC):
     Attributes:
         reads: the fields of a row that the term needs.
         extracts: `extract` returns answers.
-        unit: what one call in a worker process scores; None: the term is computed in the process of the run.
-        waits: `values` waits for other processes, so it runs in a thread beside the other terms.
+        rows_per_call: most responses of one call of `values`; None: all responses of a step are one call.
+        awaits: `values` returns an awaitable. Calls are made while other responses are sampled and scored.
+        threads: `values` waits for other processes: so many calls are made at the same time, while other responses are
+            sampled and scored. 0: one call at a time, in the main thread.
+        in_workers: the term may be computed in worker processes.
     """
 
     reads: tuple[str, ...] = ()
     extracts: bool = False
-    unit: ClassVar[Literal["row", "batch"] | None] = None
-    waits: ClassVar[bool] = False
+    rows_per_call: int | None = None
+    awaits: bool = False
+    threads: int = 0
+    in_workers: ClassVar[bool] = False
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -52,7 +58,7 @@ class Term(ABC):
         """Sets the device of the computation; called before `values`."""
 
     @abstractmethod
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
         """The values of N responses.
 
         Args:
@@ -61,7 +67,7 @@ class Term(ABC):
 
         Returns:
             For each response a number, `Unscored`, or a mapping with the number as `score`, whose other numbers the
-            run logs as `reward/<term>/<name>`.
+            run logs as `reward/<term>/<name>`. If the term awaits, an awaitable of this list.
         """
 
     def extract(self, response: str) -> str | None:
@@ -70,19 +76,20 @@ class Term(ABC):
 
 
 class RowTerm(Term):
-    """A term that scores each response by itself.
+    """A term that scores each response by itself. If it awaits, `value` returns an awaitable."""
 
-    Attributes:
-        awaits: `value` returns an awaitable.
-    """
-
-    unit: ClassVar[Literal["row", "batch"] | None] = "row"
-    awaits: bool = False
+    rows_per_call: int | None = 1
+    in_workers: ClassVar[bool] = True
 
     @abstractmethod
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
         """The value of one response; see `Term.values`."""
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
         """See `Term.values`."""
-        return [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
+        found = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
+        return _await_all(found) if self.awaits else found
+
+
+async def _await_all(values: Sequence[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*values)

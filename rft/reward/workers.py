@@ -3,17 +3,25 @@
 The run starts a fork server, which builds the term once and forks the workers; see `rft.reward.fork_server`.
 """
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pickle import UnpicklingError
 from typing import Any
 
+from rft.errors import FunctionError
 from rft.reward import REWARDS
 from rft.reward.failure import Failure
+from rft.reward.runners import Outcomes, Rows, Runner, outcomes
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer
 GRACE_S = 30.0  # nor does one that is silent for so long beyond the deadline of a job
@@ -38,53 +46,136 @@ class Setup:
     deadline_s: float | None
 
 
-class WorkerPool:
+@dataclass(frozen=True)
+class Job:
+    """Responses that one worker scores together.
+
+    Attributes:
+        responses: of the job.
+        message: to the fork server, pickled.
+        future: receives the outcomes.
+    """
+
+    responses: Sequence[str]
+    message: memoryview
+    future: Future[Outcomes]
+
+    def answer(self, found: Any, name: str) -> None:
+        """Sets the outcomes from what a worker of the term `name` returned; nothing if the future is cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            try:
+                self.future.set_result(outcomes(found, self.responses, name))
+            except FunctionError as error:
+                self.future.set_exception(error)
+
+
+class WorkerPool(Runner):
     """The worker processes of one term. They start with the first job and end with the run.
 
     Args:
+        name: of the term.
         node, key: of the term in the yaml.
         workers: processes at the same time.
         deadline_s: seconds of one job from its start in a worker; None: no limit.
     """
 
-    def __init__(self, node: Mapping[str, Any], key: str, workers: int, deadline_s: float | None) -> None:
+    def __init__(self, name: str, node: Mapping[str, Any], key: str, workers: int, deadline_s: float | None) -> None:
         module = REWARDS.function(node["name"]).__module__ if "name" in node else None
+        self._name = name
         self._setup = Setup(module, dict(node), key, workers, deadline_s)
         self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # guards what follows, and writing to the line
+        self._jobs: dict[int, Job] = {}  # without a result
+        self._unsent: deque[int] = deque()
+        self._receiver: threading.Thread | None = None  # while there are jobs
 
-    def run(self, jobs: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Scores each job in a worker.
-
-        Args:
-            jobs: (response, row), or (responses, rows) for a term that scores batches.
+    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """Scores responses in a worker.
 
         Returns:
-            What the term returned, or a `Failure`, for each job. Its reason is `deadline`, `worker_died`, `no_workers`,
-            or the type of the error that the function raised.
+            What the term returns, or a `Failure` for each response. Its reason is `deadline`, `worker_died`,
+            `no_workers`, or the type of the error that the function raised.
         """
-        found: dict[int, Any] = {}
-        deadline = self._setup.deadline_s
-        try:
-            line = self._connect()
-            waiting = list(enumerate(jobs))[::-1]
-            while len(found) < len(jobs):
-                # a line that holds few jobs at a time cannot fill up while the fork server writes to it, too
-                while waiting and len(jobs) - len(waiting) - len(found) < 2 * self._setup.workers:
-                    number, job = waiting.pop()
-                    line.send((number, *job))
-                number, found[number] = _receive(line, None if deadline is None else deadline + GRACE_S)
-        except (EOFError, OSError) as error:
-            self.close()
-            lost = Failure("no_workers", f"the fork server of {self._setup.key} ended: {error}")
-            return [found.get(number, lost) for number in range(len(jobs))]
-        return [found[number] for number in range(len(jobs))]
+        number = next(self._numbers)
+        message = ForkingPickler.dumps((number, list(responses), list(rows)))
+        job = Job(responses, message, Future())
+        with self._lock:
+            self._jobs[number] = job
+            self._unsent.append(number)
+            if self._receiver is None:
+                self._receiver = threading.Thread(target=self._receive_all, daemon=True, name=self._setup.key)
+                self._receiver.start()
+            else:
+                self._send()
+        return job.future
+
+    def cancel(self) -> None:
+        """See `Runner.cancel`; workers in the middle of a job are killed."""
+        self.close()
 
     def close(self) -> None:
-        """Ends the fork server and its workers."""
+        """Ends the fork server and its workers, if they have started. The next job starts them again."""
+        with self._lock:
+            server, receiver = self._server, self._receiver
+            if server is not None:
+                with socket.socket(fileno=os.dup(server[1].fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)  # the fork server and the receiver see its end
+        if receiver is not None:
+            receiver.join()
+        elif server is not None:
+            self._end()
+
+    def _receive_all(self) -> None:
+        """Receives results until there is no job; runs in a thread of its own."""
+        deadline = self._setup.deadline_s
+        while True:
+            try:
+                line = self._connect()
+                with self._lock:
+                    self._send()
+                number, found = _receive(line, None if deadline is None else deadline + GRACE_S)
+            except (EOFError, OSError, UnpicklingError, AttributeError, ImportError) as error:
+                self._lose_all(f"the fork server of {self._setup.key} ended: {error}")
+                return
+            with self._lock:
+                job = self._jobs.pop(number)
+                done = not self._jobs
+                if done:
+                    self._receiver = None
+                else:
+                    self._send()
+            job.answer(found, self._name)
+            if done:
+                return
+
+    def _send(self) -> None:
+        """Sends jobs. A line that holds few jobs cannot fill up while the fork server writes to it, too."""
         if self._server is None:
             return
-        server, line = self._server
-        self._server = None
+        try:
+            while self._unsent and len(self._jobs) - len(self._unsent) < 2 * self._setup.workers:
+                self._server[1].send_bytes(self._jobs[self._unsent[0]].message)
+                self._unsent.popleft()
+        except OSError:  # the receiver sees the end of the line, and ends all jobs
+            return
+
+    def _lose_all(self, problem: str) -> None:
+        """Answers for a fork server that has ended."""
+        self._end()
+        with self._lock:
+            jobs, self._jobs, self._receiver = self._jobs, {}, None
+            self._unsent.clear()
+        for job in jobs.values():
+            job.answer(Failure("no_workers", problem), self._name)
+
+    def _end(self) -> None:
+        """Closes the line and waits for the fork server."""
+        with self._lock:
+            found, self._server = self._server, None
+        if found is None:
+            return
+        server, line = found
         line.close()
         try:
             server.wait(END_S)
@@ -98,23 +189,24 @@ class WorkerPool:
         Raises:
             OSError: it could not build the term.
         """
-        if self._server is None:
-            own, other = socket.socketpair()
-            path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-            server = subprocess.Popen(
-                [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a function prints is not the output of the run
-                pass_fds=[other.fileno()],
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )
-            other.close()
-            line = Connection(own.detach())
-            self._server = server, line
-            line.send(self._setup)
-            if (problem := _receive(line, START_S)) is not None:
-                raise OSError(problem)
-        return self._server[1]
+        if self._server is not None:
+            return self._server[1]
+        own, other = socket.socketpair()
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what a function prints is not the output of the run
+            pass_fds=[other.fileno()],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        other.close()
+        line = Connection(own.detach())
+        line.send(self._setup)
+        self._server = server, line
+        if (problem := _receive(line, START_S)) is not None:
+            raise OSError(problem)
+        return line
 
 
 def _receive(line: Connection, patience_s: float | None) -> Any:

@@ -67,6 +67,7 @@ class Job(Components):
                 raise
             finally:
                 trainer.sampler.close()
+                self.reward.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
             if world.rank == 0:

@@ -25,7 +25,7 @@ def reward():
 
 
 def pool(reward):
-    return reward._terms["a"].caller._pool
+    return reward._terms["a"].caller.runner
 
 
 def children(pid):

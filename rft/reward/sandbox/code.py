@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,12 +12,12 @@ from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
-from rft.reward.term import Term, Unscored
+from rft.reward.term import RowTerm, Unscored
 
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
-class CodeTests(Term):
+class CodeTests(RowTerm):
     """Runs the program in a response on the tests of its row. A program that fails or exceeds a limit fails the test.
 
     Args:
@@ -32,7 +31,7 @@ class CodeTests(Term):
         sandbox: how programs are isolated.
     """
 
-    waits: ClassVar[bool] = True
+    in_workers: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class CodeTests(Term):
         self._tolerance = tolerance
         self._prelude = f"{prelude}\n" if prelude else ""
         self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
-        self._workers = sandbox.workers
+        self.threads = sandbox.workers
         self._harness = f"{Path(harness.__file__).read_text()}\nmain()\n"
 
     def check(self) -> None:
@@ -64,12 +63,8 @@ class CodeTests(Term):
         """Checks that the row has tests. Raises a ValueError that names the field and the cure."""
         read_tests(row[self._field], self._field, self._asserts)
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float | Unscored]:
-        """See `Term.values`; `Unscored` where the sandbox itself fails."""
-        with ThreadPoolExecutor(self._workers) as pool:
-            return list(pool.map(self._value, responses, rows))
-
-    def _value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
+    def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
+        """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""
         tests = read_tests(row[self._field], self._field, self._asserts)
         program = extract_program(response) if self._block else response
         if program is None:

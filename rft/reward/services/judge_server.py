@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient
@@ -39,7 +39,7 @@ class ServedJudge(Term):
         ValueError: question, grade or address are malformed, or a number is below 1; names the key.
     """
 
-    waits: ClassVar[bool] = True
+    awaits = True
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class ServedJudge(Term):
                 f"{self._key}.model={self._model}: {self._address} serves {', '.join(known)}; name one of these"
             )
 
-    def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         """See `Term.values`; a question without an answer within the allowed calls is `Unscored`."""
         questions = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
-        return asyncio.run(self._ask_all(questions))
+        return await self._ask_all(questions)
 
     async def _ask_all(self, questions: Sequence[str]) -> list[float | Unscored]:
         client, slots = self._client(), asyncio.Semaphore(self._policy.concurrency)

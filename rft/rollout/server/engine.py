@@ -4,14 +4,12 @@ Every rank requests its own samples. Rank 0 writes new weights to a folder, lets
 them, and monitors the servers; the other ranks receive from it the outcome of every update.
 """
 
-import asyncio
 import atexit
 import os
 import shutil
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from math import nan
 from typing import Any, ClassVar
 
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rft.actor.model import end_tokens
+from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
@@ -77,9 +76,7 @@ class ServersEngine(ServableEngine):
         self._options = servers
         self._counts: Counter[str] = Counter()
         self._sent = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="servers")
-        self._thread.start()
+        self._loop = EventLoop("servers")
         folder = context.folder.resolve()  # a server may have another working folder
         model_folder = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
@@ -95,7 +92,7 @@ class ServersEngine(ServableEngine):
                 command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
                 self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
             self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device, model_folder)
-            self._do(self._pool.watch())
+            self._loop.run(self._pool.watch())
         atexit.register(self.close)
 
     @classmethod
@@ -136,7 +133,7 @@ class ServersEngine(ServableEngine):
             counts=self._counts,
             progress=progress,
         )
-        groups = self._do(balancer.run([self._sample_requests(request, sampling) for request in requests]))
+        groups = self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
         rows = [sample for group in groups for sample in group]
         tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
         if self._server_api.unknown_logprobs(sampling):
@@ -191,7 +188,7 @@ class ServersEngine(ServableEngine):
         assert self._pool is not None and weights is not None
         if isinstance(weights, OSError | ValueError):
             raise weights
-        self._do(self._pool.commit(weights))
+        self._loop.run(self._pool.commit(weights))
         self._weight_store.keep(weights)
 
     def sleep(self) -> None:
@@ -206,21 +203,20 @@ class ServersEngine(ServableEngine):
 
     def _sleep_servers(self) -> None:
         assert self._pool is not None
-        self._do(self._pool.sleep())
+        self._loop.run(self._pool.sleep())
 
     def close(self) -> None:
         """Ends the servers that the run started and deletes the weights that were written for servers."""
-        if not self._thread.is_alive():
+        if not self._loop.alive:
             return
         if self._pool is not None:
-            self._do(self._pool.stop())
+            self._loop.run(self._pool.stop())
             for process in self._processes:
                 process.end()
             for process in self._processes:
                 process.wait()
             shutil.rmtree(self._weight_store.folder, ignore_errors=True)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()  # so that a second call returns at once
+        self._loop.close()
 
     def health(self) -> dict[str, float]:
         """Counts since the last call.
@@ -235,11 +231,3 @@ class ServersEngine(ServableEngine):
             found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()
         return found
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine in the event loop and waits for it; an interrupt of this thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()

@@ -24,7 +24,7 @@ def judges(engine, model):
     """Whether the server of an engine, asked in chat for one token, says what a model finds most likely."""
     question, grade = {"text": "{prompt}{response}", "words": ["a", "b"]}, {"pattern": r"^(.*)$", "unparsed": -1.0}
     peer = engine._servers[0].client
-    name = engine._do(peer.get("/v1/models"))["data"][0]["id"]
+    name = engine._loop.run(peer.get("/v1/models"))["data"][0]["id"]
     judge = ServedJudge(
         "judge", f"http://{peer.host}:{peer.port}/v1", name, question, grade, None, 1, {}, None, 4, 60.0, 1
     )

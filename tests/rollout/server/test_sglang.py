@@ -329,7 +329,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
         monkeypatch.setattr(engine._options, "sleep", version < 4)
         engine.sleep()
-        assert (engine._do(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
+        assert (engine._loop.run(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
         found = engine.generate(requests, how())
         assert gap(model, requests, found) < 1e-4

@@ -1,0 +1,151 @@
+"""Where the calls of a reward term run: in the main thread, in an event loop or in threads. `WorkerPool` is another."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rft.errors import FunctionError, naming
+from rft.remote.event_loop import EventLoop
+from rft.reward.failure import Failure, catching
+from rft.reward.term import RowTerm, Term, Unscored
+
+Rows = Sequence[Mapping[str, Any]]
+Outcomes = list[Any]  # of the responses of one call: a value, or `Unscored`
+
+
+class Runner(ABC):
+    """Runs the calls of one term.
+
+    Attributes:
+        beside: calls run while the main thread does other work, so they may start before all responses are sampled.
+    """
+
+    beside: ClassVar[bool] = True
+
+    @abstractmethod
+    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """Starts one call. Any thread may call this, one at a time."""
+
+    def cancel(self) -> None:
+        """Gives up the calls that are running, after the caller has cancelled their futures."""
+
+    def close(self) -> None:
+        """Ends the threads and processes."""
+
+
+class InlineRunner(Runner):
+    """Runs a call at once, in the thread that submits it.
+
+    Args:
+        term: of the calls.
+        name: of the term.
+    """
+
+    beside: ClassVar[bool] = False
+
+    def __init__(self, term: Term, name: str) -> None:
+        self._term = term
+        self._name = name
+
+    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """See `Runner.submit`."""
+        done: Future[Outcomes] = Future()
+        done.set_result(call(self._term, self._name, responses, rows))
+        return done
+
+
+class ThreadRunner(Runner):
+    """Runs the calls of a term that waits for other processes.
+
+    Args:
+        term: of the calls; `threads` of them run at the same time.
+        name: of the term.
+    """
+
+    def __init__(self, term: Term, name: str) -> None:
+        self._term = term
+        self._name = name
+        self._threads = ThreadPoolExecutor(term.threads, name)  # it starts threads as they are needed
+
+    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """See `Runner.submit`."""
+        return self._threads.submit(call, self._term, self._name, responses, rows)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class LoopRunner(Runner):
+    """Runs the calls of a term that awaits, in one event loop that lives as long as the run.
+
+    Args:
+        term: of the calls.
+        name: of the term.
+        concurrency: calls at the same time.
+        deadline_s: seconds of one call from its start; None: no limit.
+    """
+
+    def __init__(self, term: Term, name: str, concurrency: int, deadline_s: float | None) -> None:
+        self._term = term
+        self._name = name
+        self._deadline_s = deadline_s
+        self._slots = asyncio.Semaphore(concurrency)
+        self._loop: EventLoop | None = None  # starts with the first call
+
+    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """See `Runner.submit`."""
+        self._loop = self._loop or EventLoop(f"reward {self._name}")
+        return self._loop.submit(self._call(responses, rows))
+
+    async def _call(self, responses: Sequence[str], rows: Rows) -> Outcomes:
+        found: Any = None
+        async with self._slots:
+            with catching() as caught:
+                async with asyncio.timeout(self._deadline_s) as limit:
+                    found = await self._term.values(responses, rows)
+        if limit.expired():
+            found = Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
+        elif caught.failure is not None:
+            found = caught.failure
+        return outcomes(found, responses, self._name)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        if self._loop is not None:
+            self._loop.close()
+
+
+def call(term: Term, name: str, responses: Sequence[str], rows: Rows) -> Outcomes:
+    """The outcomes of one call in this process; arguments and errors as in `outcomes`."""
+    found: Any = None
+    with catching() as caught:
+        if isinstance(term, RowTerm):  # its function names itself in an error
+            found = term.values(responses, rows)
+        else:
+            with naming(f"the reward term {name!r}", type(term).values):
+                found = term.values(responses, rows)
+    return outcomes(caught.failure or found, responses, name)
+
+
+def outcomes(found: Any, responses: Sequence[str], name: str) -> Outcomes:
+    """One outcome for each response of a call.
+
+    Args:
+        found: what the term returned, or a `Failure` of the call.
+        responses: of the call.
+        name: of the term.
+
+    Raises:
+        FunctionError: the term returned more or fewer values than there are responses.
+    """
+    if isinstance(found, Unscored):
+        return [found] * len(responses)
+    values = list(found) if isinstance(found, Sequence | Tensor) and not isinstance(found, str) else [found]
+    if len(values) != len(responses):
+        raise FunctionError(f"the reward term {name!r} gave {len(values)} scores for {len(responses)} responses")
+    return values
