@@ -9,13 +9,21 @@ GET /health is answered with {"ready": true, "terms": {name: fingerprint}, "rows
 
 import hashlib
 import json
-from collections.abc import Mapping
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft.registry import did_you_mean
+from rft.remote.http_client import ServerClient
+from rft.reward.services.servers import Servers
+from rft.reward.term import Unscored
+
 SCORE, HEALTH = "/score", "/health"
+NO_SCORE = "no_score"
 
 
-def fingerprint(node: Mapping[str, Any], besides: tuple[str, ...]) -> str:
+def fingerprint(node: Mapping[str, Any], besides: Sequence[str]) -> str:
     """A hash of the options of a term: equal for terms that compute the same values.
 
     Args:
@@ -24,3 +32,105 @@ def fingerprint(node: Mapping[str, Any], besides: tuple[str, ...]) -> str:
     """
     options = {name: value for name, value in node.items() if name not in besides}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def score_body(responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of a request for the scores of N responses to N rows."""
+    return {"id": secrets.token_hex(8), "responses": list(responses), "rows": list(rows)}
+
+
+def read_scores(body: Mapping[str, Any], answer: Any, term: str | None) -> list[Any]:
+    """The values in the answer to a request.
+
+    Args:
+        body: of the request.
+        answer: its JSON.
+        term: whose values; None: the total.
+
+    Returns:
+        For each response a mapping with the value as `score` and the numbers beside it, or `Unscored`.
+
+    Raises:
+        KeyError, TypeError, ValueError: the answer is malformed, or is that to another request.
+    """
+    if answer["id"] != body["id"]:
+        raise ValueError(f"it is for the request {answer['id']!r:.40}, not for {body['id']!r}")
+    results, expected = answer["results"], len(body["responses"])
+    if type(answer["count"]) is not int or not answer["count"] == len(results) == expected:
+        raise ValueError(f"count={answer['count']!r:.40} and {len(results)} results for {expected} responses")
+    return [_total(one) if term is None else _value(one, term) for one in results]
+
+
+def number_in(value: Any, place: str) -> float:
+    """A finite number of an answer; raises a ValueError that names the place for anything else, true and false too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{place}: {value!r:.40} is no number")
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{place}: {value!r:.40} is not finite")
+    return float(value)
+
+
+def numbers_in(values: Any, place: str) -> dict[str, float]:
+    """The numbers of an object; raises a ValueError as `number_in`."""
+    return {name: number_in(value, f"{place}.{name}") for name, value in object_in(values, place).items()}
+
+
+def object_in(value: Any, place: str) -> dict[str, Any]:
+    """An object of an answer; raises a ValueError that names the place for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: {value!r:.40} is no object")
+    return value
+
+
+def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> list[dict[str, Any]]:
+    """Asks the servers whether they can score, before the run.
+
+    Args:
+        servers: of the term.
+        key: of its node in the yaml.
+        term: that they need; None: any.
+        rows: responses of a request.
+
+    Returns:
+        What each server says of itself.
+
+    Raises:
+        ValueError: no server answers, or one cannot score these requests; names the key and the cure.
+    """
+    found = servers.ask_all(_health)
+    for health in found:
+        known = health["terms"]
+        if term is not None and term not in known:
+            there = f"the server {health['name']} has {', '.join(known)}{did_you_mean(term, known)}"
+            raise ValueError(f"{key}.term={term}: {there}; name one of these")
+        if rows > health["rows"]:
+            raise ValueError(
+                f"{key}.rows_per_request={rows}: the server {health['name']} takes {health['rows']}; set it to that, "
+                "or raise serve.limits.rows of the server"
+            )
+    return found
+
+
+async def _health(client: ServerClient) -> dict[str, Any]:
+    answer = await client.get(HEALTH)
+    with client.parse(f"the answer of {HEALTH}"):
+        return {"name": client.name, "terms": dict(answer["terms"]), "rows": int(answer["rows"])}
+
+
+def _value(result: Mapping[str, Any], term: str) -> Any:
+    """The value of one term, with its further numbers."""
+    unscored, terms = object_in(result["unscored"], "unscored"), object_in(result["terms"], "terms")
+    if term in unscored or term not in terms:
+        return Unscored(str(unscored.get(term, NO_SCORE)))
+    numbers = numbers_in(result["numbers"], "numbers")
+    beside = {name.removeprefix(f"{term}/"): value for name, value in numbers.items() if name.startswith(f"{term}/")}
+    return {**beside, "score": number_in(terms[term], f"terms.{term}")}
+
+
+def _total(result: Mapping[str, Any]) -> Any:
+    """The weighted sum, with the values of the terms."""
+    unscored = object_in(result["unscored"], "unscored")
+    if result["total"] is None:
+        reasons = [f"{term} {reason}" for term, reason in unscored.items()]
+        return Unscored(reasons[0] if reasons else NO_SCORE)
+    return {**numbers_in(result["terms"], "terms"), "score": number_in(result["total"], "total")}

@@ -1,6 +1,6 @@
 """What a server of reward terms has done, as the text that Prometheus reads."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from rft.batch.scores import Scores, spell_reason
 
@@ -17,7 +17,7 @@ class Measures:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._scored = 0
         self._unscored: Counter[tuple[str, str]] = Counter()
 
