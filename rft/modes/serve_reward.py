@@ -52,8 +52,11 @@ def serve_reward(parts: Components, console: Console) -> None:
     for line in said:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     fingerprints = {name: fingerprint(term, OWN) for name, term in node["terms"].items()}
-    _run(reward, fingerprints, parts, listening)
-    console.print("stopped: every request that was accepted has its answer")
+    try:
+        _run(reward, fingerprints, parts, listening)
+    finally:
+        reward.close()
+    console.print("stopped")
 
 
 def _run(reward: WeightedSum, fingerprints: Mapping[str, str], parts: Components, listening: socket.socket) -> None:

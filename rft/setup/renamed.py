@@ -8,6 +8,11 @@ KEYS = {
     "data.trains": "data.train_on",
     "after": "depends_on",
     "algorithm.resample_power": "algorithm.pick={name: resample, power: <number>}",
+    "reward.terms.judge_server.address": "reward.terms.judge_server.addresses=[<address>]",
+    **{
+        f"reward.terms.judge_server.{option}": f"reward.terms.judge_server.call.{option}"
+        for option in ("concurrency", "deadline_s", "tries")
+    },
 }
 GROUPS = {
     "rollout/sampling": "the keys of rollout itself, such as rollout.temperature",
