@@ -94,7 +94,7 @@ class WeightedSum:
         """
         check = Checks()
         for term in self._terms.values():
-            check.run(term.caller.term.check)
+            check.run(term.caller.check)
         check.end()
 
     def check_fields(self, row: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def start(folder, *overrides):
     )
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path, end):
     port = free_port()
     address = f"http://127.0.0.1:{port}"

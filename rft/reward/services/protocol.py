@@ -101,12 +101,12 @@ def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> li
     for health in found:
         known = health["terms"]
         if term is not None and term not in known:
-            there = f"the server {health['name']} has {', '.join(known)}{did_you_mean(term, known)}"
-            raise ValueError(f"{key}.term={term}: {there}; name one of these")
+            there = f"{health['name']} has no term {term!r}, but {', '.join(known)}{did_you_mean(term, known)}"
+            raise ValueError(f"{key}.addresses: {there}; start it with this term, or name another")
         if rows > health["rows"]:
             raise ValueError(
-                f"{key}.rows_per_request={rows}: the server {health['name']} takes {health['rows']}; set it to that, "
-                "or raise serve.limits.rows of the server"
+                f"{key}.rows_per_request={rows}: {health['name']} takes {health['rows']}; set it to that, or raise "
+                "serve.limits.rows of the server"
             )
     return found
 

@@ -81,8 +81,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"hello\r\n\r\n")
             self.close_connection = True
         else:
-            answer = server.answer(body)
-            self.say(200, json.dumps(answer if fault is None else lie(answer, fault)).encode())
+            answer = server.answer(server.requests[0][1] if fault == "swapped" else body)
+            self.say(200, json.dumps(answer if fault in (None, "swapped") else lie(answer, fault)).encode())
 
     def say(self, status, text):
         self.send_response(status)
