@@ -113,7 +113,7 @@ ELSEWHERE = {
     # rewards
     ".custom_reward_function.path": "reward=function reward.terms.function.function",
     ".reward_funcs": "reward=function reward.terms.function.function",
-    ".remote_rm_url": "reward=function reward.terms.function.function",
+    ".remote_rm_url": '"reward/terms=[remote]" reward.terms.remote.addresses',
     ".reward_weights": "reward.terms.exact_match.weight",
     # the run
     ".default_local_dir": "output_dir",
