@@ -68,7 +68,7 @@ def _run(reward: WeightedSum, fingerprints: Mapping[str, str], parts: Components
     options = parts.run.serve
     token = None if options.token is None else os.environ[options.token]
     app = make_app(reward, fingerprints, options.limits, token)
-    end_s = max(1, round(options.limits.end_s))
+    end_s = options.limits.end_s
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it

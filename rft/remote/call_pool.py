@@ -56,20 +56,23 @@ class CircuitBreaker:
         """Whether the server gets a request now."""
         return self._open_until is None or (not self._probing and self._clock() >= self._open_until)
 
-    def begin(self) -> None:
-        """A request that the breaker admits is sent."""
-        self._probing = self._open_until is not None
+    def begin(self) -> bool:
+        """A request that the breaker admits is sent; True if it is the probe of an open circuit."""
+        probe = self._open_until is not None
+        self._probing = probe
+        return probe
 
-    def end(self, answered: bool) -> None:
-        """A request has ended."""
-        self._probing = False
+    def end(self, answered: bool, probe: bool) -> None:
+        """A request has ended. With an open circuit only the probe counts as a failure: the others are older."""
+        if probe:
+            self._probing = False
         if answered:
             self._failures, self._open_until = 0, None
             self._pauses.reset()
-            return
-        self._failures += 1
-        if self._failures >= self._most:
-            self._open_until = self._clock() + self._pauses.next()
+        elif probe or self._open_until is None:
+            self._failures += 1
+            if probe or self._failures >= self._most:
+                self._open_until = self._clock() + self._pauses.next()
 
 
 class PooledServer:
@@ -100,11 +103,12 @@ class PooledServer:
         return time.monotonic() < self._resting_until
 
     def rest(self, problem: str) -> None:
-        """A request has failed."""
+        """A request has failed; failures during a rest count once."""
         if not self.problem:
             logging.getLogger(__name__).warning("%s; its requests go to other servers first", problem)
         self.problem = problem
-        self._resting_until = time.monotonic() + self._rests.next()
+        if not self.resting:
+            self._resting_until = time.monotonic() + self._rests.next()
 
     def succeed(self) -> None:
         """A request has succeeded."""
@@ -158,7 +162,7 @@ class CallPool:
     async def _post(self, server: PooledServer, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         alive, problem = False, f"{server.client.name}: no answer before the deadline"
         server.running += 1
-        server.breaker.begin()
+        probe = server.breaker.begin()
         try:
             answer = await server.client.post(path, body)
             with server.client.parse(f"the answer of {path}"):
@@ -170,7 +174,7 @@ class CallPool:
             raise
         finally:  # also where the deadline has cancelled the call
             server.running -= 1
-            server.breaker.end(alive)
+            server.breaker.end(alive, probe)
             if problem:
                 server.rest(problem)
             else:

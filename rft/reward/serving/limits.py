@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rft.ranges import PositiveFloat, PositiveInt, Seconds
+from rft.ranges import PositiveFloat, PositiveInt
 
 
 @dataclass
@@ -19,4 +19,4 @@ class Limits:
     body_mib: PositiveFloat
     rows: PositiveInt
     requests: PositiveInt
-    end_s: Seconds
+    end_s: PositiveInt

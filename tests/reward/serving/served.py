@@ -16,7 +16,7 @@ from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits
 from tests.reward.reward_of import reward_of
 
-LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5.0}
+LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 
 
 @contextmanager
