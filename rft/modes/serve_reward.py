@@ -51,15 +51,14 @@ def serve_reward(parts: Components, console: Console) -> None:
     )
     for line in said:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    fingerprints = {name: fingerprint(term, OWN) for name, term in node["terms"].items()}
     try:
-        _run(reward, fingerprints, parts, listening)
+        _run(reward, fingerprints(node), parts, listening)
     finally:
         reward.close()
     console.print("stopped")
 
 
-def _run(reward: WeightedSum, fingerprints: Mapping[str, str], parts: Components, listening: socket.socket) -> None:
+def _run(reward: WeightedSum, marks: Mapping[str | None, str], parts: Components, listening: socket.socket) -> None:
     """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
     import uvicorn
 
@@ -67,7 +66,7 @@ def _run(reward: WeightedSum, fingerprints: Mapping[str, str], parts: Components
 
     options = parts.run.serve
     token = None if options.token is None else os.environ[options.token]
-    app = make_app(reward, fingerprints, options.limits, token)
+    app = make_app(reward, marks, options.limits, token)
     end_s = options.limits.end_s
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -96,3 +95,11 @@ def reporting(node: Mapping[str, Any]) -> dict[str, Any]:
         name: {**term, "call": {**term.get("call", {}), "failed": REPORTED}} for name, term in node["terms"].items()
     }
     return {**node, "call": {**node["call"], "failed": REPORTED}, "terms": terms}
+
+
+def fingerprints(node: Mapping[str, Any]) -> dict[str | None, str]:
+    """The fingerprints of the terms of a reward by name, and of their sum, None; without the options of calls."""
+    terms = {name: {key: value for key, value in term.items() if key != "call"} for name, term in node["terms"].items()}
+    own = {name: {key: value for key, value in term.items() if key not in OWN} for name, term in terms.items()}
+    of_sum = fingerprint({"terms": terms, "route": node["route"]})
+    return {**{name: fingerprint(options) for name, options in own.items()}, None: of_sum}

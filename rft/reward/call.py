@@ -84,6 +84,12 @@ class Caller:
         """Checks that the values can be computed; see `Term.check`."""
         self._called.check()
 
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that a response to this row can be right and can be scored; see `Term.check_row`."""
+        self.term.check_row(row)
+        if self._called is not self.term:
+            self._called.check_row(row)
+
     def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Stops the run if a response has no score and `failed=stop`.
 

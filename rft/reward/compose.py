@@ -111,7 +111,7 @@ class WeightedSum:
         """
         self.check_fields(row)
         for name in self._routes.terms(row):
-            self._term(name).check_row(row)
+            self._terms[name].caller.check_row(row)
 
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models."""

@@ -45,7 +45,7 @@ def plain_posts(address: str, texts: list[str], rows: list[dict[str, Any]]) -> C
         async def post(client: Any, start: int) -> list[float]:
             chosen = slice(start, start + ROWS)
             async with slots:
-                answer = await client.post(address + SCORE, json=score_body(texts[chosen], rows[chosen]))
+                answer = await client.post(address + SCORE, json=score_body(texts[chosen], rows[chosen], None))
             return [result["total"] for result in answer.json()["results"]]
 
         async with httpx.AsyncClient(timeout=None) as client:

@@ -1,10 +1,12 @@
 """The protocol between a run and a server of `mode=serve`.
 
-POST /score {"id": text, "responses": [N texts], "rows": [N objects]} is answered with {"id": the same text, "count": N,
-"results": [N objects]}. A result has `total` (a number, or null without a score), `terms` and `numbers` (values by
-name, without those that are missing) and `unscored` (the reason by the name of every term without a value).
+POST /score {"id": text, "term": name or null, "responses": [N texts], "rows": [N objects]} is answered with {"id": the
+same text, "fingerprint": of the term, or of all with null, "count": N, "results": [N objects]}. A result has `total` (a
+number, or null without a score), `terms` and `numbers` (values by name, without those that are missing) and `unscored`
+(the reason by the name of every term without a value).
 
-GET /health is answered with {"ready": true, "terms": {name: fingerprint}, "rows": most responses of a request, ...}.
+GET /health is answered with {"ready": true, "terms": {name: fingerprint}, "sum": fingerprint of all, "rows": most
+responses of a request, ...}.
 """
 
 import hashlib
@@ -23,41 +25,37 @@ SCORE, HEALTH = "/score", "/health"
 NO_SCORE = "no_score"
 
 
-def fingerprint(node: Mapping[str, Any], besides: Sequence[str]) -> str:
-    """A hash of the options of a term: equal for terms that compute the same values.
-
-    Args:
-        node: of the term in the yaml.
-        besides: keys that are not its options.
-    """
-    options = {name: value for name, value in node.items() if name not in besides}
+def fingerprint(options: Mapping[str, Any]) -> str:
+    """A hash of options of the yaml: equal options compute the same values."""
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def score_body(responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The body of a request for the scores of N responses to N rows."""
-    return {"id": secrets.token_hex(8), "responses": list(responses), "rows": list(rows)}
+def score_body(responses: Sequence[str], rows: Sequence[Mapping[str, Any]], term: str | None) -> dict[str, Any]:
+    """The body of a request for the values of a term, or the totals (None), of N responses to N rows."""
+    return {"id": secrets.token_hex(8), "term": term, "responses": list(responses), "rows": list(rows)}
 
 
-def read_scores(body: Mapping[str, Any], answer: Any, term: str | None) -> list[Any]:
+def read_scores(body: Mapping[str, Any], answer: Any, expected: str) -> list[Any]:
     """The values in the answer to a request.
 
     Args:
         body: of the request.
         answer: its JSON.
-        term: whose values; None: the total.
+        expected: the fingerprint that the server had before the run.
 
     Returns:
         For each response a mapping with the value as `score` and the numbers beside it, or `Unscored`.
 
     Raises:
-        KeyError, TypeError, ValueError: the answer is malformed, or is that to another request.
+        KeyError, TypeError, ValueError: the answer is malformed, or that to another request or with other options.
     """
     if answer["id"] != body["id"]:
         raise ValueError(f"it is for the request {answer['id']!r:.40}, not for {body['id']!r}")
-    results, expected = answer["results"], len(body["responses"])
-    if type(answer["count"]) is not int or not answer["count"] == len(results) == expected:
-        raise ValueError(f"count={answer['count']!r:.40} and {len(results)} results for {expected} responses")
+    if answer["fingerprint"] != expected:
+        raise ValueError(f"its options are not those that were checked (fingerprint {answer['fingerprint']!r:.40})")
+    results, count, term = answer["results"], len(body["responses"]), body["term"]
+    if type(answer["count"]) is not int or not answer["count"] == len(results) == count:
+        raise ValueError(f"count={answer['count']!r:.40} and {len(results)} results for {count} responses")
     return [_total(one) if term is None else _value(one, term) for one in results]
 
 
@@ -82,20 +80,20 @@ def object_in(value: Any, place: str) -> dict[str, Any]:
     return value
 
 
-def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> list[dict[str, Any]]:
+def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> str:
     """Asks the servers whether they can score, before the run.
 
     Args:
         servers: of the term.
         key: of its node in the yaml.
-        term: that they need; None: any.
+        term: whose values are needed; None: the sum.
         rows: responses of a request.
 
     Returns:
-        What each server says of itself.
+        The fingerprint of the term, or of the sum.
 
     Raises:
-        ValueError: no server answers, or one cannot score these requests; names the key and the cure.
+        ValueError: no server answers, one cannot score these requests, or two differ; names the key and the cure.
     """
     found = servers.ask_all(_health)
     for health in found:
@@ -108,13 +106,28 @@ def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> li
                 f"{key}.rows_per_request={rows}: {health['name']} takes {health['rows']}; set it to that, or raise "
                 "serve.limits.rows of the server"
             )
-    return found
+    prints = [health["sum"] if term is None else health["terms"][term] for health in found]
+    if other := [health["name"] for health, mark in zip(found, prints, strict=True) if mark != prints[0]]:
+        raise ValueError(
+            f"{key}.addresses: {found[0]['name']} and {other[0]} have other options; start them with the same"
+        )
+    return str(prints[0])
 
 
 async def _health(client: ServerClient) -> dict[str, Any]:
     answer = await client.get(HEALTH)
     with client.parse(f"the answer of {HEALTH}"):
-        return {"name": client.name, "terms": dict(answer["terms"]), "rows": int(answer["rows"])}
+        terms, rows = dict(answer["terms"]), int(answer["rows"])
+        return {"name": client.name, "terms": terms, "sum": answer["sum"], "rows": rows}
+
+
+def check_json(row: Mapping[str, Any], cure: str) -> None:
+    """Checks that the fields of a row are JSON; raises a ValueError that names the one that is not, and the cure."""
+    for field, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the field {field!r} is no JSON ({error}); {cure}") from error
 
 
 def _value(result: Mapping[str, Any], term: str) -> Any:

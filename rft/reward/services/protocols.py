@@ -48,20 +48,24 @@ class Rft(Protocol):
 
     Args:
         term: of the server; None: the sum of all.
+
+    Attributes:
+        fingerprint: of the term, or of the sum; the check of the servers sets it.
     """
 
     path = SCORE
 
     def __init__(self, term: str | None) -> None:
+        self.fingerprint = ""
         self._term = term
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:
         """See `Protocol.body`."""
-        return score_body(responses, rows)
+        return score_body(responses, rows, self._term)
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
         """See `Protocol.read`."""
-        return read_scores(body, answer, self._term)
+        return read_scores(body, answer, self.fingerprint)
 
 
 class OpenRLHF(Protocol):

@@ -1,13 +1,12 @@
 """The reward term `remote`: a score that servers compute."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
-from rft.reward.services.protocol import check_servers
+from rft.reward.services.protocol import check_json, check_servers
 from rft.reward.services.protocols import Mapped, NemoGym, OpenRLHF, Protocol, Rft
 from rft.reward.services.servers import Servers
 from rft.reward.term import Term
@@ -70,19 +69,14 @@ class RemoteTerm(Term):
     def check(self) -> None:
         """See `Term.check`: asks the servers."""
         if isinstance(self._protocol, Rft):
-            check_servers(self._servers, self._key, self._term, self.rows_per_call or 1)
+            rows = self.rows_per_call or 1
+            self._protocol.fingerprint = check_servers(self._servers, self._key, self._term, rows)
         else:
             self._servers.ask_all(_answers)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`: the fields that are sent are JSON."""
-        for field, value in self._sent(row).items():
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"the field {field!r} is no JSON ({error}); name those that the server needs in {self._key}.fields"
-                ) from error
+        check_json(self._sent(row), f"name those that the server needs in {self._key}.fields")
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
         """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""

@@ -11,7 +11,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rft.errors import FunctionError
 from rft.reward.compose import WeightedSum
-from rft.reward.serving.endpoints import ENDPOINTS, Batch, Endpoint, Unanswerable
+from rft.reward.serving.endpoints import (
+    Batch,
+    Endpoint,
+    GetRewardEndpoint,
+    ScoreEndpoint,
+    Unanswerable,
+    VerifyEndpoint,
+)
 from rft.reward.serving.limits import Limits
 from rft.reward.serving.measures import Measures
 from rft.reward.serving.scoring import Full, Scoring
@@ -20,12 +27,12 @@ MIB = 2**20
 PROMETHEUS = "text/plain; version=0.0.4"
 
 
-def make_app(reward: WeightedSum, fingerprints: Mapping[str, str], limits: Limits, token: str | None) -> FastAPI:
+def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: Limits, token: str | None) -> FastAPI:
     """The application that scores responses.
 
     Args:
         reward: computes the scores.
-        fingerprints: of the options of its terms, by name.
+        fingerprints: of the options of its terms by name, and of all together, None.
         limits: of requests.
         token: that requests must carry as `Authorization: Bearer <token>`; None: none.
     """
@@ -48,13 +55,15 @@ def make_app(reward: WeightedSum, fingerprints: Mapping[str, str], limits: Limit
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"ready": True, "terms": fingerprints, "accuracy": reward.accuracy, "rows": limits.rows}
+        terms = {name: mark for name, mark in fingerprints.items() if name is not None}
+        whole = {"sum": fingerprints[None], "accuracy": reward.accuracy, "rows": limits.rows}
+        return {"ready": True, "terms": terms, **whole}
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(measures.text(scoring.in_flight), media_type=PROMETHEUS)
 
-    for endpoint in ENDPOINTS:
+    for endpoint in (ScoreEndpoint(fingerprints), GetRewardEndpoint(), VerifyEndpoint()):
         app.post(endpoint.path)(_handler(endpoint, scoring, measures, limits))
     return app
 

@@ -63,13 +63,24 @@ class Endpoint(ABC):
 
 
 class ScoreEndpoint(Endpoint):
-    """Every term's raw value, further numbers, the reasons of missing values, and the total."""
+    """Every term's raw value, further numbers, the reasons of missing values, and the total.
+
+    Args:
+        fingerprints: of the terms by name, and of their sum, None.
+    """
 
     path = "/score"
+
+    def __init__(self, fingerprints: Mapping[str | None, str]) -> None:
+        self._fingerprints = fingerprints
 
     def read(self, body: Mapping[str, Any]) -> Batch:
         """See `Endpoint.read`."""
         responses = _texts(body, "responses")
+        term = body.get("term")
+        if not isinstance(term, str | None) or term not in self._fingerprints:
+            known = ", ".join(name for name in self._fingerprints if name is not None)
+            raise ValueError(f"term: there is no term {term!r:.80}, but {known}")
         return Batch(responses, _objects(body, "rows", len(responses)), body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
@@ -83,7 +94,8 @@ class ScoreEndpoint(Endpoint):
             }
             for number in range(len(batch.responses))
         ]
-        return {"id": batch.body.get("id"), "count": len(results), "results": results}
+        mark = self._fingerprints[batch.body.get("term")]
+        return {"id": batch.body.get("id"), "fingerprint": mark, "count": len(results), "results": results}
 
 
 class GetRewardEndpoint(Endpoint):
@@ -130,9 +142,6 @@ class VerifyEndpoint(Endpoint):
         """See `Endpoint.answer`."""
         _all_scored(scores.total, scores.unscored)
         return {**batch.body, **_known(scores.terms, 0), "reward": scores.total[0].item()}
-
-
-ENDPOINTS = (ScoreEndpoint(), GetRewardEndpoint(), VerifyEndpoint())
 
 
 def output_text(response: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ def right_answer(body):
         {"total": right(text), "terms": {"a": right(text)}, "unscored": {}, "numbers": {"a/letters": len(text)}}
         for text in body["responses"]
     ]
-    return {"id": body["id"], "count": len(results), "results": results}
+    return {"id": body["id"], "fingerprint": "f", "count": len(results), "results": results}
 
 
 def lie(answer, fault):
@@ -31,6 +31,8 @@ def lie(answer, fault):
         return answer | {"count": len(results) + 1}
     if fault == "other_request":
         return answer | {"id": "0123456789abcdef"}
+    if fault == "other_options":
+        return answer | {"fingerprint": "g"}
     if fault == "no_results":
         return {"id": answer["id"], "count": answer["count"]}
     if fault == "list":
@@ -42,8 +44,10 @@ def lie(answer, fault):
     return answer | {"results": [spoiled, *results[1:]]}
 
 
-LIES = ("fewer", "more", "count", "other_request", "no_results", "list", "string", "bool", "nan", "infinite", "object",
-        "huge")  # fmt: skip
+LIES = (
+    *("fewer", "more", "count", "other_request", "other_options", "no_results", "list"),
+    *("string", "bool", "nan", "infinite", "object", "huge"),
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         if server.token is not None and self.headers["Authorization"] != f"Bearer {server.token}":
             self.say(401, json.dumps({"detail": "another token"}).encode())
         else:
-            self.say(200, json.dumps({"ready": True, "terms": server.terms, "rows": 64}).encode())
+            self.say(200, json.dumps({"ready": True, "terms": server.terms, "sum": "f", "rows": 64}).encode())
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

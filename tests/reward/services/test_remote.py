@@ -3,6 +3,7 @@
 import pytest
 
 from rft.errors import Problems
+from rft.reward.services.protocols import Rft
 from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.services.scripted_server import LIES, ScriptedServer, right
@@ -32,6 +33,9 @@ def remote(addresses, call=None, **changes):
 
 
 def score(reward, texts=TEXTS, row=ROW):
+    term = reward._terms["remote"].caller.term
+    if isinstance(term._protocol, Rft):
+        term._protocol.fingerprint = "f"  # as the check of the servers finds it
     found = reward.score(texts, [row] * len(texts))
     reward.close()
     return found
@@ -113,7 +117,7 @@ def test_a_server_that_fails_too_often_gets_no_requests(serve):
 def test_a_response_without_a_score_keeps_the_reason_of_the_server(serve):
     def answer(body):
         unscored = {"total": None, "terms": {}, "unscored": {"a": "deadline"}, "numbers": {}}
-        return {"id": body["id"], "count": 1, "results": [unscored]}
+        return {"id": body["id"], "fingerprint": "f", "count": 1, "results": [unscored]}
 
     server = serve(answer=answer)
     assert reasons(score(remote([server.address]), ["x"])) == ["a deadline"]
@@ -180,6 +184,14 @@ def test_servers_are_asked_before_the_run(serve, monkeypatch):
     remote([good.address, "http://127.0.0.1:9"], term="a").check()
     remote([guarded.address], token="MY_KEY").check()
     remote([good.address], protocol="openrlhf").check()
+    reward = remote([good.address])
+    reward.check()
+    assert reward.score(["a"], [ROW]).total.tolist() == [right("a")]
+    other = serve()
+    other.terms["a"] = "g"
+    remote([good.address, other.address]).check()
+    with pytest.raises(Problems, match=r"addresses: .*\[0\].* and .*\[1\].* have other options; start them with the"):
+        remote([good.address, other.address], term="a").check()
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def run(responses, rows_per_request, honest, **call):
     addresses = ["http://127.0.0.1:9", *(server.address for server in servers)]
     breaker = {"failures": 5, "pause_s": 0.1}
     reward = remote(addresses, call=call, term="a", rows_per_request=rows_per_request, breaker=breaker)
+    reward.check()
     started = time.monotonic()
     found = reward.score(texts, [{"answer": "a"}] * responses)
     seconds = time.monotonic() - started

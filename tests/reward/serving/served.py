@@ -9,9 +9,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from rft.modes.serve_reward import fingerprints
 from rft.remote.server_process import free_port
-from rft.reward.compose import OWN
-from rft.reward.services.protocol import fingerprint
 from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits
 from tests.reward.reward_of import reward_of
@@ -20,11 +19,10 @@ LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 
 
 @contextmanager
-def served(terms, accuracy, token=None, limits=None, **changes):
+def served(terms, accuracy, token=None, limits=None):
     """Serves terms; gives the address."""
-    prints = {name: fingerprint(node, OWN) for name, node in terms.items()}
-    reward, port = reward_of(terms, accuracy, **changes), free_port()
-    app = make_app(reward, prints, Limits(**LIMITS | (limits or {})), token)
+    reward, port = reward_of(terms, accuracy), free_port()
+    app = make_app(reward, fingerprints({"terms": terms, "route": {}}), Limits(**LIMITS | (limits or {})), token)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -33,7 +33,16 @@ def test_a_batch_has_every_term_number_and_reason(address):
         {"total": None, "terms": {"right": 0.0}, "unscored": {"even": "ValueError"}, "numbers": {}},
         {"total": pytest.approx(0.1), "terms": {"right": 0.0, "even": even}, "unscored": {}, "numbers": numbers},
     ]
-    assert ask(f"{address}/score", {"responses": [], "rows": []}) == (200, {"id": None, "count": 0, "results": []})
+    status, empty = ask(f"{address}/score", {"responses": [], "rows": []})
+    assert status == 200 and (empty["id"], empty["count"], empty["results"]) == (None, 0, [])
+
+
+def test_an_answer_has_the_fingerprint_of_what_was_asked_for(address):
+    health = ask(f"{address}/health")[1]
+    body = {"responses": ["ab"], "rows": [ROW]}
+    for term, mark in ((None, health["sum"]), *health["terms"].items()):
+        assert ask(f"{address}/score", body | {"term": term})[1]["fingerprint"] == mark
+    assert len({health["sum"], *health["terms"].values()}) == 3
 
 
 def test_health_names_the_terms_and_metrics_count(address):
@@ -79,6 +88,13 @@ def test_nemo_gym_gets_its_request_with_a_reward(address):
         ("/score", [1], 422, "the body is an object, not list"),
         ("/score", {"responses": "a", "rows": [ROW]}, 422, "responses: expected a list"),
         ("/score", {"responses": [1], "rows": [ROW]}, 422, "responses[0]: expected a text, got 1"),
+        (
+            "/score",
+            {"responses": ["a"], "rows": [ROW], "term": "b"},
+            422,
+            "term: there is no term 'b', but right",
+        ),
+        ("/score", {"responses": ["a"], "rows": [ROW], "term": [1]}, 422, "term: there is no term [1]"),
         ("/score", {"responses": ["a"], "rows": []}, 422, "rows: expected 1 entries, got 0"),
         ("/score", {"responses": ["a"], "rows": [1]}, 422, "rows[0]: expected an object"),
         ("/score", {"responses": ["a"] * 65, "rows": [ROW] * 65}, 413, "65 responses; a request may have 64"),
