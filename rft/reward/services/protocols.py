@@ -56,7 +56,7 @@ class Rft(Protocol):
     path = SCORE
 
     def __init__(self, term: str | None) -> None:
-        self.fingerprint = ""
+        self.fingerprint: str | None = None
         self._term = term
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:

@@ -97,7 +97,7 @@ async def _body(request: Request, limits: Limits) -> Any:
             raise HTTPException(413, f"a request may have {limits.body_mib:g} MiB (serve.limits.body_mib)")
     try:
         return json.loads(data, parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HTTPException(422, f"the body is not JSON: {error}") from error
 
 

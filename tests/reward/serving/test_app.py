@@ -85,6 +85,7 @@ def test_nemo_gym_gets_its_request_with_a_reward(address):
     [
         ("/score", b"{", 422, "the body is not JSON"),
         ("/score", b'{"responses": [NaN]}', 422, "NaN is no JSON"),
+        ("/score", b"[" * 100_000, 422, "the body is not JSON"),
         ("/score", [1], 422, "the body is an object, not list"),
         ("/score", {"responses": "a", "rows": [ROW]}, 422, "responses: expected a list"),
         ("/score", {"responses": [1], "rows": [ROW]}, 422, "responses[0]: expected a text, got 1"),
