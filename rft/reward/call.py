@@ -80,6 +80,11 @@ class Caller:
         """The calls of one round of responses."""
         return Calls(self.runner, self._called.rows_per_call, self._tries)
 
+    @property
+    def hosted(self) -> bool:
+        """Servers compute the values."""
+        return self._called is not self.term
+
     def check(self) -> None:
         """Checks that the values can be computed; see `Term.check`."""
         self._called.check()
@@ -87,7 +92,7 @@ class Caller:
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that a response to this row can be right and can be scored; see `Term.check_row`."""
         self.term.check_row(row)
-        if self._called is not self.term:
+        if self.hosted:
             self._called.check_row(row)
 
     def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:

@@ -78,6 +78,8 @@ class WeightedSum:
         check = Checks()
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
+        if call.addresses and not any(term.caller.hosted for term in self._terms.values()):
+            raise ValueError("reward.call.addresses: no term has call.workers=http; set that, or remove them")
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():

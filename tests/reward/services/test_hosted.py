@@ -3,6 +3,7 @@
 import pytest
 
 from rft.errors import Problems
+from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.serving.served import served
 
@@ -63,3 +64,10 @@ def test_a_server_with_other_options_is_refused():
 def test_options_that_do_not_fit_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=rf"^reward\.terms\.rule\.{message}"):
         reward_of({"rule": TERMS["rule"] | {"call": call}}, "rule")
+
+
+def test_addresses_that_no_term_uses_are_refused():
+    call = yaml_options("reward/_base.yaml")["call"] | {"addresses": ["http://here:1"]}
+    with pytest.raises(ValueError, match=r"^reward\.call\.addresses: no term has call\.workers=http; set that"):
+        reward_of(TERMS, "rule", call=call)
+    reward_of(TERMS, "rule", call=call | {"workers": "http", "deadline_s": 1.0})
