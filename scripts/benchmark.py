@@ -9,13 +9,14 @@ python scripts/benchmark.py startup         # seconds from the command line to t
 python scripts/benchmark.py logprob         # log-probabilities over a large vocabulary, and the plain way's and TRL's
 python scripts/benchmark.py rollout         # tokens per second of hf and vLLM, and what new weights take
 python scripts/benchmark.py reward          # calls per second of a reward in this process and in workers
+python scripts/benchmark.py reward_models   # memory and seconds of three reward models, offloaded and not
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
 import argparse
 from pathlib import Path
 
-from bench import balance, logprob, packing, prefix, reward, rollout, staleness, startup, step
+from bench import balance, logprob, packing, prefix, reward, reward_models, rollout, staleness, startup, step
 from bench.workload import SIZES
 from rich.console import Console
 from rich.text import Text
@@ -33,6 +34,9 @@ def main() -> None:
     logprob.add_options(sections.add_parser("logprob", help="log-probabilities, beside the plain way and TRL's"))
     rollout.add_options(sections.add_parser("rollout", help="sampled tokens per second and new weights, hf and vLLM"))
     reward.add_options(sections.add_parser("reward", help="calls per second of a reward, and a plain pool's"))
+    reward_models.add_options(
+        sections.add_parser("reward_models", help="memory and seconds of reward models, offloaded and not")
+    )
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

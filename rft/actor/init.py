@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rft.actor.score_moments import forget_moments
 from rft.errors import listed
 
 CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values
@@ -107,6 +108,7 @@ def load_scorer(
     """
     classifier = CLASSIFIERS[head]
     config = copy.deepcopy(config)
+    forget_moments(config)
     config.num_labels, config.get_text_config().pad_token_id = classifier.labels, pad
     if type(config) not in classifier.types:
         raise ValueError(

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.actor.score_moments import ScoreMoments, save_moments, score_moments
 from rft.batch.collate import collate
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
@@ -75,10 +78,14 @@ class PairResult(SetResult):
 
 
 class PairEvaluator(ScoreEvaluator):
-    """Scores held-out pairs."""
+    """Scores held-out pairs. The exported model keeps the mean and the deviation of the scores of all sets."""
 
     fields = ("prompt", "chosen", "rejected")
     metrics = ("accuracy", "margin")
+
+    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
+        super().__init__(context, scores)
+        self._moments: ScoreMoments | None = None
 
     def evaluate(self, progress: Progress) -> dict[str, PairResult]:
         results = {}
@@ -86,7 +93,13 @@ class PairEvaluator(ScoreEvaluator):
             with progress(f"evaluate {name}", len(rows)) as show:
                 results[name] = PairResult(rows, self._on_all_ranks(rows, partial(self._pairs, rows)))
                 show(len(rows))
+        self._moments = score_moments(torch.tensor([pair for result in results.values() for pair in result.scores]))
         return results
+
+    def add_to_export(self, folder: Path) -> None:
+        """See `Evaluator.add_to_export`."""
+        assert self._moments is not None, "`run` has not been called"
+        save_moments(self._moments, folder)
 
     def _pairs(self, rows: Rows, indices: Sequence[int]) -> list[tuple[float, float]]:
         examples = [

@@ -14,7 +14,7 @@ from rft.ranges import Fraction
 from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
-from rft.reward.term import Term, Unscored
+from rft.reward.term import Offload, Term, Unscored
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
 
@@ -46,6 +46,8 @@ class WeightedSum:
         fields: the fields that the terms read of every row.
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
+        has_models: a term computes with a model on the device of the run.
+        offload: where its weights are while it does not compute; None: on the device of the run.
 
     Args:
         terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
@@ -54,6 +56,7 @@ class WeightedSum:
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
         route: the terms of each data source, see `Routes`.
+        offload: see the attribute.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -66,6 +69,7 @@ class WeightedSum:
         call: CallOptions,
         max_unscored: Fraction,
         route: dict[str, list[str]],
+        offload: Offload,
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
@@ -81,6 +85,8 @@ class WeightedSum:
         if call.addresses and not any(term.caller.hosted for term in self._terms.values()):
             raise ValueError("reward.call.addresses: no term has call.workers=http; set that, or remove them")
         self.weights = {name: term.weight for name, term in self._terms.items()}
+        self.has_models = any(term.caller.term.has_model for term in self._terms.values())
+        self.offload: Offload = offload
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)
@@ -116,9 +122,18 @@ class WeightedSum:
             self._terms[name].caller.check_row(row)
 
     def place(self, device: torch.device) -> None:
-        """Sets the device of terms that are models."""
+        """Sets the device of terms that are models.
+
+        Raises:
+            ValueError: the models compute where they are to be offloaded to; names the key.
+        """
+        if self.has_models and device.type == self.offload:
+            raise ValueError(
+                f"reward.offload={self.offload}: the run computes on this device, so the weights would not leave it; "
+                "set reward.offload=disk or reward.offload=null"
+            )
         for term in self._terms.values():
-            term.caller.term.place(device)
+            term.caller.term.place(device, self.offload)
 
     def begin(self) -> "SumScoring":
         """Begins the scoring of a round of responses."""

@@ -4,9 +4,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+
+Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Term(ABC):
         threads: `values` waits for other processes: so many calls are made at the same time, while other responses are
             sampled and scored. 0: one call at a time, in the main thread.
         in_workers: the term may be computed in worker processes.
+        has_model: `values` computes with a model on the device of the run.
     """
 
     reads: tuple[str, ...] = ()
@@ -39,6 +42,7 @@ class Term(ABC):
     awaits: bool = False
     threads: int = 0
     in_workers: ClassVar[bool] = False
+    has_model: ClassVar[bool] = False
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -54,8 +58,8 @@ class Term(ABC):
             ValueError: names the field and the cure.
         """
 
-    def place(self, device: torch.device) -> None:
-        """Sets the device of the computation; called before `values`."""
+    def place(self, device: torch.device, offload: Offload) -> None:
+        """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""
 
     @abstractmethod
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -80,6 +80,7 @@ class Job(Components):
         """Joins the process group, and loads the tokenizer and the rows."""
         world = start(self.strategy.factory.device(self.strategy.options))
         self.check.attempt(self.engine.factory.check_here, self.engine.options)
+        self.check.attempt(self.reward.place, world.device)
         loaded = self.load(world.size, world)
         self.check.end()
         for role in ROLES:

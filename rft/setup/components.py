@@ -184,7 +184,6 @@ class Components:
             options = {name: self.source.options[name] for name in self.grader.source_options}
             return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
         assert sampler is not None
-        self.reward.place(world.device)
         drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),
             sampling=run.eval.sampling(run.rollout),

@@ -118,6 +118,8 @@ ELSEWHERE = {
     ".reward_funcs": "reward=function reward.terms.function.function",
     ".remote_rm_url": '"reward/terms=[remote]" reward.terms.remote.addresses',
     ".reward_weights": "reward.terms.exact_match.weight",
+    ".normalize_reward": "reward.terms.model.normalize",
+    ".ref_reward_offload": "reward.offload=cpu",
     ".overlong_buffer": '"algorithm/shaping=[overlong]"',
     ".overlong_buffer_len": '"algorithm/shaping=[overlong]" algorithm.shaping.overlong.buffer',
     ".overlong_buffer_penalty_factor": '"algorithm/shaping=[overlong]" algorithm.shaping.overlong.factor',

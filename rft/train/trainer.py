@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ class Trainer:
         self.max_unscored = max_unscored
         self.seed = seed
         self.step = 0  # steps done
+        self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
@@ -314,6 +316,7 @@ class Trainer:
             self.sampler.publish(self.step, self.policy.weights(), POLICY)
         with at_step(self.step):
             numbers, answers = self.evaluator.run(self.log.progress)
+        self.evaluated = self.step
         for name, rows in answers.items():
             texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
         return numbers | {"time/eval_s": time.perf_counter() - started}
@@ -342,7 +345,13 @@ class Trainer:
                 if actor.optimizer_options is not None or actor.stateful or replaced  # before, it is as it was loaded
             },
         }
-        self.checkpoints.write(self.step, state, self.policy.save_model, numbers.get(self.watched))
+        self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched))
+
+    def save_model(self, folder: Path) -> None:
+        """Writes the policy, with what an evaluation after this step has measured of it. A collective."""
+        self.policy.save_model(folder)
+        if self.evaluator is not None and self.evaluated == self.step and self.world.rank == 0:
+            self.evaluator.add_to_export(folder)
 
 
 def unscored_problem(numbers: dict[str, float], rows: int, most: float) -> str:

@@ -100,7 +100,7 @@ def scored(
     )  # fmt: skip
     own = {} if kind == "inline" else {"concurrency": workers, "deadline_s": 10.0}
     term = {"name": name, "weight": 1.0, "call": own, **NODE}
-    reward = WeightedSum({name: term}, name, call, 1.0, {})
+    reward = WeightedSum({name: term}, name, call, 1.0, {}, None)
     return lambda: reward.score(texts, rows).total.tolist()
 
 

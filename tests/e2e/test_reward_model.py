@@ -1,15 +1,28 @@
 """A reward model from pairs to reward: trained, exported, loaded by transformers, and asked by a run that samples."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from rft.distributed import stop
+from rft.modes.evaluate import evaluate
 from rft.modes.plan.job import PlanJob
+from rft.modes.plan.report import plan
+from rft.registry import Target
 from rft.setup.assembly import Job
+from tests.helpers import CLOCK, Interrupted, identical, interrupt
+from tests.reward.models.test_scalar import save
 
 ON_RANKS = {
     "pairs": ("algorithm=reward_model", "algorithm/terms=[score_centering]"),
@@ -30,6 +43,15 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
     model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", "warmup=none")
     asked = PlanJob(resolved("algorithm=grpo", "plan.prompt_tokens=6", *small, *model), 1).forecast()
     assert asked.memory["update"]["activations"] > 0, "without the model, which is not there"
+
+
+@pytest.mark.parametrize(("offload", "said"), [("null", "that of all in every stage"), ("disk", "that of the largest")])
+def test_a_plan_says_that_it_does_not_count_the_memory_of_reward_models(offload, said, resolved, tmp_path):
+    model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", f"reward.offload={offload}")
+    small = ("plan.prompt_tokens=6", "batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "warmup=none")
+    stop()
+    plan(resolved(*small, *model), 1, [], Console(width=300, file=(out := io.StringIO())))
+    assert f"their memory is not counted here: {said}" in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +148,73 @@ def test_it_is_a_term_of_the_reward_of_another_run(trained, tiny, tmp_path):
     terms = {name: last[f"reward/{name}"] for name in ("exact_match", "format", "model")}
     assert last["reward/mean"] == pytest.approx(sum(terms.values()), abs=1e-5)
     assert abs(terms["model"]) > 0.1 and "eval/heldout/model" in last
+
+
+def test_a_model_normalizes_by_the_moments_of_its_held_out_pairs_also_after_a_resume(resolved, sized, tmp_path):
+    small = ("batch.minibatches=1", "eval.every=2", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=3")
+
+    def config(name):
+        return resolved(*sized("algorithm=reward_model", *small, f"output_dir={tmp_path / name}"))
+
+    def moments(name, step):
+        saved = json.loads((tmp_path / name / f"checkpoints/step_{step:08d}/actor/config.json").read_text())
+        return {key: saved[key] for key in ("mean", "std") if key in saved}
+
+    Job(config("whole")).fit("")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, 3)
+        with pytest.raises(Interrupted):
+            Job(config("parts")).fit("")
+    Job(config("parts")).fit("")
+    for name in ("whole", "parts"):
+        assert moments(name, 1) == {}, "no evaluation has measured these weights"
+        assert moments(name, 2) != moments(name, 3) == moments("whole", 3)
+
+    node = resolved("reward/terms=[model]", "reward.accuracy=model", "reward.terms.model.path=x")["reward"]
+    node["terms"]["model"] |= {"path": str(tmp_path / "parts/checkpoints/latest/actor"), "normalize": True}
+    reward = Target(node, "reward").build()
+    reward.check()
+    (rows,) = Job(config("parts")).load_held_out().values()
+    pairs = [(row[field], row) for row in rows for field in ("chosen", "rejected")]
+    scores = reward.score([text for text, _ in pairs], [row for _, row in pairs]).terms["model"].double()
+    assert abs(scores.mean()) < 1e-5 and abs(scores.std() - 1) < 1e-5
+
+    again = (*small, f"actor.path={tmp_path / 'parts/checkpoints/latest/actor'}", "actor.model_config=null")
+    Job(resolved(*sized("algorithm=reward_model", *again, f"output_dir={tmp_path / 'again'}"))).fit("")
+    assert moments("again", 1) == {}, "those of the model it began with are not its own"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Overrides for a reward of a scalar and a process reward model and a judge, which know nothing."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind, changes in (
+        ("model", AutoModelForSequenceClassification, {}),
+        ("process_model", AutoModelForTokenClassification, {"num_labels": 2}),
+        ("judge", AutoModelForCausalLM, {}),
+    ):
+        save(folder / name, kind, **changes)
+    paths = [f"reward.terms.{name}.path={folder / name}" for name in ("model", "process_model", "judge")]
+    question = ("data/question@reward.terms.judge.question=short_good", "reward.terms.process_model.separator=+")
+    return ("reward/terms=[exact_match,format,model,process_model,judge]", *paths, *question)
+
+
+def test_a_run_with_offloaded_models_trains_the_same_weights(models, tiny, tmp_path):
+    found = []
+    for offload in ("null", "disk"):
+        folder = tmp_path / offload
+        Job(tiny(*models, "steps=2", "eval.every=1", f"reward.offload={offload}", f"output_dir={folder}")).fit("")
+        numbers = [{k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in lines(folder)]
+        found.append((numbers, load_file(folder / "checkpoints/latest/actor/model.safetensors")))
+    assert identical(*found)
+    assert {"reward/judge", "eval/heldout/process_model"} <= set(found[0][0][-1])
+
+
+def test_models_are_not_offloaded_to_where_they_compute(models, tiny):
+    with pytest.raises(ValueError, match=r"reward\.offload=cpu: the run computes on this device"):
+        Job(tiny(*models, "reward.offload=cpu")).fit("")
+    with pytest.raises(ValueError, match=r"reward\.offload=cpu: the run computes on this device"):
+        evaluate(tiny(*models, "reward.offload=cpu", "mode=evaluate"), Console(quiet=True))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from bench import balance, packing, prefix, reward, startup, update_side  # noqa: E402
+from bench import balance, packing, prefix, reward, reward_models, startup, update_side  # noqa: E402
 from bench.workload import GROUP, Workload, skewed  # noqa: E402
 
 
@@ -102,6 +102,7 @@ def test_imbalance_by_hand(monkeypatch):
         (balance, "--repeats 0", "--repeats 0: give at least 1"),
         (startup, "--repeats 0", "--repeats 0: give at least 1"),
         (reward, "--calls 0", "--calls 0: give at least 1"),
+        (reward_models, "--layers 0", "--layers 0: give at least 1"),
     ],
 )
 def test_wrong_options_are_refused(section, options, said, tmp_path):
@@ -157,6 +158,15 @@ def test_calls_of_a_reward_per_second(tmp_path):
     sides = {"inline", "workers", "workers, faults", "plain pool", "server", "plain posts"}
     assert set(numbers["calls_per_s"]) == sides and numbers["server_to_plain_posts"] > 0
     assert all(rate > 0 for rate in numbers["calls_per_s"].values()) and numbers["ratio"]["plain pool"] == 1.0
+
+
+@pytest.mark.slow
+def test_offloaded_reward_models_take_less_memory(tmp_path):
+    small = ("--responses", "8", "--length", "8", "--layers", "2")
+    numbers = call("reward_models", tmp_path / "models.json", *small)
+    sides, sizes = numbers["sides"], numbers["bytes"]
+    assert sides["device"]["peak"] > sum(sizes) > sides["disk"]["peak"]
+    assert sides["disk"]["after"] < min(sizes) < sides["device"]["after"] and numbers["ratio"]["peak"] < 1
 
 
 @pytest.mark.slow

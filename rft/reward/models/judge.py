@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as transformers_logging
 
-from rft.actor.init import attention, read_config
 from rft.ranges import PositiveInt
+from rft.reward.models.base import ModelTerm
 from rft.reward.models.grade import Grade, about_one
-from rft.reward.models.scalar import RewardModel
 
 
-class Judge(RewardModel):
+class Judge(ModelTerm):
     """P(good) / (P(good) + P(not good)) of the judge's next token (arXiv 2408.15240, section 3.1).
 
     Args:
@@ -46,42 +44,45 @@ class Judge(RewardModel):
         self._question = about_one(question, key)
         self.reads = self._question.reads
 
-    def check(self) -> None:
-        """Checks the config of the path, and that each of the two words is one token."""
-        kinds = read_config(self._path, None, 0, self._key).architectures or []
+    @property
+    def _auto_class(self) -> Any:
+        return AutoModelForCausalLM
+
+    def _check_config(self) -> None:
+        kinds = self._config.architectures or []
         if not {*kinds} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:
             raise ValueError(
                 f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is not a language "
                 "model; reward/terms=[model] accepts models that return scores"
             )
-        self._tokenized()
 
     def _tokenized(self) -> object:
-        return self._verdicts
+        return self._verdicts  # each of the two words is one token
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
         questions, good, bad = self._questions(responses, rows), *self._verdicts
         scores = torch.zeros(len(questions))
-        for chosen in self._forwards([len(question) for question in questions]):
-            ids, mask = self._padded([questions[n] for n in chosen])  # (N, T)
-            places = (mask.cumsum(1) - 1).clamp(min=0)
-            logits = self._model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
-            odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
-            scores[chosen] = odds.sigmoid().cpu()
+        with self._model.loaded() as model:
+            for chosen in self._forwards([len(question) for question in questions]):
+                ids, mask = self._padded([questions[n] for n in chosen], model.device)  # (N, T)
+                places = (mask.cumsum(1) - 1).clamp(min=0)
+                logits = model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
+                odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
+                scores[chosen] = odds.sigmoid().cpu()
         return scores.tolist()
 
     def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
         return self._encoder.prompts([{"prompt": text} for text in asked])
 
-    def _padded(self, questions: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask (N, T), left-padded."""
+    def _padded(self, questions: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Ids and mask (N, T) on the device, left-padded."""
         most = max(map(len, questions))
         ids = [[self._pad] * (most - len(question)) + question for question in questions]
         mask = [[0] * (most - len(question)) + [1] * len(question) for question in questions]
-        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     @cached_property
     def _verdicts(self) -> tuple[int, int]:
@@ -101,13 +102,6 @@ class Judge(RewardModel):
         if found[0] == found[1]:
             raise ValueError(f"{self._key}.question.words={self._question.words}: both are the same token; change one")
         return found[0], found[1]
-
-    @cached_property
-    def _model(self) -> PreTrainedModel:
-        transformers_logging.disable_progress_bar()
-        config = read_config(self._path, None, 0, self._key)
-        model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype, **attention(config))
-        return model.to(self._device).eval()
 
 
 class WritingJudge(Judge):
@@ -145,16 +139,17 @@ class WritingJudge(Judge):
         """See `Term.values`."""
         questions = self._questions(responses, rows)
         scores = [0.0] * len(questions)
-        for chosen in self._forwards([len(question) + self._new for question in questions]):
-            ids, mask = self._padded([questions[n] for n in chosen])  # (N, T)
-            written = self._model.generate(input_ids=ids, attention_mask=mask)[:, ids.shape[1] :]
-            for n, text in zip(chosen, self._tokenizer.batch_decode(written, skip_special_tokens=True), strict=True):
-                scores[n] = self._grade(text)
+        with self._model.loaded() as model:
+            for chosen in self._forwards([len(question) + self._new for question in questions]):
+                ids, mask = self._padded([questions[n] for n in chosen], model.device)  # (N, T)
+                written = model.generate(input_ids=ids, attention_mask=mask)[:, ids.shape[1] :]
+                texts = self._tokenizer.batch_decode(written, skip_special_tokens=True)
+                for n, text in zip(chosen, texts, strict=True):
+                    scores[n] = self._grade(text)
         return scores
 
-    @cached_property
-    def _model(self) -> PreTrainedModel:
-        model = super()._model
+    def _load(self) -> PreTrainedModel:
+        model = super()._load()
         known = model.generation_config.eos_token_id
         ends = known if isinstance(known, list) else [] if known is None else [known]
         model.generation_config = GenerationConfig(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rft.ranges import PositiveInt
-from rft.reward.models.scalar import RewardModel
+from rft.reward.models.base import ClassifierTerm
 
 AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "min": torch.min,
@@ -17,11 +17,11 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class ProcessRewardModel(RewardModel):
+class ProcessRewardModel(ClassifierTerm):
     """Scores a response by aggregating the probabilities that its steps are right.
 
     Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `RewardModel`; the path
+        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `ModelTerm`; the path
             is that of a token classifier with two labels, bad and good.
         separator: the text between steps, as in training. White space alone is not a step; a response without a step
             counts as one empty step.

@@ -1,34 +1,26 @@
 """The score of a reward model: a sequence classifier of transformers, as `algorithm=reward_model` exports it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
-from rft.actor.init import CLASSIFIERS, check_classifier, read_config
-from rft.data.encode.encoder import Encoder
+from rft.actor.score_moments import ScoreMoments, read_moments
 from rft.ranges import PositiveInt
-from rft.reward.term import Term
+from rft.reward.models.base import ClassifierTerm
 
 
-class RewardModel(Term):
-    """Scores a prompt with its response and the end token, encoded as in training. Every rank holds the whole model.
+class RewardModel(ClassifierTerm):
+    """Scores a prompt with its response and the end token, encoded as in training.
 
     Args:
-        key: supplied; the term's place in the yaml.
-        path: a folder or hub name of a sequence classifier with one label and its tokenizer.
-        template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
-        micro_batch_tokens: most tokens of one forward, padding included.
-        dtype: of the weights and the computation.
+        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `ModelTerm`; the path
+            is that of a sequence classifier with one label.
+        normalize: a score is less the mean and divided by the deviation that the model's config.json holds, or by
+            these; false leaves it as it is.
     """
 
-    reads: tuple[str, ...] = ("prompt",)
-    head = "score"  # of the actor that was exported
+    head = "score"
 
     def __init__(
         self,
@@ -40,27 +32,14 @@ class RewardModel(Term):
         tools: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        normalize: bool | ScoreMoments,
     ) -> None:
-        self._key = key
-        self._path = path
-        self._rendering: dict[str, Any] = {"template": template, "system": system, "tools": tools}
-        self._rendering["arguments"] = template_arguments
-        self._cap = micro_batch_tokens
-        self._dtype = dtype
-        self._device = torch.device("cpu")
+        super().__init__(key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype)
+        self._normalize = normalize
 
-    def check(self) -> None:
-        """Checks the config and the tokenizer of the path."""
-        check_classifier(read_config(self._path, None, 0, self._key), self.head, f"{self._key}.path={self._path}")
-        self._tokenized()
-
-    def _tokenized(self) -> object:
-        """Builds what needs the tokenizer; raises a ValueError where that fails."""
-        return self._encoder
-
-    def place(self, device: torch.device) -> None:
-        """See `Term.place`."""
-        self._device = device
+    def _check_config(self) -> None:
+        super()._check_config()
+        self._moments()
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -69,50 +48,20 @@ class RewardModel(Term):
             torch.tensor(self._encoder.example({**row, "response": response})[0])
             for response, row in zip(responses, rows, strict=True)
         ]
-        return [float(logits[0]) for logits in self._logits(texts)]
+        moments = self._moments()
+        scores = [float(logits[0]) for logits in self._logits(texts)]
+        return scores if moments is None else [moments.normalize(score) for score in scores]
 
-    def _logits(self, texts: list[Tensor]) -> list[Tensor]:
-        """The logits of each text (T,): (labels,), or (T, labels) and more for a model of tokens."""
-        found: dict[int, Tensor] = {}
-        for chosen in self._forwards([len(text) for text in texts]):
-            ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)
-            mask = pad_sequence([torch.ones_like(texts[n]) for n in chosen], batch_first=True)
-            logits = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device)).logits
-            found |= dict(zip(chosen, logits.float().cpu(), strict=True))
-        return [found[n] for n in range(len(texts))]
-
-    def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
-        """Positions of the texts of each forward, the longest first."""
-        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-        while order:
-            count = max(1, self._cap // lengths[order[0]])
-            yield order[:count]
-            order = order[count:]
-
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self._path)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({error})") from error
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # as from a folder without a tokenizer
-            raise ValueError(f"{self._key}.path={self._path}: there is no tokenizer beside the model; save it there")
-        return tokenizer
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self._tokenizer, **self._rendering)
-
-    @cached_property
-    def _model(self) -> PreTrainedModel:
-        transformers_logging.disable_progress_bar()
-        model = CLASSIFIERS[self.head].kind.from_pretrained(self._path, dtype=self._dtype)
-        model.config.get_text_config().pad_token_id = self._pad
-        return model.to(self._device).eval()
-
-    @cached_property
-    def _pad(self) -> int:
-        """The padding token: the model's, else the tokenizer's, else the end token."""
-        own = read_config(self._path, None, 0, self._key).get_text_config().pad_token_id
-        known = [id for id in (own, self._tokenizer.pad_token_id) if id is not None]
-        return known[0] if known else self._tokenizer.eos_token_id
+    def _moments(self) -> ScoreMoments | None:
+        """The mean and deviation that are applied; None: none."""
+        if isinstance(self._normalize, ScoreMoments):
+            return self._normalize
+        if not self._normalize:
+            return None
+        key = f"{self._key}.normalize=true"
+        if (found := read_moments(self._config, f"{key}: config.json of {self._path}")) is None:
+            raise ValueError(
+                f"{key}: config.json of {self._path} has no mean and std, which a run with actor.head=score and a "
+                f"held-out set saves; give them as {self._key}.normalize={{mean: <number>, std: <number>}}"
+            )
+        return found

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rft.reward.models.grade import Grade
@@ -116,3 +118,24 @@ def test_a_path_without_a_language_model_is_refused_by_name(tmp_path):
         ValueError, match=r"^reward\.terms\.judge\.path=.*: Qwen3ForSequenceClassification is not a lan"
     ):
         scores(writing(tmp_path))
+
+
+@pytest.mark.parametrize(("make", "written"), [(node, 0), (writing, 8)])
+def test_no_forward_has_more_tokens_than_the_option_says(judge, make, written):
+    tokens = []  # of each forward, and those that are generated from it
+
+    def look(module, inputs):
+        if isinstance(module, nn.Embedding):
+            if inputs[0].shape[1] > 1:
+                tokens.append(0)
+            tokens[-1] += inputs[0].numel()
+
+    longest = max(ids.shape[1] for ids in asked(judge[2])) + written
+    hook = register_module_forward_pre_hook(look)
+    try:
+        for cap, together in [(longest, False), (2 * longest, False), (4 * longest, True)]:
+            tokens.clear()
+            scores(make(judge[0], micro_batch_tokens=cap))
+            assert max(tokens) <= cap and (len(tokens) == 1) == together
+    finally:
+        hook.remove()

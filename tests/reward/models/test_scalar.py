@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rft.actor.score_moments import ScoreMoments, save_moments
 from rft.data.encode.tokenizer import characters
 from tests.helpers import MODEL
 from tests.reward.reward_of import reward_of
@@ -28,7 +29,7 @@ def save(folder, kind=AutoModelForSequenceClassification, pad="own", **changes):
 
 def node(folder, **changes):
     options = {"template": "none", "template_arguments": {}, "system": None, "tools": None}
-    options |= {"micro_batch_tokens": 16, "dtype": "float32"}
+    options |= {"micro_batch_tokens": 16, "dtype": "float32", "normalize": False}
     target = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 0.5, "path": str(folder)}
     return target | options | changes
 
@@ -117,3 +118,31 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
 def test_its_options_are_checked_as_all_are(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         reward_of({"model": node(tmp_path, **changes)}, accuracy="model")
+
+
+def test_scores_are_normalized_by_the_moments_of_the_config_or_by_given_ones(tmp_path):
+    model, tokenizer = save(tmp_path)
+    expected = by_row(model, tokenizer)
+    save_moments(ScoreMoments(0.25, 0.5), tmp_path)
+    for normalize, (mean, std) in [(True, (0.25, 0.5)), ({"mean": 1.0, "std": 4.0}, (1.0, 4.0)), (False, (0.0, 1.0))]:
+        reward = reward_of({"model": node(tmp_path, normalize=normalize)}, "model")
+        reward.check()
+        found = reward.score(RESPONSES, ROWS).terms["model"]
+        torch.testing.assert_close(found, (expected - mean) / std, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("normalize", "message"),
+    [
+        (
+            True,
+            r"^reward\.terms\.model\.normalize=true: config\.json of .* has no mean and std, .*normalize={mean: <numb",
+        ),
+        ("yes", r"^reward\.terms\.model\.normalize: expected true or false or ScoreMoments, got 'yes'"),
+        ({"mean": 0.0, "std": 0.0}, r"^reward\.terms\.model\.normalize"),
+    ],
+)
+def test_what_cannot_normalize_is_refused_before_the_model_is_loaded(tmp_path, normalize, message):
+    save(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        reward_of({"model": node(tmp_path, normalize=normalize)}, "model").check()
