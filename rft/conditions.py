@@ -17,6 +17,8 @@ SAMPLED = "sampled texts"  # that train
 GIVEN = "given texts"  # that train
 ANSWERS = "answers to held-out prompts"
 GENERATION = "generated texts"  # that train, or answers
+SERVED_MODEL = "a served model"
+SERVED_REWARD = "served reward terms"
 Absent = Callable[[str], str]  # why a run lacks a part; empty for a part that it has
 
 

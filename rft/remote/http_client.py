@@ -44,11 +44,13 @@ class RequestRefused(RequestFailed):
     """A response with an HTTP status other than 2xx.
 
     Attributes:
+        status: of the response.
         missing: the server has no such endpoint.
     """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
+        self.status = status
         self.missing = status == 404
         self.busy = status in (429, 503)
         self.transient = status in (408, 409, 429) or status >= 500

@@ -1,12 +1,11 @@
-"""The retry policy that engines, teachers and judges share: concurrency, deadlines, repeated calls, pauses."""
+"""What the clients of servers share: pauses between repeated calls, and the limits of requests to model servers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
-from rft.remote.http_client import RequestFailed
 
 T = TypeVar("T")
 
@@ -29,18 +28,23 @@ class Backoff:
 
 
 @dataclass
-class RetryPolicy:
-    """Limits of the requests of one process; the yaml documents each option.
+class ServerPolicy:
+    """Limits of the requests of one process to servers that may start, fail and come back while the run waits; the yaml
+    documents each option.
 
     Attributes:
         concurrency: requests in flight at one server.
         retries: failures of a request, or of a group of requests, before the run fails.
         answer_s: deadline of one request, in seconds.
+        start_s: deadline of a wait for a server that is ready, in seconds.
+        poll_s: seconds between two probes of a server.
     """
 
     concurrency: PositiveInt
     retries: NonNegativeInt
     answer_s: Seconds
+    start_s: Seconds
+    poll_s: Seconds
 
     async def within_deadline(self, what: str, call: Awaitable[T]) -> T:
         """Awaits one request.
@@ -56,37 +60,3 @@ class RetryPolicy:
                 return await call
         except TimeoutError as error:
             raise TimeoutError(f"{what}, {self.answer_s:g} s") from error
-
-    async def repeat(self, what: str, request: Callable[[], Awaitable[T]], backoff: Backoff) -> T:
-        """Sends a request until it succeeds, at most `retries` + 1 times.
-
-        Args:
-            what: who waits for what, for the message.
-            request: sends the request and reads the response.
-            backoff: the pauses after failures.
-
-        Raises:
-            RequestFailed: the last failure, which may be one that a repetition does not cure; names the server.
-        """
-        for attempt in range(1, self.retries + 2):
-            try:
-                return await self.within_deadline(what, request())
-            except (RequestFailed, TimeoutError) as error:
-                cured_by_time = not isinstance(error, RequestFailed) or error.transient
-                if attempt > self.retries or not cured_by_time:
-                    raise RequestFailed(f"{error} (call {attempt} of {self.retries + 1})") from error
-            await asyncio.sleep(backoff.next())
-        raise AssertionError("a policy allows at least one call")
-
-
-@dataclass
-class ServerPolicy(RetryPolicy):
-    """The limits for servers that may start, fail and come back while the run waits.
-
-    Attributes:
-        start_s: deadline of a wait for a server that is ready, in seconds.
-        poll_s: seconds between two probes of a server.
-    """
-
-    start_s: Seconds
-    poll_s: Seconds

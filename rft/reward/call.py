@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from rft.errors import FunctionError
@@ -13,6 +13,7 @@ from rft.remote.retry import Backoff
 from rft.reward.build import build_term
 from rft.reward.failure import Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
+from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import Term, Unscored
 from rft.reward.workers import WorkerPool
 
@@ -23,11 +24,12 @@ PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated c
 
 
 @dataclass
-class CallOptions:
+class CallOptions(HostOptions):
     """How a reward term is called; the yaml documents each option.
 
     Attributes:
-        workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end.
+        workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end;
+            `http`, on servers of mode=serve.
         concurrency: worker processes, or calls of an async function at the same time.
         deadline_s: seconds of one execution, without waiting for a free worker; None: no limit.
         tries: calls of one response.
@@ -35,7 +37,7 @@ class CallOptions:
             number, or the run stops.
     """
 
-    workers: Literal["inline", "process"]
+    workers: Literal["inline", "process", "http"]
     concurrency: PositiveInt
     deadline_s: Seconds | None
     tries: PositiveInt
@@ -69,11 +71,29 @@ class Caller:
         self.failed = options.failed
         self._name = name
         self._tries = options.tries
-        self.runner = _runner(self.term, name, node, self._key, options)
+        self._called = self.term  # computes the values
+        if options.workers == "http":
+            self._called = HostedTerm(name, node, f"{self._key}.call", options)
+        self.runner = _runner(self._called, name, node, self._key, options)
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
-        return Calls(self.runner, self.term.rows_per_call, self._tries)
+        return Calls(self.runner, self._called.rows_per_call, self._tries)
+
+    @property
+    def hosted(self) -> bool:
+        """Servers compute the values."""
+        return self._called is not self.term
+
+    def check(self) -> None:
+        """Checks that the values can be computed; see `Term.check`."""
+        self._called.check()
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that a response to this row can be right and can be scored; see `Term.check_row`."""
+        self.term.check_row(row)
+        if self.hosted:
+            self._called.check_row(row)
 
     def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Stops the run if a response has no score and `failed=stop`.
@@ -84,7 +104,7 @@ class Caller:
         if self.failed != "stop":
             return
         for number, value in enumerate(outcomes):
-            if isinstance(value, Failure) and value.error is not None and self.term.rows_per_call is None:
+            if isinstance(value, Failure) and value.error is not None and self._called.rows_per_call is None:
                 raise value.error
             if isinstance(value, Unscored):
                 place = f"the reward term {self._name!r} failed on row {number}, response {head(responses[number])}"
@@ -208,6 +228,10 @@ def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) 
         raise ValueError(
             f"{place}.workers=process: this term is no function, so it is computed in the process of the run; remove it"
         )
+    if options.workers != "http" and (unread := [field.name for field in fields(HostOptions) if field.name in call]):
+        raise ValueError(f"{place}.{unread[0]}: only call.workers=http reads it; set that, or remove it")
+    if options.workers == "http" and options.deadline_s is None:
+        raise ValueError(f"{place}.deadline_s=null: a server may hang; set the seconds that a request may take")
     if options.workers == "inline" and not term.awaits:
         if options.deadline_s is not None:
             raise ValueError(

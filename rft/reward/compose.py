@@ -98,6 +98,8 @@ class WeightedSum:
         check = Checks()
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
+        if call.addresses and not any(term.caller.hosted for term in self._terms.values()):
+            raise ValueError("reward.call.addresses: no term has call.workers=http; set that, or remove them")
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
         self.offload: Offload = offload
@@ -116,8 +118,14 @@ class WeightedSum:
         """
         check = Checks()
         for term in self._terms.values():
-            check.run(term.caller.term.check)
+            check.run(term.caller.check)
         check.end()
+
+    def check_fields(self, row: Mapping[str, Any]) -> None:
+        """Checks that a row has the fields that its terms read; raises a ValueError that names one that is missing."""
+        for name in self._routes.terms(row):
+            if missing := [field for field in self._term(name).reads if field not in row]:
+                raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that a response to this row of the data set can be right, for every term that scores it.
@@ -125,10 +133,9 @@ class WeightedSum:
         Raises:
             ValueError: names the field and the cure.
         """
+        self.check_fields(row)
         for name in self._routes.terms(row):
-            if missing := [field for field in self._term(name).reads if field not in row]:
-                raise ValueError(f"the row has no field {missing[0]!r}, which reward.terms.{name} reads")
-            self._term(name).check_row(row)
+            self._terms[name].caller.check_row(row)
 
     def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
         """The terms that score a row, by name."""

@@ -8,6 +8,11 @@ KEYS = {
     "data.trains": "data.train_on",
     "after": "depends_on",
     "algorithm.resample_power": "algorithm.pick={name: resample, power: <number>}",
+    "reward.terms.judge_server.address": "reward.terms.judge_server.addresses=[<address>]",
+    **{
+        f"reward.terms.judge_server.{option}": f"reward.terms.judge_server.call.{option}"
+        for option in ("concurrency", "deadline_s", "tries")
+    },
 }
 GROUPS = {
     "rollout/sampling": "the keys of rollout itself, such as rollout.temperature",
@@ -111,7 +116,7 @@ ELSEWHERE = {
     # rewards
     ".custom_reward_function.path": "reward=function reward.terms.function.function",
     ".reward_funcs": "reward=function reward.terms.function.function",
-    ".remote_rm_url": "reward=function reward.terms.function.function",
+    ".remote_rm_url": '"reward/terms=[remote]" reward.terms.remote.addresses',
     ".reward_weights": "reward.terms.exact_match.weight",
     ".normalize_reward": "reward.terms.model.normalize",
     ".ref_reward_offload": "reward.offload=cpu",

@@ -9,10 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
-from rft.conditions import ANSWERS, GENERATION, GIVEN, ReadIf, ReadWith
+from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
+from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint import CheckpointOptions
 from rft.train.run_folder import RESULT
@@ -172,13 +173,16 @@ class Evaluate:
 
 
 @dataclass
-class Serve(Weights):
-    """The servers of mode=serve and their weights; see `rft.modes.serve`."""
+class Serve:
+    """The servers of mode=serve: of a model, or of reward terms; see `rft.modes.serve`."""
 
     host: str
     port: PositiveInt
-    count: PositiveInt
-    python: str | None
+    checkpoint: Annotated[Literal["latest", "best"] | NonNegativeInt | None, ReadWith(SERVED_MODEL)]
+    count: Annotated[PositiveInt, ReadWith(SERVED_MODEL)]
+    python: Annotated[str | None, ReadWith(SERVED_MODEL)]
+    token: Annotated[str | None, ReadWith(SERVED_REWARD)]
+    limits: Annotated[Limits, ReadWith(SERVED_REWARD)]
 
     def __post_init__(self) -> None:
         if not 1024 <= self.port <= 65536 - self.count:

@@ -10,12 +10,23 @@ from typing import Any
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import ROLES
-from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, fields_of, unread_options
+from rft.conditions import (
+    ANSWERS,
+    GENERATION,
+    GIVEN,
+    SAMPLED,
+    SERVED_MODEL,
+    SERVED_REWARD,
+    Absent,
+    fields_of,
+    unread_options,
+)
 from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
 from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
+from rft.rollout.server.servable import ServableEngine
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
@@ -60,6 +71,8 @@ def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
     unread = unread_keys(parts) if mode in TRAINING_MODES else {}
     if mode == "evaluate":  # it takes the yaml file of a run, so that only the command line counts
         unread, typed = unread_by_evaluate(parts.root), {key: place for key, place in typed.items() if not place}
+    if mode == "serve":
+        unread = unread_serve_keys(parts)
     for key, place in typed.items():
         node = key.split(".")[0]
         if node in MODE_NODES and node != mode and not place:
@@ -112,6 +125,19 @@ def unread_by_evaluate(root: Mapping[str, Any]) -> dict[str, str]:
     if evaluate.responses is not None:
         found |= dict.fromkeys(OF_SAMPLED_ANSWERS, f"evaluate.responses={evaluate.responses} has the answers")
     return found
+
+
+def unread_serve_keys(parts: Parts) -> dict[str, str]:
+    """The reason for every key of `serve` that mode=serve does not read."""
+    engine = parts.engine.factory
+    served = issubclass(engine, ServableEngine)
+    no_model = f"rollout.engine._target_={engine.__name__} has no servers, so reward terms are served"
+    absent = {
+        SERVED_MODEL: "" if served else no_model,
+        SERVED_REWARD: "a model is served; rollout=hf serves reward terms" if served else "",
+    }
+    serve = parts.root["serve"]
+    return unread_options(type(serve), fields_of(serve), "serve", lambda part: absent[part])
 
 
 def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""Section `reward`: calls per second of a rule in the process of the run and in worker processes, with and without
-faults, and of the same rule in a plain pool of processes, which has no deadline.
+"""Section `reward`: calls per second of a rule in the process of the run, in worker processes, with and without faults,
+and on a server; and of the same rule in a plain pool of processes, which has no deadline, and in plain requests.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import machine, show
+from bench.reward_servers import REQUESTS, ROWS, plain_posts, serving
+from rft.remote.call_pool import BreakerOptions
 from rft.reward import REWARDS
 from rft.reward.call import CallOptions
 from rft.reward.compose import CanaryOptions, WeightedSum
@@ -64,12 +66,14 @@ def run(arguments: argparse.Namespace) -> None:
     rows = [{"answer": f"#### {number}"} for number in range(arguments.calls)]
     expected = [float(number % 2 == 0) for number in range(arguments.calls)]
     context = get_context("spawn")
-    with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool, serving(NODE) as address:
         sides: dict[str, Callable[[], list[float]]] = {
             "inline": scored("gsm8k", "inline", arguments.workers, texts, rows),
             "workers": scored("gsm8k", "process", arguments.workers, texts, rows),
             "workers, faults": scored("faulty", "process", arguments.workers, texts, rows),
             "plain pool": lambda: list(pool.map(plain, zip(texts, rows, strict=True))),
+            "server": scored("gsm8k", "http", REQUESTS, texts, rows, [address]),
+            "plain posts": plain_posts(address, texts, rows),
         }
         seconds = {name: measured(name, side, expected, arguments.repeats) for name, side in sides.items()}
     rates = {name: arguments.calls / statistics.median(found) for name, found in seconds.items()}
@@ -80,19 +84,24 @@ def run(arguments: argparse.Namespace) -> None:
         "seconds": seconds,
         "calls_per_s": rates,
         "ratio": {name: rate / rates["plain pool"] for name, rate in rates.items()},
+        "server_to_plain_posts": rates["server"] / rates["plain posts"],
     }
     show(Console(), arguments.out, numbers, table(numbers))
 
 
 def scored(
-    name: str, kind: Any, workers: int, texts: list[str], rows: list[dict[str, Any]]
+    name: str, kind: Any, workers: int, texts: list[str], rows: list[dict[str, Any]], addresses: list[str] | None = None
 ) -> Callable[[], list[float]]:
     """Scores all texts with a rule by its name; NaN where there is no score."""
-    call = CallOptions(workers=kind, concurrency=workers, deadline_s=None, tries=1, failed="drop_row")
-    own = {"concurrency": workers, "deadline_s": 10.0} if kind == "process" else {}
+    breaker = BreakerOptions(failures=5, pause_s=10.0)
+    call = CallOptions(
+        addresses=addresses or [], token=None, rows_per_request=ROWS, breaker=breaker,
+        workers=kind, concurrency=workers, deadline_s=None, tries=1, failed="drop_row",
+    )  # fmt: skip
+    own = {} if kind == "inline" else {"concurrency": workers, "deadline_s": 10.0}
     term = {"name": name, "weight": 1.0, "call": own, **NODE}
     no_canary = CanaryOptions(path=None, columns={}, every=1, samples=1, bound=0.0)
-    reward = WeightedSum({"rule": term}, "rule", call, 1.0, {}, None, no_canary)
+    reward = WeightedSum({name: term}, name, call, 1.0, {}, None, no_canary)
     return lambda: reward.score(texts, rows).total.tolist()
 
 
@@ -116,7 +125,8 @@ def measured(name: str, side: Callable[[], list[float]], expected: list[float], 
 
 def table(numbers: dict[str, Any]) -> Table:
     """Calls per second of every side."""
-    made = Table(title=f"{numbers['calls']} calls of the rule gsm8k, {numbers['workers']} workers")
+    title = f"{numbers['calls']} calls of the rule gsm8k, {numbers['workers']} workers; requests of {ROWS} responses"
+    made = Table(title=title)
     made.add_column("side")
     made.add_column("calls/s", justify="right")
     made.add_column("times the plain pool", justify="right")

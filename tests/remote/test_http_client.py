@@ -219,3 +219,9 @@ def test_requests_are_not_logged(says, caplog):
     with caplog.at_level(logging.INFO):
         asyncio.run(client.get("/"))
     assert not caplog.messages
+
+
+def test_time_may_cure_a_server_that_is_busy_or_fails_but_not_a_wrong_request():
+    assert all(RequestRefused("", status).transient for status in (408, 409, 429, 500, 503))
+    assert not any(RequestRefused("", status).transient for status in (400, 401, 404, 413, 422))
+    assert RequestFailed("").transient and BadResponse("").transient

@@ -155,7 +155,8 @@ def test_balance_on_two_ranks(tmp_path):
 @pytest.mark.slow
 def test_calls_of_a_reward_per_second(tmp_path):
     numbers = call("reward", tmp_path / "reward.json", "--calls", "2100")
-    assert set(numbers["calls_per_s"]) == {"inline", "workers", "workers, faults", "plain pool"}
+    sides = {"inline", "workers", "workers, faults", "plain pool", "server", "plain posts"}
+    assert set(numbers["calls_per_s"]) == sides and numbers["server_to_plain_posts"] > 0
     assert all(rate > 0 for rate in numbers["calls_per_s"].values()) and numbers["ratio"]["plain pool"] == 1.0
 
 

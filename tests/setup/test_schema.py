@@ -76,8 +76,9 @@ COMPANIONS = {
     "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],
     "reward/terms/judge_server": [
         "reward.accuracy=judge_server",
-        *("reward.terms.judge_server.address=http://here:8000/v1", "reward.terms.judge_server.model=some"),
+        *("reward.terms.judge_server.addresses=[http://here:8000/v1]", "reward.terms.judge_server.model=some"),
     ],
+    "reward/terms/remote": ["reward.accuracy=remote", "reward.terms.remote.addresses=[http://here:8000]"],
     "reward/terms/verdict": ["reward.accuracy=verdict"],
     "reward/terms/model": ["reward.accuracy=model", "reward.terms.model.path=some/model"],
     "reward/terms/process_model": ["reward.accuracy=process_model", "reward.terms.process_model.path=some/model"],

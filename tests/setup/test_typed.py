@@ -50,6 +50,10 @@ REFUSED = {  # overrides, the key that is refused, and the reason
     ),
     "data.max_response_tokens=8": (["rollout.max_new_tokens=4"], "rollout.max_new_tokens=4 takes its place"),
     "serve.port=9000": ([], "mode=train does not read it"),
+    "serve.count=2": (["mode=serve"], "HFEngine has no servers, so reward terms are served"),
+    "serve.checkpoint=null": (["mode=serve"], "so reward terms are served"),
+    "serve.token=MY_KEY": (["mode=serve", "rollout=vllm_server"], "a model is served; rollout=hf serves reward terms"),
+    "serve.limits.rows=8": (["mode=serve", "rollout=vllm_server"], "a model is served"),
 }
 READ = [  # the same keys in runs that read them
     ["algorithm/terms=[kl]", "reference.micro_batch_tokens=7"],
@@ -59,7 +63,8 @@ READ = [  # the same keys in runs that read them
     ["rollout.temperature=0.7", "rollout.top_p=0.9", "algorithm.group_size=4", "data.train_on=last"],
     ["algorithm=sft", "data.train_on=last", "rollout.max_new_tokens=5"],
     ["data.max_response_tokens=8"],
-    ["mode=serve", "serve.port=9000"],
+    ["mode=serve", "serve.port=9000", "serve.token=MY_KEY", "serve.limits.rows=8"],
+    ["mode=serve", "rollout=vllm_server", "serve.count=2", "serve.checkpoint=null"],
     ["mode=generate", "algorithm=sft", "rollout.temperature=0.7"],
     ["algorithm=raft", "reward.terms.exact_match.weight=2"],
 ]

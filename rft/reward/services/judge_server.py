@@ -1,21 +1,14 @@
-"""A judge behind a server with OpenAI's chat completions API, which vLLM and SGLang have too."""
+"""A judge behind servers with OpenAI's chat completions API, which vLLM and SGLang have too."""
 
-import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.ranges import PositiveInt, Seconds
-from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.retry import Backoff, RetryPolicy
+from rft.ranges import PositiveInt
+from rft.remote.call_pool import BreakerOptions
+from rft.remote.http_client import ServerClient
 from rft.reward.models.grade import Grade, about_one
-from rft.reward.term import Term, Unscored
-
-PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls
-
-
-class JudgeFailed(OSError):
-    """A judge that returned no verdict; the message names the yaml key, the address and the problem."""
+from rft.reward.services.servers import Servers
+from rft.reward.term import Term
 
 
 class ServedJudge(Term):
@@ -23,28 +16,27 @@ class ServedJudge(Term):
 
     Args:
         key: supplied; the term's place in the yaml.
-        address: of the server, with the version: http://host:8000/v1.
-        model: its name on the server.
+        addresses: of the servers, with the version: http://host:8000/v1.
+        model: its name on the servers.
         question: the question about a response, see `Question`.
         grade: how the text becomes a number, see `Grade`.
         system: message in front of the question, or null.
         max_new_tokens: of the judge's text.
         body: more fields of the request, such as those of the chat template.
-        token: the name of the environment variable that holds the server's API key, or null where it needs none.
-        concurrency: requests in flight of each process.
-        deadline_s: seconds that one call may take.
-        tries: calls for one question.
+        token: the name of the environment variable that holds the servers' API key, or null where they need none.
+        breaker: when a server gets no requests.
 
     Raises:
-        ValueError: question, grade or address are malformed, or a number is below 1; names the key.
+        ValueError: question, grade or addresses are malformed, or a number is below 1; names the key.
     """
 
     awaits = True
+    rows_per_call = 1
 
     def __init__(
         self,
         key: str,
-        address: str,
+        addresses: list[str],
         model: str,
         question: dict[str, Any],
         grade: dict[str, Any],
@@ -52,85 +44,41 @@ class ServedJudge(Term):
         max_new_tokens: PositiveInt,
         body: dict[str, Any],
         token: str | None,
-        concurrency: PositiveInt,
-        deadline_s: Seconds,
-        tries: PositiveInt,
+        breaker: BreakerOptions,
     ) -> None:
-        if not address.startswith(("http://", "https://")):
-            raise ValueError(f"{key}.address={address}: write it as http://host:8000/v1")
         self._key = key
-        self._address = address.rstrip("/")
+        self._servers = Servers(key, addresses, token, breaker)
         self._model = model
         self._question = about_one(question, key)
         self._grade = Grade.of(grade, self._question.words, f"{key}.grade")
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._body = {"model": model, "temperature": 0.0, "max_tokens": max_new_tokens, **body}
-        self._token = token
-        self._policy = RetryPolicy(concurrency=concurrency, retries=tries - 1, answer_s=deadline_s)
         self.reads = self._question.reads
 
     def check(self) -> None:
-        """Checks that the server has the model. Raises a ValueError that names the key and the cure."""
-        if self._token is not None and self._token not in os.environ:
-            raise ValueError(f"{self._key}.token={self._token}: there is no such environment variable; set it")
-        try:
-            known = asyncio.run(self._models())
-        except JudgeFailed as error:
-            raise ValueError(str(error)) from error
-        if self._model not in known:
-            raise ValueError(
-                f"{self._key}.model={self._model}: {self._address} serves {', '.join(known)}; name one of these"
-            )
+        """Checks that the servers have the model. Raises a ValueError that names the key and the cure."""
+        for name, known in self._servers.ask_all(_models):
+            if self._model not in known:
+                raise ValueError(
+                    f"{self._key}.model={self._model}: {name} serves {', '.join(known)}; name one of these"
+                )
 
-    async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """See `Term.values`; a question without an answer within the allowed calls is `Unscored`."""
-        questions = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
-        return await self._ask_all(questions)
+    async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+        """See `Term.values`; of one response. A `Failure` has one of the reasons of `Servers.post`."""
+        (response,), (row,) = responses, rows
+        question = {"role": "user", "content": self._question.ask(row, response=response)}
+        body = self._body | {"messages": [*self._system, question]}
+        return await self._servers.post("/chat/completions", body, self._read)
 
-    async def _ask_all(self, questions: Sequence[str]) -> list[float | Unscored]:
-        client, slots = self._client(), asyncio.Semaphore(self._policy.concurrency)
+    def _read(self, answer: Any) -> list[float]:
+        text = answer["choices"][0]["message"]["content"]
+        if not isinstance(text, str | None):
+            raise ValueError(f"choices[0].message.content: {text!r:.40} is no text")
+        return [self._grade(text or "")]
 
-        async def ask(question: str) -> float | Unscored:
-            async with slots:
-                try:
-                    return self._grade(await self._text(client, question))
-                except JudgeFailed as error:
-                    return Unscored(f"no answer: {error}")
 
-        return await asyncio.gather(*map(ask, questions))
-
-    async def _text(self, client: ServerClient, question: str) -> str:
-        """The judge's text."""
-        body = self._body | {"messages": [*self._system, {"role": "user", "content": question}]}
-
-        async def post() -> str:
-            answer = await client.post("/chat/completions", body)
-            with client.parse("the answer of /chat/completions"):
-                return str(answer["choices"][0]["message"]["content"] or "")
-
-        return await self._repeat(post)
-
-    async def _models(self) -> list[str]:
-        """The models that the server has."""
-        client = self._client()
-
-        async def get() -> list[str]:
-            answer = await client.get("/models")
-            with client.parse("the answer of /models"):
-                return [str(model["id"]) for model in answer["data"]]
-
-        return await self._repeat(get)
-
-    async def _repeat(self, request: Any) -> Any:
-        what = f"{self._key}.address={self._address}: waits for an answer"
-        try:
-            return await self._policy.repeat(what, request, Backoff(*PAUSES_S))
-        except RequestFailed as error:
-            raise JudgeFailed(
-                f"{error}; check the server, or raise {self._key}.tries={self._policy.retries + 1} or "
-                f"{self._key}.deadline_s={self._policy.answer_s:g}"
-            ) from error
-
-    def _client(self) -> ServerClient:
-        headers = {} if self._token is None else {"Authorization": f"Bearer {os.environ[self._token]}"}
-        return ServerClient(f"{self._key}.address={self._address}", self._address, headers, use_proxies=True)
+async def _models(client: ServerClient) -> tuple[str, list[str]]:
+    """The name of a server and the models that it has."""
+    answer = await client.get("/models")
+    with client.parse("the answer of /models"):
+        return client.name, [str(model["id"]) for model in answer["data"]]

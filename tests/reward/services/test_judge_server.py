@@ -8,9 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rft.errors import FunctionError
+from tests.helpers import yaml_options
 from tests.reward.models.test_scalar import RESPONSES, ROWS
 from tests.reward.reward_of import reward_of
 
+GRADE = {"pattern": r"(?i)verdict: (\w+)", "unparsed": 0.5}
 QUESTION = {"text": "{prompt}={response}", "words": ["Yes", "No"]}
 SCORES = [1.0, 0.0, 3.0, 0.5]  # 1+1=2, 2=12, 1+2+3+4=10, 9+9=
 TEXTS = {"1+1=2": "Sure.\nVerdict: Yes", "2=12": "verdict: no", "1+2+3+4=10": "Verdict: 3", "9+9=": None}
@@ -61,16 +63,12 @@ def server():
         thread.join()
 
 
-def judge(server, **changes):
-    node = {
-        "_target_": "rft.reward.services.judge_server.ServedJudge",
-        "weight": 1.0,
-        "model": "wise",
-        "question": QUESTION,
-    }
-    node |= {"address": f"http://127.0.0.1:{server.server_port}/v1/", "system": None, "max_new_tokens": 8, "body": {}}
-    node |= {"grade": {"pattern": r"(?i)verdict: (\w+)", "unparsed": 0.5}, "token": None, "concurrency": 3}
-    return reward_of({"judge": node | {"deadline_s": 30.0, "tries": 2} | changes}, "judge")
+def judge(server, call=None, **changes):
+    node = yaml_options("reward/terms/judge_server.yaml")["judge_server"] | {"grade": GRADE, "question": QUESTION}
+    node |= {"_target_": "rft.reward.services.judge_server.ServedJudge", "model": "wise"}
+    node |= {"addresses": [f"http://127.0.0.1:{server.server_port}/v1/"], "max_new_tokens": 8}
+    call = {"concurrency": 3, "deadline_s": 30.0, "tries": 2, "failed": "stop", **(call or {})}
+    return reward_of({"judge": node | {"call": call} | changes}, "judge")
 
 
 def test_every_response_is_asked_about_once(server, monkeypatch):
@@ -92,40 +90,45 @@ def test_every_response_is_asked_about_once(server, monkeypatch):
 
 def test_what_fails_once_is_asked_again(server):
     server.faults = [500, 429, "garbage", "silent"]
-    assert judge(server, deadline_s=0.5, concurrency=4).score(RESPONSES, ROWS).total.tolist() == SCORES
+    call = {"deadline_s": 0.5, "concurrency": 4}
+    assert judge(server, call).score(RESPONSES, ROWS).total.tolist() == SCORES
     assert sum(server.asked.values()) == 8
 
 
+def test_a_question_that_a_server_does_not_answer_goes_to_another(server):
+    addresses = ["http://127.0.0.1:9/v1", f"http://127.0.0.1:{server.server_port}/v1"]
+    reward = judge(server, {"tries": 1}, addresses=addresses)
+    reward.check()
+    assert reward.score(RESPONSES, ROWS).total.tolist() == SCORES
+
+
 @pytest.mark.parametrize(
-    ("faults", "calls", "said"),
+    ("faults", "calls", "reason", "said"),
     [
-        ([503, 503], 2, 'POST /chat/completions: status 503: {"error": "out of order"} (call 2 of 2)'),
-        ([400], 1, "POST /chat/completions: status 400"),
-        (["garbage"] * 2, 2, "the answer of /chat/completions cannot be read: IndexError"),
-        (["silent"] * 2, 2, "waits for an answer, 0.5 s (call 2 of 2)"),
+        ([503, 503], 2, "refused", 'POST /chat/completions: status 503: {"error": "out of order"}'),
+        ([400], 1, "refused", "POST /chat/completions: status 400"),
+        (["garbage"] * 2, 2, "bad_response", "the answer of /chat/completions cannot be read: IndexError"),
+        (["silent"] * 2, 2, "deadline", "not done in deadline_s=0.5"),
     ],
 )
-def test_what_fails_for_good_is_unscored_or_ends_the_run_by_name(server, faults, calls, said):
+def test_what_fails_for_good_is_unscored_or_ends_the_run_by_name(server, faults, calls, reason, said):
     server.faults = list(faults)
-    deadline_s = 0.5 if "silent" in faults else 30.0
-    found = judge(server, deadline_s=deadline_s, call={"failed": "drop_row"}).score(RESPONSES[:1], ROWS[:1])
+    call = {"deadline_s": 0.5 if "silent" in faults else 30.0}
+    found = judge(server, call | {"failed": "drop_row"}).score(RESPONSES[:1], ROWS[:1])
     assert found.total.isnan().tolist() == [True] and sum(server.asked.values()) == calls
-    assert found.unscored[0]["judge"].startswith("no answer: reward.terms.judge.address=http://127.0.0.1:")
+    assert found.unscored == [{"judge": reason}]
     server.faults = list(faults)
-    with pytest.raises(FunctionError) as caught:
-        judge(server, deadline_s=deadline_s).score(RESPONSES[:1], ROWS[:1])
-    assert said in str(caught.value) and said in found.unscored[0]["judge"]
+    with pytest.raises(FunctionError, match=r"^the reward term 'judge' failed on row 0") as caught:
+        judge(server, call).score(RESPONSES[:1], ROWS[:1])
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "foolish"}, r"model=foolish: http://.* serves wise; name one of these"),
-        (
-            {"address": "http://127.0.0.1:9/v1", "tries": 1},
-            r"address=http://127.0.0.1:9/v1: GET /models: .*Connect call failed.*\(call 1 of 1\).*tries=1",
-        ),
-        ({"address": "127.0.0.1:9"}, r"address=127.0.0.1:9: write it as http://host:8000/v1"),
+        ({"model": "foolish"}, r"model=foolish: .*http://.* serves wise; name one of these"),
+        ({"addresses": ["http://127.0.0.1:9/v1"]}, r"addresses\[0\]=.*: GET /models: .*Connect call failed"),
+        ({"addresses": ["127.0.0.1:9"]}, r"addresses\[0\]: 127.0.0.1:9 is not a URL"),
         ({"token": "NO_SUCH_KEY"}, r"token=NO_SUCH_KEY: there is no such environment variable"),
         ({"question": QUESTION | {"text": "{a}{b}"}}, r"question\.text compares {a} and {b}"),
     ],

@@ -1,5 +1,6 @@
 """What tests of real servers share: the interpreters that have them, their processes and their shared memory."""
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from rft.remote.call_pool import BreakerOptions
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge
 
@@ -25,9 +27,8 @@ def judges(engine, model):
     question, grade = {"text": "{prompt}{response}", "words": ["a", "b"]}, {"pattern": r"^(.*)$", "unparsed": -1.0}
     peer = engine._servers[0].client
     name = engine._loop.run(peer.get("/v1/models"))["data"][0]["id"]
-    judge = ServedJudge(
-        "judge", f"http://{peer.host}:{peer.port}/v1", name, question, grade, None, 1, {}, None, 4, 60.0, 1
-    )
+    addresses, breaker = [f"http://{peer.host}:{peer.port}/v1"], BreakerOptions(failures=5, pause_s=10.0)
+    judge = ServedJudge("judge", addresses, name, question, grade, None, 1, {}, None, breaker)
     judge.check()
     said = {}
     for text in map(str, range(40)):
@@ -35,7 +36,11 @@ def judges(engine, model):
         if int(best) not in (1, 5, 6):  # these end a text
             said[text] = engine._tokenizer.decode([int(best)])
     graded = [Grade(**grade, words=["a", "b"], key="")(text) for text in said.values()]
-    return len({*graded}) > 4 and judge.values([*said], [{"prompt": "3a"}] * len(said)) == graded
+
+    async def judged():
+        return [value for text in said for value in await judge.values([text], [{"prompt": "3a"}])]
+
+    return len({*graded}) > 4 and asyncio.run(judged()) == graded
 
 
 def processes_of(port):

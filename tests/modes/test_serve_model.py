@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from rft.data.encode.tokenizer import characters
-from rft.modes.serve import local_model, serve
+from rft.modes.serve import serve
+from rft.modes.serve_model import local_model
 from rft.remote.http_client import ServerClient
 from rft.remote.server_process import free_port
 from rft.rollout.server.sglang import SGLangApi
@@ -47,7 +48,7 @@ class Servers(VLLMServers):
 
 def start(folder, *overrides):
     command = [sys.executable, "-m", "rft.main", "mode=serve", "rollout=vllm_server", f"output_dir={folder}/run"]
-    command += ["rollout.engine._target_=tests.modes.test_serve.Servers", *overrides]
+    command += ["rollout.engine._target_=tests.modes.test_serve_model.Servers", *overrides]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     # A script's background ignores interrupts, and so does what is started there.
     command = [sys.executable, "-c", INTERRUPTIBLE, *command]
@@ -173,10 +174,3 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
 def test_wrong_options_are_named(override, message, resolved):
     with pytest.raises(ValueError, match=message):
         serve(resolved("rollout=vllm_server", override), Console(quiet=True))
-
-
-def test_an_engine_without_servers_is_refused(resolved):
-    with pytest.raises(
-        ValueError, match=r"mode=serve: rollout\.engine\._target_=HFEngine has no servers; choose a roll"
-    ):
-        serve(resolved("rollout=hf"), Console(quiet=True))

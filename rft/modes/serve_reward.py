@@ -1,0 +1,105 @@
+"""The server of reward terms of `mode=serve`. Runs use it with the term `remote` or with `call.workers=http`."""
+
+import importlib.util
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from rft.distributed import start
+from rft.registry import Target
+from rft.reward.compose import OWN, WeightedSum
+from rft.reward.services.protocol import fingerprint
+from rft.setup.components import Components
+
+REPORTED = "drop_row"  # of `call.failed`: the answer has the reason, and the run that asked decides
+
+
+def serve_reward(parts: Components, console: Console) -> None:
+    """Serves the terms of the reward until SIGINT or SIGTERM. The requests in flight are answered first.
+
+    Args:
+        parts: of the config.
+        console: for messages.
+
+    Raises:
+        ValueError: the port is taken, the token or a package is missing, or a term is not ready; names the key.
+    """
+    options = parts.run.serve
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"mode=serve needs the package {package} for reward terms: pip install 'rft[serve]'")
+    if options.token is not None and options.token not in os.environ:
+        raise ValueError(f"serve.token={options.token}: there is no such environment variable; set it")
+    parts.check_dependencies()
+    node = reporting(parts.config["reward"])
+    reward: WeightedSum = Target(node, "reward").build()
+    reward.check()
+    reward.place(start(parts.strategy.factory.device(parts.strategy.options)).device)
+    try:
+        listening = socket.create_server((options.host, options.port), backlog=options.limits.requests)
+    except OSError as error:
+        raise ValueError(f"serve.port={options.port}, serve.host={options.host}: {error}; choose another") from error
+    address = f"http://{options.host}:{options.port}"
+    said = (
+        f"serving the reward terms {','.join(reward.names)} at {address}",
+        "a run uses their sum with",
+        f'    "reward/terms=[remote]" reward.accuracy=remote "reward.terms.remote.addresses=[{address}]"',
+    )
+    for line in said:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    try:
+        _run(reward, fingerprints(node), parts, listening)
+    finally:
+        reward.close()
+    console.print("stopped")
+
+
+def _run(reward: WeightedSum, marks: Mapping[str | None, str], parts: Components, listening: socket.socket) -> None:
+    """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
+    import uvicorn
+
+    from rft.reward.serving.app import make_app
+
+    options = parts.run.serve
+    token = None if options.token is None else os.environ[options.token]
+    app = make_app(reward, marks, options.limits, token)
+    end_s = options.limits.end_s
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        return
+
+
+def reporting(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The node of a reward whose terms report every response without a score.
+
+    Raises:
+        ValueError: a `failed` puts something in the place of a score; names the key.
+    """
+    nodes = {"reward": node, **{f"reward.terms.{name}": term for name, term in node["terms"].items()}}
+    for key, one in nodes.items():
+        failed = one.get("call", {}).get("failed", REPORTED)
+        if failed not in ("stop", REPORTED):
+            raise ValueError(
+                f"{key}.call.failed={failed}: a server answers with the reason in the place of a score, and the run "
+                f"that asks decides by its own call.failed; set {REPORTED} here"
+            )
+    terms = {
+        name: {**term, "call": {**term.get("call", {}), "failed": REPORTED}} for name, term in node["terms"].items()
+    }
+    return {**node, "call": {**node["call"], "failed": REPORTED}, "terms": terms}
+
+
+def fingerprints(node: Mapping[str, Any]) -> dict[str | None, str]:
+    """The fingerprints of the terms of a reward by name, and of their sum, None; without the options of calls."""
+    terms = {name: {key: value for key, value in term.items() if key != "call"} for name, term in node["terms"].items()}
+    own = {name: {key: value for key, value in term.items() if key not in OWN} for name, term in terms.items()}
+    of_sum = fingerprint({"terms": terms, "route": node["route"]})
+    return {**{name: fingerprint(options) for name, options in own.items()}, None: of_sum}

@@ -1,0 +1,65 @@
+"""The values of a term that servers of `mode=serve` compute: `call.workers=http`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rft.ranges import PositiveInt
+from rft.remote.call_pool import BreakerOptions
+from rft.reward.services.protocol import SCORE, check_json, check_servers, fingerprint, read_scores, score_body
+from rft.reward.services.servers import Servers
+from rft.reward.term import Term
+
+
+@dataclass
+class HostOptions:
+    """The servers that compute a term; the yaml documents each option.
+
+    Attributes:
+        addresses: of the servers.
+        token: the name of the environment variable with their bearer token, or None.
+        rows_per_request: most responses of a request.
+        breaker: when a server gets no requests.
+    """
+
+    addresses: list[str]
+    token: str | None
+    rows_per_request: PositiveInt
+    breaker: BreakerOptions
+
+
+class HostedTerm(Term):
+    """Computes the values of a term on servers that have the same term.
+
+    Args:
+        name: of the term, here and on the servers.
+        node: of the term in the yaml; the servers must have the same options.
+        key: of the options in the yaml.
+        options: of the servers.
+    """
+
+    awaits = True
+
+    def __init__(self, name: str, node: Mapping[str, Any], key: str, options: HostOptions) -> None:
+        self._name = name
+        self._key = key
+        self._fingerprint = fingerprint(node)
+        self._servers = Servers(key, options.addresses, options.token, options.breaker)
+        self.rows_per_call = options.rows_per_request
+
+    def check(self) -> None:
+        """See `Term.check`: the servers have this term with the same options."""
+        if check_servers(self._servers, self._key, self._name, self.rows_per_call or 1) != self._fingerprint:
+            raise ValueError(
+                f"{self._key}.addresses: the servers have other options of the term {self._name!r}; start them with "
+                "those of this run, or correct them here"
+            )
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`: the whole row is sent."""
+        check_json(row, f"remove it from the rows, or set another {self._key}.workers")
+
+    async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+        """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""
+        body = score_body(responses, rows, self._name)
+        return await self._servers.post(SCORE, body, lambda answer: read_scores(body, answer, self._fingerprint))

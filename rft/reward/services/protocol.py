@@ -1,0 +1,149 @@
+"""The protocol between a run and a server of `mode=serve`.
+
+POST /score {"id": text, "term": name or null, "responses": [N texts], "rows": [N objects]} is answered with {"id": the
+same text, "fingerprint": of the term, or of all with null, "count": N, "results": [N objects]}. A result has `total` (a
+number, or null without a score), `terms` and `numbers` (values by name, without those that are missing) and `unscored`
+(the reason by the name of every term without a value).
+
+GET /health is answered with {"ready": true, "terms": {name: fingerprint}, "sum": fingerprint of all, "rows": most
+responses of a request, ...}.
+"""
+
+import hashlib
+import json
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft.registry import did_you_mean
+from rft.remote.http_client import ServerClient
+from rft.reward.services.servers import Servers
+from rft.reward.term import Unscored
+
+SCORE, HEALTH = "/score", "/health"
+NO_SCORE = "no_score"
+
+
+def fingerprint(options: Mapping[str, Any]) -> str:
+    """A hash of options of the yaml: equal options compute the same values."""
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def score_body(responses: Sequence[str], rows: Sequence[Mapping[str, Any]], term: str | None) -> dict[str, Any]:
+    """The body of a request for the values of a term, or the totals (None), of N responses to N rows."""
+    return {"id": secrets.token_hex(8), "term": term, "responses": list(responses), "rows": list(rows)}
+
+
+def read_scores(body: Mapping[str, Any], answer: Any, expected: str | None) -> list[Any]:
+    """The values in the answer to a request.
+
+    Args:
+        body: of the request.
+        answer: its JSON.
+        expected: the fingerprint that the servers had before the run; None: they were not asked.
+
+    Returns:
+        For each response a mapping with the value as `score` and the numbers beside it, or `Unscored`.
+
+    Raises:
+        KeyError, TypeError, ValueError: the answer is malformed, or that to another request or with other options.
+    """
+    if answer["id"] != body["id"]:
+        raise ValueError(f"it is for the request {answer['id']!r:.40}, not for {body['id']!r}")
+    if expected is not None and answer["fingerprint"] != expected:
+        raise ValueError(f"its options are not those that were checked (fingerprint {answer['fingerprint']!r:.40})")
+    results, count, term = answer["results"], len(body["responses"]), body["term"]
+    if type(answer["count"]) is not int or not answer["count"] == len(results) == count:
+        raise ValueError(f"count={answer['count']!r:.40} and {len(results)} results for {count} responses")
+    return [_total(one) if term is None else _value(one, term) for one in results]
+
+
+def number_in(value: Any, place: str) -> float:
+    """A finite number of an answer; raises a ValueError that names the place for anything else, true and false too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{place}: {value!r:.40} is no number")
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{place}: {value!r:.40} is not finite")
+    return float(value)
+
+
+def numbers_in(values: Any, place: str) -> dict[str, float]:
+    """The numbers of an object; raises a ValueError as `number_in`."""
+    return {name: number_in(value, f"{place}.{name}") for name, value in object_in(values, place).items()}
+
+
+def object_in(value: Any, place: str) -> dict[str, Any]:
+    """An object of an answer; raises a ValueError that names the place for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: {value!r:.40} is no object")
+    return value
+
+
+def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> str:
+    """Asks the servers whether they can score, before the run.
+
+    Args:
+        servers: of the term.
+        key: of its node in the yaml.
+        term: whose values are needed; None: the sum.
+        rows: responses of a request.
+
+    Returns:
+        The fingerprint of the term, or of the sum.
+
+    Raises:
+        ValueError: no server answers, one cannot score these requests, or two differ; names the key and the cure.
+    """
+    found = servers.ask_all(_health)
+    for health in found:
+        known = health["terms"]
+        if term is not None and term not in known:
+            there = f"{health['name']} has no term {term!r}, but {', '.join(known)}{did_you_mean(term, known)}"
+            raise ValueError(f"{key}.addresses: {there}; start it with this term, or name another")
+        if rows > health["rows"]:
+            raise ValueError(
+                f"{key}.rows_per_request={rows}: {health['name']} takes {health['rows']}; set it to that, or raise "
+                "serve.limits.rows of the server"
+            )
+    prints = [health["sum"] if term is None else health["terms"][term] for health in found]
+    if other := [health["name"] for health, mark in zip(found, prints, strict=True) if mark != prints[0]]:
+        raise ValueError(
+            f"{key}.addresses: {found[0]['name']} and {other[0]} have other options; start them with the same"
+        )
+    return str(prints[0])
+
+
+async def _health(client: ServerClient) -> dict[str, Any]:
+    answer = await client.get(HEALTH)
+    with client.parse(f"the answer of {HEALTH}"):
+        terms, rows = dict(answer["terms"]), int(answer["rows"])
+        return {"name": client.name, "terms": terms, "sum": answer["sum"], "rows": rows}
+
+
+def check_json(row: Mapping[str, Any], cure: str) -> None:
+    """Checks that the fields of a row are JSON; raises a ValueError that names the one that is not, and the cure."""
+    for field, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the field {field!r} is no JSON ({error}); {cure}") from error
+
+
+def _value(result: Mapping[str, Any], term: str) -> Any:
+    """The value of one term, with its further numbers."""
+    unscored, terms = object_in(result["unscored"], "unscored"), object_in(result["terms"], "terms")
+    if term in unscored or term not in terms:
+        return Unscored(str(unscored.get(term, NO_SCORE)))
+    numbers = numbers_in(result["numbers"], "numbers")
+    beside = {name.removeprefix(f"{term}/"): value for name, value in numbers.items() if name.startswith(f"{term}/")}
+    return {**beside, "score": number_in(terms[term], f"terms.{term}")}
+
+
+def _total(result: Mapping[str, Any]) -> Any:
+    """The weighted sum, with the values of the terms."""
+    unscored = object_in(result["unscored"], "unscored")
+    if result["total"] is None:
+        reasons = [f"{term} {reason}" for term, reason in unscored.items()]
+        return Unscored(reasons[0] if reasons else NO_SCORE)
+    return {**numbers_in(result["terms"], "terms"), "score": number_in(result["total"], "total")}

@@ -1,0 +1,114 @@
+"""The reward term `remote`: a score that servers compute."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rft.ranges import PositiveInt
+from rft.remote.call_pool import BreakerOptions
+from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
+from rft.reward.services.protocol import check_json, check_servers
+from rft.reward.services.protocols import Mapped, NemoGym, OpenRLHF, Protocol, Rft
+from rft.reward.services.servers import Servers
+from rft.reward.term import Term
+
+
+class RemoteTerm(Term):
+    """Sends responses to servers and reads their scores.
+
+    Args:
+        key: supplied; the term's place in the yaml.
+        addresses: of the servers, http://host:port each.
+        protocol: what the servers speak, see `rft.reward.services.protocols`.
+        term: with `rft`, the term of the servers; None: their sum.
+        rows_per_request: most responses of a request.
+        fields: of a row that are sent; None: all.
+        path: of the requests; None: that of the protocol.
+        request, score: with `mapping`, see `Mapped`; None otherwise.
+        token: the name of the environment variable with the bearer token, or None.
+        breaker: when a server gets no requests.
+
+    Raises:
+        ValueError: options do not fit each other, or an address is malformed; names the key.
+    """
+
+    awaits = True
+
+    def __init__(
+        self,
+        key: str,
+        addresses: list[str],
+        protocol: Literal["rft", "openrlhf", "nemo_gym", "mapping"],
+        term: str | None,
+        rows_per_request: PositiveInt,
+        fields: list[str] | None,
+        path: str | None,
+        request: dict[str, Any] | None,
+        score: str | None,
+        token: str | None,
+        breaker: BreakerOptions,
+    ) -> None:
+        self._key = key
+        self._servers = Servers(key, addresses, token, breaker)
+        self._protocol = _protocol(key, protocol, term, request, score)
+        self._term = term
+        self._fields = fields
+        self._path = path or self._protocol.path or ""
+        if not self._path.startswith("/"):
+            raise ValueError(f"{key}.path={path}: give the path of the requests, such as /score")
+        if self._protocol.one_row and rows_per_request != 1:
+            raise ValueError(
+                f"{key}.rows_per_request={rows_per_request}: a request of protocol={protocol} has one response; set it "
+                "to 1"
+            )
+        missing = [field for field in self._protocol.fields if fields is not None and field not in fields]
+        if missing:
+            raise ValueError(f"{key}.fields: the request needs the field {missing[0]!r}; add it")
+        self.rows_per_call = rows_per_request
+        self.reads = tuple(fields) if fields is not None else self._protocol.fields
+
+    def check(self) -> None:
+        """See `Term.check`: asks the servers."""
+        if isinstance(self._protocol, Rft):
+            rows = self.rows_per_call or 1
+            self._protocol.fingerprint = check_servers(self._servers, self._key, self._term, rows)
+        else:
+            self._servers.ask_all(_answers)
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`: the fields that are sent are JSON."""
+        check_json(self._sent(row), f"name those that the server needs in {self._key}.fields")
+
+    async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+        """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""
+        body = self._protocol.body(responses, [self._sent(row) for row in rows])
+        read = self._protocol.read
+        return await self._servers.post(self._path, body, lambda answer: read(body, answer, len(responses)))
+
+    def _sent(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(row) if self._fields is None else {field: row[field] for field in self._fields}
+
+
+def _protocol(key: str, name: str, term: str | None, request: dict[str, Any] | None, score: str | None) -> Protocol:
+    """The protocol of a name; raises a ValueError for options that it does not read, or lacks."""
+    if name != "rft" and term is not None:
+        raise ValueError(f"{key}.term={term}: only servers of protocol=rft have terms; remove it")
+    if name == "mapping":
+        if request is None or score is None:
+            missing = "request" if request is None else "score"
+            raise ValueError(f"{key}.{missing} is null: protocol=mapping needs it, see docs/rewards.md")
+        return Mapped(request, score)
+    for option, value in (("request", request), ("score", score)):
+        if value is not None:
+            raise ValueError(f"{key}.{option}: only protocol=mapping reads it; remove it")
+    return Rft(term) if name == "rft" else OpenRLHF() if name == "openrlhf" else NemoGym()
+
+
+async def _answers(client: ServerClient) -> None:
+    """Passes if a server answers at all: other protocols have no request that asks what a server can do."""
+    try:
+        await client.get("/")
+    except BadResponse:
+        return
+    except RequestRefused as error:
+        if error.status in (401, 403):
+            raise

@@ -1,0 +1,1 @@
+"""The HTTP server of reward terms, which `mode=serve` starts."""

@@ -1,0 +1,124 @@
+"""The web application of a server of reward terms. It needs the extra `serve`, so only `mode=serve` imports it."""
+
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from rft.errors import FunctionError
+from rft.reward.compose import WeightedSum
+from rft.reward.serving.endpoints import (
+    Batch,
+    Endpoint,
+    GetRewardEndpoint,
+    ScoreEndpoint,
+    Unanswerable,
+    VerifyEndpoint,
+)
+from rft.reward.serving.limits import Limits
+from rft.reward.serving.measures import Measures
+from rft.reward.serving.scoring import Full, Scoring
+
+MIB = 2**20
+PROMETHEUS = "text/plain; version=0.0.4"
+
+
+def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: Limits, token: str | None) -> FastAPI:
+    """The application that scores responses.
+
+    Args:
+        reward: computes the scores.
+        fingerprints: of the options of its terms by name, and of all together, None.
+        limits: of requests.
+        token: that requests must carry as `Authorization: Bearer <token>`; None: none.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    scoring, measures = Scoring(reward, limits), Measures()
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Refuses requests without the token, and measures all."""
+        started = time.perf_counter()
+        given = request.headers.get("Authorization", "")
+        if token is not None and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            response: Response = JSONResponse({"detail": "this server needs another bearer token"}, 401)
+        else:
+            response = await answer(request)
+        path = request.url.path if response.status_code not in (401, 404) else "other"
+        measures.requests[path, response.status_code] += 1
+        measures.seconds[path] += time.perf_counter() - started
+        return response
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        terms = {name: mark for name, mark in fingerprints.items() if name is not None}
+        whole = {"sum": fingerprints[None], "accuracy": reward.accuracy, "rows": limits.rows}
+        return {"ready": True, "terms": terms, **whole}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(measures.text(scoring.in_flight), media_type=PROMETHEUS)
+
+    for endpoint in (ScoreEndpoint(fingerprints), GetRewardEndpoint(), VerifyEndpoint()):
+        app.post(endpoint.path)(_handler(endpoint, scoring, measures, limits))
+    return app
+
+
+def _handler(
+    endpoint: Endpoint, scoring: Scoring, measures: Measures, limits: Limits
+) -> Callable[[Request], Awaitable[JSONResponse]]:
+    """The function that answers the requests of a path."""
+
+    async def handle(request: Request) -> JSONResponse:
+        batch = _read(endpoint, await _body(request, limits), scoring.reward, limits)
+        try:
+            scores = await scoring.score(batch.responses, batch.rows)
+            measures.add(scores)
+            return JSONResponse(endpoint.answer(batch, scores, scoring.reward))
+        except Full as error:
+            full = f"{limits.requests} requests are in flight (serve.limits.requests); send this one again later"
+            raise HTTPException(503, full, {"Retry-After": "1"}) from error
+        except (FunctionError, Unanswerable) as error:
+            raise HTTPException(500, str(error)) from error
+
+    return handle
+
+
+async def _body(request: Request, limits: Limits) -> Any:
+    """The JSON of a request."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limits.body_mib * MIB:
+            raise HTTPException(413, f"a request may have {limits.body_mib:g} MiB (serve.limits.body_mib)")
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, f"the body is not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _read(endpoint: Endpoint, body: Any, reward: WeightedSum, limits: Limits) -> Batch:
+    """What a request asks for."""
+    if not isinstance(body, dict):
+        raise HTTPException(422, f"the body is an object, not {type(body).__name__}")
+    try:
+        batch = endpoint.read(body)
+        if len(batch.responses) > limits.rows:
+            too_many = f"{len(batch.responses)} responses; a request may have {limits.rows} (serve.limits.rows)"
+            raise HTTPException(413, too_many)
+        for number, row in enumerate(batch.rows):
+            try:
+                reward.check_fields(row)
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from error
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+    return batch

@@ -1,0 +1,83 @@
+"""mode=serve with reward terms, as a command: what it prints, what it answers, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rft.modes.serve import serve
+from rft.modes.serve_reward import reporting
+from rft.remote.server_process import free_port
+from tests.modes.test_serve_model import INTERRUPTIBLE, ROOT
+from tests.reward.serving.served import ask
+from tests.reward.test_workers import children
+
+FUNCTION = "reward.terms.function.function=tests.reward.user_functions:by_command"
+PROCESS = ("+reward.terms.function.call.workers=process", "+reward.terms.function.call.deadline_s=1.5")
+
+
+def start(folder, *overrides):
+    command = [sys.executable, "-c", INTERRUPTIBLE, sys.executable, "-m", "rft.main", "mode=serve", *overrides]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "40", "MY_KEY": "secret"}
+    command += [f"output_dir={folder}/run"]
+    return subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path, end):
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    serving = start(tmp_path, "reward=function", FUNCTION, *PROCESS, f"serve.port={port}", "serve.token=MY_KEY")
+    assert next(serving.stdout).strip() == f"serving the reward terms function at {address}"
+    assert next(serving.stdout).strip() == "a run uses their sum with"
+    assert f'"reward.terms.remote.addresses=[{address}]"' in next(serving.stdout)
+    assert ask(f"{address}/health")[0] == 401 and ask(f"{address}/health", token="secret")[1]["ready"]
+    with ThreadPoolExecutor(1) as threads:
+        body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
+        answer = threads.submit(ask, f"{address}/score", body, "secret")
+        deadline = time.monotonic() + 20
+        while len(started := children(serving.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        serving.send_signal(end)
+        status, found = answer.result()
+    assert status == 200 and [one["total"] for one in found["results"]] == [3.0, None]
+    assert found["results"][1]["unscored"] == {"function": "deadline"}
+    said, _ = serving.communicate(timeout=30)
+    assert serving.returncode == 0 and said.strip() == "stopped"
+    assert started and not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["serve.token=NO_SUCH_KEY"], r"serve\.token=NO_SUCH_KEY: there is no such environment variable"),
+        (["serve.limits.rows=0"], r"serve\.limits\.rows=0: it must be at least 1"),
+        (["reward.call.failed=0.5"], r"reward\.call\.failed=0\.5: a server answers with the reason"),
+        (
+            ["+reward.terms.exact_match.call={failed: drop_group}"],
+            r"reward\.terms\.exact_match\.call\.failed=drop_group",
+        ),
+        (["serve.host=256.0.0.1"], r"serve\.port=8000, serve\.host=256\.0\.0\.1: .*; choose another"),
+    ],
+)
+def test_what_cannot_be_served_is_named(overrides, message, resolved):
+    with pytest.raises(ValueError, match=message):
+        serve(resolved("mode=serve", *overrides), Console(quiet=True))
+
+
+def test_every_term_reports_what_it_cannot_score():
+    call = {"workers": "inline", "failed": "stop"}
+    terms = {"a": {"name": "x", "call": {"tries": 2, "failed": "drop_row"}}, "b": {"name": "y"}}
+    found = reporting({"call": call, "terms": terms, "accuracy": "a"})
+    assert found["call"] == {"workers": "inline", "failed": "drop_row"} and found["accuracy"] == "a"
+    assert found["terms"]["a"]["call"] == {"tries": 2, "failed": "drop_row"}
+    assert found["terms"]["b"] == {"name": "y", "call": {"failed": "drop_row"}}

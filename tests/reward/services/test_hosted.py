@@ -1,0 +1,73 @@
+"""`call.workers=http`: the term stays in the run, and a server of the same term computes its values."""
+
+import pytest
+
+from rft.errors import Problems
+from tests.helpers import yaml_options
+from tests.reward.reward_of import reward_of
+from tests.reward.serving.served import served
+
+CALL = {"failed": "drop_row"}
+TERMS = {
+    "rule": {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"], "call": CALL},
+    "even": {"function": "tests.reward.user_functions:of_even_length", "weight": 0.5, "call": CALL},
+}
+TEXTS = [f"it is {number}" for number in range(40)]
+ROWS = [{"answer": f"#### {number - number % 3}"} for number in range(40)]
+
+
+def hosted(address, terms=TERMS):
+    call = CALL | {"workers": "http", "addresses": [address], "rows_per_request": 7, "deadline_s": 20.0}
+    return reward_of({name: node | {"call": call} for name, node in terms.items()}, "rule")
+
+
+def same(one, other):
+    one, other = ([scores.total, *scores.terms.values(), *scores.numbers.values()] for scores in (one, other))
+    return len(one) == len(other) and all(
+        a.nan_to_num(-7.0).tolist() == b.nan_to_num(-7.0).tolist() for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_a_server_gives_the_scores_numbers_and_reasons_of_this_process():
+    inline = reward_of(TERMS, "rule").score(TEXTS, ROWS)
+    assert 0 < sum(map(bool, inline.unscored)) < 40 and inline.numbers
+    with served(TERMS, "rule", token=None) as address:
+        reward = hosted(address)
+        reward.check()
+        found = reward.score(TEXTS, ROWS)
+        assert reward.extract(TEXTS[:1], ROWS[:1]) == ["0"], "answers are extracted in this process"
+        reward.close()
+    assert same(found, inline) and found.unscored == inline.unscored
+
+
+def test_a_server_with_other_options_is_refused():
+    other = {name: node | {"weight": 3.0} for name, node in TERMS.items()}
+    with served(other, "rule") as address:
+        hosted(address).check()  # the weight is no option of the term
+        changed = TERMS | {"rule": TERMS["rule"] | {"markers": ["is"]}}
+        with pytest.raises(Problems, match=r"^reward\.terms\.rule\.call\.addresses: the servers have other options of"):
+            hosted(address, changed).check()
+        with pytest.raises(Problems, match=r"^reward\.terms\.other\.call\.addresses: .* has no term 'other', but rule"):
+            hosted(address, TERMS | {"other": TERMS["rule"]}).check()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"workers": "http", "deadline_s": 1.0}, r"call\.addresses is empty: give the address of a server"),
+        ({"workers": "http"}, r"call\.deadline_s=null: a server may hang; set the seconds"),
+        ({"addresses": ["http://here:1"]}, r"call\.addresses: only call\.workers=http reads it"),
+        ({"workers": "http", "deadline_s": 1.0, "addresses": ["here:1"]}, r"call\.addresses\[0\]: here:1 is not a URL"),
+        ({"workers": "http", "breaker": {"failures": 0}}, r"call\.breaker"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=rf"^reward\.terms\.rule\.{message}"):
+        reward_of({"rule": TERMS["rule"] | {"call": call}}, "rule")
+
+
+def test_addresses_that_no_term_uses_are_refused():
+    call = yaml_options("reward/_base.yaml")["call"] | {"addresses": ["http://here:1"]}
+    with pytest.raises(ValueError, match=r"^reward\.call\.addresses: no term has call\.workers=http; set that"):
+        reward_of(TERMS, "rule", call=call)
+    reward_of(TERMS, "rule", call=call | {"workers": "http", "deadline_s": 1.0})

@@ -1,0 +1,59 @@
+"""A server of reward terms in a thread of the test, on a real port."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import uvicorn
+
+from rft.modes.serve_reward import fingerprints
+from rft.remote.server_process import free_port
+from rft.reward.serving.app import make_app
+from rft.reward.serving.limits import Limits
+from tests.reward.reward_of import reward_of
+
+LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
+
+
+@contextmanager
+def served(terms, accuracy, token=None, limits=None):
+    """Serves terms; gives the address."""
+    reward, port = reward_of(terms, accuracy), free_port()
+    app = make_app(reward, fingerprints({"terms": terms, "route": {}}), Limits(**LIMITS | (limits or {})), token)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        reward.close()
+
+
+def ask(address, body=None, token=None):
+    """The status and the JSON, or text, of an answer."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, data, headers)) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    return status, json.loads(text) if text.startswith("{") else text
+
+
+STARTED, GO, SIZES = threading.Event(), threading.Event(), []
+
+
+def waits(completions, **columns):
+    """A reward function that ends when the test lets it."""
+    SIZES.append(len(completions))
+    STARTED.set()
+    GO.wait(5)
+    return [1.0 for _ in completions]
