@@ -13,6 +13,8 @@ from rft.remote.retry import Backoff
 from rft.reward.build import build_term
 from rft.reward.failure import Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
+from rft.reward.sandbox.options import WorkerOptions
+from rft.reward.sandbox.pool import IsolatedPool, IsolatedTerm
 from rft.reward.term import Term, Unscored
 from rft.reward.workers import WorkerPool
 
@@ -27,19 +29,22 @@ class CallOptions:
     """How a reward term is called; the yaml documents each option.
 
     Attributes:
-        workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end.
+        workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end;
+            `sandbox`, in worker processes that are isolated.
         concurrency: worker processes, or calls of an async function at the same time.
         deadline_s: seconds of one execution, without waiting for a free worker; None: no limit.
         tries: calls of one response.
         failed: what becomes of a response without a score: its row or its whole group does not train, it gets this
             number, or the run stops.
+        sandbox: how workers are isolated.
     """
 
-    workers: Literal["inline", "process"]
+    workers: Literal["inline", "process", "sandbox"]
     concurrency: PositiveInt
     deadline_s: Seconds | None
     tries: PositiveInt
     failed: Literal["drop_row", "drop_group", "stop"] | Score
+    sandbox: WorkerOptions
 
 
 class Caller:
@@ -61,15 +66,15 @@ class Caller:
 
     def __init__(self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: CallOptions) -> None:
         self._key = f"reward.terms.{name}"
-        self.term = build_term(node, self._key)
         options = CallOptions(
-            **take({**asdict(defaults), **call}, CallOptions, f"{self._key}.call", "the call of a reward term")
+            **take(merged(asdict(defaults), call), CallOptions, f"{self._key}.call", "the call of a reward term")
         )
+        _check_sandbox(node, options, call, self._key)
+        self.term, self.runner = _build(name, node, self._key, options)
         _check(self.term, options, call, self._key)
         self.failed = options.failed
         self._name = name
         self._tries = options.tries
-        self.runner = _runner(self.term, name, node, self._key, options)
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
@@ -189,16 +194,47 @@ def head(response: str) -> str:
     return repr(response[:60] + "..." if len(response) > 60 else response)
 
 
-def _runner(term: Term, name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> Runner:
+def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a node over their defaults, with those of nested nodes one by one."""
+    found = {**defaults, **node}
+    for name, default in defaults.items():
+        if isinstance(default, Mapping) and isinstance(found[name], Mapping):
+            found[name] = merged(default, found[name])
+    return found
+
+
+def _build(name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> tuple[Term, Runner]:
+    if options.workers == "sandbox":
+        assert options.deadline_s is not None, "_check_sandbox refuses None"
+        pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
+        return IsolatedTerm(node, key, pool), pool
+    term = build_term(node, key)
     if options.workers == "process":
-        return WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+        return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
     if term.awaits:
-        return LoopRunner(term, name, options.concurrency, options.deadline_s)
-    return ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
+        return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
+    return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
 
 
 def _repeatable(outcome: Any) -> bool:
     return isinstance(outcome, Failure) and outcome.repeatable
+
+
+def _check_sandbox(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:
+    """Refuses a term that cannot be isolated, and options of the sandbox that have no effect."""
+    place = f"{key}.call"
+    if options.workers != "sandbox":
+        if "sandbox" in call:
+            raise ValueError(f"{place}.sandbox: {place}.workers={options.workers} does not read it; remove it")
+        return
+    if "_target_" in node:
+        raise ValueError(
+            f"{place}.workers=sandbox: this term is a class, so it is computed in the process of the run; remove it"
+        )
+    if options.deadline_s is None:
+        raise ValueError(
+            f"{place}.workers=sandbox needs a deadline, or one response could stop the run; set call.deadline_s=10"
+        )
 
 
 def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) -> None:

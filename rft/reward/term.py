@@ -1,12 +1,14 @@
 """The base classes of reward terms; the yaml names a term's class by `_target_`."""
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
+if TYPE_CHECKING:  # worker processes start without torch
+    import torch
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Term(ABC):
             ValueError: names the field and the cure.
         """
 
-    def place(self, device: torch.device) -> None:
+    def place(self, device: "torch.device") -> None:
         """Sets the device of the computation; called before `values`."""
 
     @abstractmethod
@@ -93,3 +95,8 @@ class RowTerm(Term):
 
 async def _await_all(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch, which workers do not import unless the function does."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
