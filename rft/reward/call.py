@@ -53,6 +53,7 @@ class Caller:
     Attributes:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
+        isolated: it is computed in workers in the sandbox.
 
     Args:
         name: of the term.
@@ -73,6 +74,7 @@ class Caller:
         self.term, self.runner = _build(name, node, self._key, options)
         _check(self.term, options, call, self._key)
         self.failed = options.failed
+        self.isolated = options.workers == "sandbox"
         self._name = name
         self._tries = options.tries
 

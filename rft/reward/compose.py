@@ -46,6 +46,7 @@ class WeightedSum:
         fields: the fields that the terms read of every row.
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
+        isolated: a term is computed in workers in the sandbox.
 
     Args:
         terms: {term: {name, weight, call, gate, clip, options}}; instead of the name `function`, the place of a
@@ -79,6 +80,7 @@ class WeightedSum:
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
+        self.isolated = any(term.caller.isolated for term in self._terms.values())
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)

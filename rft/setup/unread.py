@@ -89,6 +89,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
     if not (facts.scores and algorithm.reads_scores()):
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
+    if not parts.reward.isolated:
+        found["reward.call.sandbox"] = "no term has call.workers=sandbox"
     reads = algorithm.reads()
     for role in ROLES:
         if not role.writes(reads):

@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         sides: dict[str, Callable[[], list[float]]] = {
             "inline": scored("gsm8k", "inline", arguments.workers, texts, rows),
             "workers": scored("gsm8k", "process", arguments.workers, texts, rows),
+            "sandbox": scored("gsm8k", "sandbox", arguments.workers, texts, rows),
             "workers, faults": scored("faulty", "process", arguments.workers, texts, rows),
             "plain pool": lambda: list(pool.map(plain, zip(texts, rows, strict=True))),
         }

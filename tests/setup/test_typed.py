@@ -47,6 +47,7 @@ REFUSED = {  # overrides, the key that is refused, and the reason
         "rollout.engine.servers.count=0",
     ),
     "data.max_response_tokens=8": (["rollout.max_new_tokens=4"], "rollout.max_new_tokens=4 takes its place"),
+    "reward.call.sandbox.limits.files=99": (["reward.call.workers=process"], "no term has call.workers=sandbox"),
     "serve.port=9000": ([], "mode=train does not read it"),
 }
 READ = [  # the same keys in runs that read them
@@ -59,6 +60,7 @@ READ = [  # the same keys in runs that read them
     ["data.max_response_tokens=8"],
     ["mode=serve", "serve.port=9000"],
     ["mode=generate", "algorithm=sft", "rollout.temperature=0.7"],
+    ["reward.call.workers=sandbox", "reward.call.deadline_s=5", "reward.call.sandbox.limits.files=99"],
     ["algorithm=raft", "reward.terms.exact_match.weight=2"],
 ]
 

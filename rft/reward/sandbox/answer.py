@@ -49,7 +49,7 @@ class AnswerReader:
 
     def __init__(self, known: tuple[str, ...]) -> None:
         builtin = [name for name, value in vars(builtins).items() if isinstance(value, type)]
-        self._known = {*known, *builtin}
+        self._known = {"score", *known, *builtin}
         self._new: set[str] = set()
 
     def read(self, answer: bytes) -> Any:
@@ -66,7 +66,7 @@ class AnswerReader:
             return [self._value(one, lists=False) for one in value]
         ((kind, content),) = value.items()
         if kind == "numbers":
-            return {self._name(name): self._value(one, lists=False) for name, one in content.items()}
+            return {name: self._value(one, lists=False) for name, one in content.items() if self._name(name) == name}
         if kind == "unscored":
             return Unscored(self._reason(content))
         if kind == "failure":

@@ -79,9 +79,8 @@ class IsolatedWorker:
         self._most = setup.limits.output_kib * 1024
         self._line, other = socket.socketpair()
         try:
-            with other, open(os.devnull, "w") as nothing:
-                streams = (other.fileno(), other.fileno(), 2)
-                self._process: Spawned = sandbox.spawn(program, limits, streams)
+            with other:  # the worker closes stderr before it imports what it does not trust
+                self._process: Spawned = sandbox.spawn(program, limits, (other.fileno(), other.fileno(), 2))
         except (SandboxFailed, ValueError) as error:
             self._line.close()
             raise WorkerLost("no_workers", str(error)) from error
@@ -175,29 +174,29 @@ class IsolatedPool(Runner):
         self._idle: queue.SimpleQueue[IsolatedWorker] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy: set[IsolatedWorker] = set()
-
-    def check(self) -> None:
-        """Checks the layers and that a worker can build the term. Raises a ValueError that names the key."""
-        self._sandbox.check()
-        self.facts()
+        self._facts: dict[str, Any] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What a worker states about the term: `reads`, `rows_per_call` and `needs_truth`.
+        """What a worker states about the term: `reads`, `rows_per_call` and `needs_truth`. Starts it once.
 
         Raises:
-            ValueError: it cannot build the term, or states what are no facts.
+            ValueError: a layer is missing, or the worker cannot build the term; names the key and the cure.
         """
-        try:
-            worker = self._worker()
-        except WorkerLost as error:
-            raise ValueError(str(error)) from error
-        self._idle.put(worker)
-        try:
-            reads = tuple(map(str, worker.facts["reads"]))
-            size = None if worker.facts["rows_per_call"] is None else 1
-            return {"reads": reads, "rows_per_call": size, "needs_truth": bool(worker.facts["needs_truth"])}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{self._setup.key}: the worker states no facts of the term ({error!r})") from error
+        if self._facts is None:
+            self._sandbox.check()
+            try:
+                worker = self._worker()
+            except WorkerLost as error:
+                raise ValueError(str(error)) from error
+            self._idle.put(worker)
+            try:
+                reads = tuple(map(str, worker.facts["reads"]))
+                size = None if worker.facts["rows_per_call"] is None else 1
+                truth = bool(worker.facts["needs_truth"])
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{self._setup.key}: the worker states no facts of the term ({error!r})") from error
+            self._facts = {"reads": reads, "rows_per_call": size, "needs_truth": truth}
+        return self._facts
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         """Scores responses in a worker.
@@ -264,14 +263,13 @@ class IsolatedTerm(Term):
             self.reads, self.extracts = self._rule.reads, self._rule.extracts
             self.rows_per_call = self._rule.rows_per_call
         else:
-            pool.check()
             stated = pool.facts()
             self.reads, self.rows_per_call = stated["reads"], stated["rows_per_call"]
             self._needs_truth = stated["needs_truth"]
 
     def check(self) -> None:
-        """See `IsolatedPool.check`."""
-        self._pool.check()
+        """Checks that the layers are available and that a worker can build the term."""
+        self._pool.facts()
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
