@@ -12,6 +12,7 @@ from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
+from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import RowTerm, Unscored
 
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
@@ -25,7 +26,9 @@ class CodeTests(RowTerm):
         field: of the row, with the tests; see `read_tests` for their forms.
         program: `last_block` is the last fenced block of Python, `whole` the whole response.
         score: `all` is 1 if every test passes, else 0; `share` is the share that passes.
-        asserts: `compared` refuses an assert statement whose expected value cannot stay outside the sandbox.
+        entry_point: of the row, with the name of the function that tests of HumanEval's form call; None: no such field.
+        asserts: `outside` runs an assert statement whose expected value is no literal in a process without the program,
+            `inside` in that of the program.
         tolerance: relative and absolute, of floating point numbers that a function returns.
         prelude: Python source in front of every program, such as imports.
         sandbox: how programs are isolated.
@@ -39,13 +42,15 @@ class CodeTests(RowTerm):
         field: str,
         program: Literal["last_block", "whole"],
         score: Literal["all", "share"],
+        entry_point: str | None,
         asserts: Asserts,
         tolerance: NonNegativeFloat,
         prelude: str,
         sandbox: SandboxOptions,
     ) -> None:
-        self.reads = (field,)
+        self.reads = (field,) if entry_point is None else (field, entry_point)
         self._field = field
+        self._entry_point = entry_point
         self._block = program == "last_block"
         self._all = score == "all"
         self._asserts: Asserts = asserts
@@ -61,24 +66,29 @@ class CodeTests(RowTerm):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that the row has tests. Raises a ValueError that names the field and the cure."""
-        read_tests(row[self._field], self._field, self._asserts)
+        self._tests(row)
+
+    def _tests(self, row: Mapping[str, Any]) -> Cases:
+        name = None if self._entry_point is None else str(row[self._entry_point])
+        return read_tests(row[self._field], self._field, self._asserts, name)
 
     def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
         """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""
-        tests = read_tests(row[self._field], self._field, self._asserts)
+        tests = self._tests(row)
         program = extract_program(response) if self._block else response
         if program is None:
             return 0.0
         passed = self._passed(self._prelude + program, tests)
         if isinstance(passed, Unscored):
             return passed
-        count = len(tests.runs) + len(tests.calls)
-        return float(passed == count) if self._all else passed / count
+        return float(passed == len(tests)) if self._all else passed / len(tests)
 
     def _passed(self, program: str, tests: Cases) -> int | Unscored:
         """The number of tests that pass; with `score: all`, runs after the first that fails are left out."""
         if tests.calls:
             return self._passed_calls(program, tests)
+        if tests.script is not None:
+            return count_passed(self._sandbox, program, tests.script)
         passed = 0
         for case in tests.runs:
             outcome = self._sandbox.run(program, case.input)

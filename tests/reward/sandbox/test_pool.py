@@ -153,7 +153,9 @@ def test_a_missing_file_is_named():
 def test_without_a_required_layer_no_function_runs(monkeypatch):
     reward = reward_of({"a": rule("exact_match") | {"call": CALL}}, "a")
     monkeypatch.setattr(pool(reward)._sandbox, "_layers", ["namespaces", "network", "seccomp"])
-    with pytest.raises(ValueError, match=r"a\.call\.sandbox\.require: the layer landlock is not available: switched off"):
+    with pytest.raises(
+        ValueError, match=r"a\.call\.sandbox\.require: the layer landlock is not available: switched off"
+    ):
         reward.check()
     assert reward.score(["b"], [{"answer": "b"}]).unscored == [{"a": "no_workers"}]
     reward.close()

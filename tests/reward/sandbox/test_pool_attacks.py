@@ -188,7 +188,9 @@ def test_reasons_and_names_cannot_fill_the_log():
 
 def test_the_run_does_not_import_the_file_of_the_function(tmp_path):
     mark, file = tmp_path / "mark", tmp_path / "hostile_import.py"
-    file.write_text(f"try:\n    open({str(mark)!r}, 'w')\nexcept OSError:\n    pass\ndef f(response, row): return 1.0\n")
+    file.write_text(
+        f"try:\n    open({str(mark)!r}, 'w')\nexcept OSError:\n    pass\ndef f(response, row): return 1.0\n"
+    )
     tmp_path.chmod(0o755)
     reward = build(f"{file}:f")
     assert scored(reward, "") == ([1.0], [None])
