@@ -324,6 +324,7 @@ def _origin(top: str) -> Path | None:
     except ValueError:  # the main script
         return None
     if spec is None or spec.origin is None:
-        return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+        folders = [] if spec is None else list(spec.submodule_search_locations or [])
+        return Path(folders[0]) if folders else None
     origin = Path(spec.origin).absolute()
     return origin.parent if origin.name == "__init__.py" else origin

@@ -15,6 +15,7 @@ import select
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,10 +176,8 @@ def _ending(child: int, options: int) -> str:
 
 def end_all() -> None:
     """Kills all processes of the sandbox but this one and process 1, and waits for those that it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     while True:
         try:
             os.waitpid(-1, 0)

@@ -1,6 +1,5 @@
-"""Attacks on `workers: sandbox`: the function executes the response, and the run, the machine and other calls are safe."""
+"""Attacks on `workers: sandbox`: the function executes the response; the run and other calls are safe."""
 
-import os
 import sys
 import textwrap
 import time
@@ -9,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rft.reward.sandbox import pool as pool_module
-from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
+from tests.reward.sandbox.attacks import writes
 from tests.reward.sandbox.isolated import alive, left, none_left
 from tests.reward.sandbox.test_sandbox_attacks import machine, sandbox, start  # noqa: F401  # fixtures
 
@@ -84,6 +83,11 @@ def test_a_response_does_not_reach_what_is_outside(name, reward, machine):  # no
     assert Path(machine["SECRET"]).read_text() == "broken"
 
 
+def answers(content):
+    """A program that writes a message in place of the worker's answer."""
+    return f"import pickle, os\ntext = {content}\n{writes('len(text).to_bytes(4) + text')}os._exit(0)"
+
+
 ENDED = {  # reasons, and the program
     "endless loop": (("deadline",), "while True: pass"),
     "endless loop that ignores signals": (
@@ -106,16 +110,11 @@ ENDED = {  # reasons, and the program
         ("worker_died",),
         "import os, time\nif os.fork() == 0: time.sleep(60)\nos._exit(0)",
     ),
-    "answers with half a message": (("worker_died",), "import os\nfor n in range(3, 100):\n    try: os.write(n, b'00')\n"
-    "    except OSError: pass\nos._exit(0)"),
-    "answers with a long message": (("output", "bad_answer"), "import os\nfor n in range(3, 100):\n"
-    "    try: os.write(n, b'~~~~' + b'x' * 10**6)\n    except OSError: pass\nos._exit(0)"),
-    "a pickle in place of an answer": (("bad_answer",), "import os, pickle\ntext = pickle.dumps(os.system)\n"
-    "for n in range(3, 100):\n    try: os.write(n, len(text).to_bytes(4) + text)\n    except OSError: pass\nos._exit(0)"),
-    "nested JSON": (("bad_answer",), "import os\ntext = b'[' * 60000\nfor n in range(3, 100):\n"
-    "    try: os.write(n, len(text).to_bytes(4) + text)\n    except OSError: pass\nos._exit(0)"),
-    "a number of many digits": (("bad_answer",), "import os\ntext = b'9' * 60000\nfor n in range(3, 100):\n"
-    "    try: os.write(n, len(text).to_bytes(4) + text)\n    except OSError: pass\nos._exit(0)"),
+    "answers with half a message": (("worker_died",), writes("b'00'") + "os._exit(0)"),
+    "answers with a long message": (("output", "bad_answer"), writes("b'~~~~' + b'x' * 10**6") + "os._exit(0)"),
+    "a pickle in place of an answer": (("bad_answer",), answers("pickle.dumps(os.system)")),
+    "nested JSON": (("bad_answer",), answers("b'[' * 60000")),
+    "a number of many digits": (("bad_answer",), answers("b'9' * 60000")),
     "an error of its own": (("other", "Mine"), "class Mine(Exception): pass\nraise Mine('\\x1b[2J' + 'x' * 9999)"),
 }  # fmt: skip
 
@@ -202,7 +201,7 @@ IMPORTS = {
     "import os\nos._exit(0)": "the worker ended: ok",
     "raise KeyError('x')": r"cannot be imported \(KeyError: 'x'\)",
     "import os, sys\nos.write(2, b'x' * 10**6)\nraise SystemExit": "the worker ended",
-    "for n in range(3, 99):\n    try:\n        import os\n        os.write(n, b'~~~~' * 10**5)\n    except OSError: pass": "it answers with",
+    writes("b'~~~~' * 10**5"): "it answers with",
     "def f(text): pass": "its parameters .text. are of no known signature",
 }
 

@@ -6,6 +6,7 @@ from rft.reward.sandbox.cases import Script
 from rft.reward.sandbox.isolation.separate import decode, encode
 from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import Unscored
+from tests.reward.sandbox.attacks import writes
 from tests.reward.sandbox.isolated import none_left
 from tests.reward.sandbox.test_code import SANDBOX, term
 from tests.reward.sandbox.test_sandbox_attacks import start
@@ -46,38 +47,54 @@ def passed(code, program, row=ROW):
 
 
 ALL = "class All(list):\n    __eq__ = __lt__ = __contains__ = lambda *a: True\n    __hash__ = object.__hash__\n"
-DEEP = "    x = []\n    for _ in range(10**5): x = [x]\n    return x"
+NOTHING = "def order(numbers): return []"
+ZERO = "def order(numbers): return 0"
+PATCH = """
+import sys
+for module in list(sys.modules.values()):
+    try: module.check = module.run_tests = lambda *a: None
+    except Exception: pass
+"""
+STACK = """
+import sys
+def order(numbers):
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if getattr(value, '__name__', '') == 'check': return value
+        frame = frame.f_back
+"""
+FORK = """
+import os
+if os.fork() == 0:
+    while True:
+        try: os.write(3, b'["value", []]\\n')
+        except OSError: pass
+"""
 ATTACKS = {
-    "equal to everything": ALL + "def order(numbers): return All()",
-    "equal to everything, in a list": ALL + "def order(numbers): return [All()]",
-    "patches the check": "import builtins, sys\nfor m in list(sys.modules.values()):\n    try: m.check = lambda f: None\n"
-    "    except Exception: pass\ndef order(numbers): return None",
-    "overrides AssertionError": "import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {})\n"
-    "def order(numbers): return None",
-    "overrides sorted, sum and abs": "import builtins\nbuiltins.sorted = builtins.sum = builtins.abs = lambda *a, **k: 0\n"
-    "def order(numbers): return 0",
+    "equal to everything": f"{ALL}def order(numbers): return All()",
+    "equal to everything, in a list": f"{ALL}def order(numbers): return [All()]",
+    "patches the check": PATCH + NOTHING,
+    "overrides AssertionError": f"import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {{}})\n{ZERO}",
+    "overrides sorted and sum": f"import builtins\nbuiltins.sorted = builtins.sum = lambda *a, **k: 0\n{ZERO}",
     "exits": "import os\nos._exit(0)",
     "exits in the call": "import os\ndef order(numbers): os._exit(0)",
     "raises SystemExit": "import sys\ndef order(numbers): sys.exit(0)",
     "raises an error that a test could expect": "def order(numbers): raise StopIteration",
-    "writes a verdict": 'import os\nfor n in range(256):\n    try: os.write(n, b\'0\\n""\\n[]\\n["value", []]\\n\' * 20)\n'
-    "    except OSError: pass\ndef order(numbers): return []",
-    "writes the name of a test": 'import os\nfor n in range(3, 256):\n    try: os.write(n, b\'["value", {"tuple": 3}]\\n\')\n'
-    "    except OSError: pass\ndef order(numbers): return []",
-    "seeds the random numbers": "import random\nrandom.seed(0)\nrandom.randrange = lambda n: 0\n"
-    "def order(numbers): return [0] * len(numbers)",
-    "reads the stack": "import sys\ndef order(numbers):\n    frame = sys._getframe()\n    while frame:\n"
-    "        for v in frame.f_locals.values():\n            if hasattr(v, '__name__') and v.__name__ == 'check': return v\n"
-    "        frame = frame.f_back",
+    "writes a verdict": writes("b'0\\n1\\n' * 20", 0) + NOTHING,
+    "writes values ahead": writes("b'[\"value\", []]\\n' * 20", 0) + NOTHING,
+    "writes what is no value": writes('b\'["value", {"tuple": 3}]\\n\'') + NOTHING,
+    "writes a line without an end": "while True:\n    "
+    + writes("b'x' * 65536").replace("\n", "\n    ")
+    + f"\n{NOTHING}",
+    "patches random": f"import random\nrandom.randrange = lambda n: 0\n{NOTHING}",
+    "reads the stack": STACK,
     "mutates its argument": "def order(numbers):\n    numbers.clear()\n    return []",
-    "deep": "def order(numbers):\n" + DEEP,
+    "deep": "def order(numbers):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     "a huge value": "def order(numbers): return 'x' * (1 << 25)",
-    "a line without an end": "import os\nfor n in range(3, 256):\n    try:\n        while True: os.write(n, b'x' * 65536)\n"
-    "    except OSError: pass\ndef order(numbers): return []",
-    "traces": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\ndef order(numbers): return None",
+    "traces": f"import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\n{NOTHING}",
     "an endless loop": "def order(numbers):\n    while True: pass",
-    "a fork that answers": "import os\nif os.fork() == 0:\n    for n in range(3, 99):\n"
-    "        try: os.write(n, b'[\"value\", []]\\n' * 9)\n        except OSError: pass\ndef order(numbers): return []",
+    "a fork that answers": FORK + NOTHING,
     "no such function": "def other(numbers): return sorted(numbers)",
     "no Python": "def",
 }

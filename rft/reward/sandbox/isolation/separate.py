@@ -1,7 +1,7 @@
 """Tests and the program under test in two processes of two sandboxes, which exchange calls and values as JSON.
 
-Its source is sent to both sandboxes. The program sees the arguments of each call, and neither the tests nor the verdict:
-it cannot patch them, and its objects do not reach them. A value crosses as plain data of Python, with its type.
+Its source is sent to both sandboxes. The program sees the arguments of calls, neither the tests nor the verdict.
+It cannot patch them, and its objects do not reach them. A value crosses as plain data of Python, with its type.
 """
 
 import builtins
@@ -114,7 +114,7 @@ class Candidate:
             line = self._values.readline(MOST)
             kind, content = json.loads(line)
             found = decode(content)
-        except Exception as error:  # noqa: BLE001  # the program may have written anything
+        except Exception as error:  # the program may have written anything
             raise ProgramError(f"{self.__name__} gave no value: {error!r}") from error
         if kind == "value":
             return found
