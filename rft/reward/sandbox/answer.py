@@ -82,7 +82,7 @@ class AnswerReader:
         """The text, or `OTHER` once there are too many different ones."""
         if text in self._known or text in self._new:
             return text
-        if len(self._new) == NAMES or len(text) > NAMES or text != clean(text):
+        if len(self._new) == NAMES or not text.strip() or len(text) > NAMES or text != clean(text):
             return OTHER
         self._new.add(text)
         return text
