@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict
@@ -61,7 +61,19 @@ class Scores:
 
 
 class Scoring(ABC):
-    """The scoring of one round of responses. It may begin while other responses are still sampled."""
+    """The scoring of one round of responses. It may begin while other responses are still sampled.
+
+    with reward.begin() as scoring:
+        ...  # calls scoring.add for each response
+        scores = scoring.finish(responses, rows)
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.cancel()
 
     def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
         """Announces a response of `finish`. Any thread may call it, one at a time.
@@ -82,7 +94,7 @@ class Scoring(ABC):
         """
 
     def cancel(self) -> None:
-        """Gives up what is being scored; the run calls it instead of `finish` when it fails."""
+        """Gives up what is being scored, where the block ends in an error."""
 
 
 class ScoringAtEnd(Scoring):

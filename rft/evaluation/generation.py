@@ -1,5 +1,6 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
-from rft.rollout.engine.base import Request, row_seed
+from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
@@ -154,10 +155,18 @@ class GenerationEvaluator(RowEvaluator):
             Request(prompt, [row_seed(self._options.seed, index, sample) for sample in range(samples)])
             for prompt, index in zip(prompts, indices, strict=True)
         ]
-        completions = self._sampler.generate(requests, sampling, progress)
-        texts = [completion.text for group in completions for completion in group]
         answered = [rows[index] for index in indices for _ in range(samples)]
-        terms = self._reward.score(texts, answered).terms
+        done = itertools.count(1)
+        with self._reward.begin() as scoring:
+
+            def announce(request: int, sample: int, completion: Completion) -> None:
+                place = request * samples + sample
+                scoring.add(place, completion.text, answered[place])
+                progress(next(done))
+
+            completions = self._sampler.generate(requests, sampling, announce)
+            texts = [completion.text for group in completions for completion in group]
+            terms = scoring.finish(texts, answered).terms
         extracted, right = self._reward.extract(texts, answered), self._reward.accuracies(terms, answered).tolist()
         found = {}
         for place, index in enumerate(indices):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -104,7 +104,7 @@ class Answering(Components):
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
         """The evaluator of held-out sets, with the weights of the model. A collective."""
         if self.grader is None and self.given is None:
-            with self.started() as sampler:
+            with self.started() as sampler, closing(self.reward):
                 yield self.evaluator(self.world, {}, sampler, self.encoder, sets)
         else:
             transformers_logging.disable_progress_bar()

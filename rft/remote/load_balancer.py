@@ -33,7 +33,8 @@ class LoadBalancer:
         policy: most requests at once, tolerated failures of a group, deadlines.
         key: of the policy's options in the yaml.
         counts: receives `retries` and `hedged`, in groups.
-        progress: called with the number of results so far.
+        on_result: called once for each result with the number of its group, that of its request in the group, and the
+            result.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class LoadBalancer:
         policy: ServerPolicy,
         key: str,
         counts: Counter[str],
-        progress: Callable[[int], None] | None,
+        on_result: Callable[[int, int, Any], None] | None,
     ) -> None:
         self._who = who
         self._what = what
@@ -56,7 +57,7 @@ class LoadBalancer:
         self._policy = policy
         self._key = key
         self._counts = counts
-        self._progress = progress
+        self._on_result = on_result
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: deque[RequestGroup] = deque()
@@ -71,7 +72,7 @@ class LoadBalancer:
             RequestFailed: a group has failed too often; names the server.
             TimeoutError: no server is ready within `start_s`; names all servers.
         """
-        waiting = [RequestGroup(list(group)) for group in groups if group]
+        waiting = [RequestGroup(number, list(group)) for number, group in enumerate(groups) if group]
         self._queue.extend(waiting)
         total = sum(len(group.requests) for group in waiting)
         for server in self._servers:
@@ -219,8 +220,8 @@ class LoadBalancer:
             return
         group.results[number] = result
         self._done += 1
-        if self._progress is not None:
-            self._progress(self._done)
+        if self._on_result is not None:
+            self._on_result(group.number, number, result)
         if not group.missing():
             self._seconds.append(asyncio.get_running_loop().time() - assignment.since)
             for other in group.assignments.values():

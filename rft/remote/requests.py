@@ -92,12 +92,14 @@ class RequestGroup:
     """Requests that go to one server together, such as the samples of one prompt.
 
     Attributes:
+        number: of the group in its round.
         requests: all of them.
         results: those that have arrived, by position.
         assignments: the servers that work on the group.
         failures: how often each server failed at the group.
     """
 
+    number: int
     requests: list[ServerRequest]
     results: dict[int, Any] = field(default_factory=dict)
     assignments: dict[Server, Assignment] = field(default_factory=dict)

@@ -4,12 +4,12 @@ Sources of batches, evaluation and the modes that generate text call a sampler, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 
 
@@ -18,7 +18,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Samples every request of this rank with the published weights; see `Engine.generate`."""
 
@@ -67,9 +67,9 @@ class EngineSampler(Sampler):
         self.held: tuple[str, int] | None = None
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
-        return self.engine.generate(requests, sampling, progress)
+        return self.engine.generate(requests, sampling, on_completion)
 
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
         """Does nothing if the engine holds this version of the model. Otherwise the engine sleeps first, if it is

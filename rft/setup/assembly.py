@@ -1,5 +1,6 @@
 """Builds the objects of a run from the resolved config: cheap checks first, models last."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
+from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
@@ -23,7 +25,7 @@ from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
-from rft.rollout.source.base import RolloutContext, Score
+from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
 from rft.setup.constraints import check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
@@ -196,13 +198,13 @@ class Job(Components):
         loaded: Datasets,
         folder: Path,
         log: RunLog,
-        score: Score | None = None,
+        scoring: Callable[[], Scoring] | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
-            score: replaces the reward.
+            scoring: replaces that of the reward.
         """
         run, reads = self.run, self.algorithm.reads()
         context = self.model_context(world, loaded)
@@ -239,7 +241,7 @@ class Job(Components):
                 sampler=sampler,
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
-                score=score or self.reward.score,
+                scoring=scoring or self.reward.begin,
                 logprobs=logprobs,
             )
             made: Source = target.build(context=context)

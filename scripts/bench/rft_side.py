@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.workload import Lengths, score
 from rft.reward import REWARDS
-from rft.rollout.engine.base import Completion, EngineContext, Request
+from rft.rollout.engine.base import Completion, EngineContext, OnCompletion, Request
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 
@@ -35,7 +35,7 @@ class ForcedLengths(HFEngine):
         self._cpu: list[float] = []
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Samples every request; evaluations, which are greedy and not measured, get one token."""
         self._began = time.process_time()
@@ -43,7 +43,7 @@ class ForcedLengths(HFEngine):
             replace(request, limits=[1] if sampling.temperature == 0 else self._lengths.of(request.prompt))
             for request in requests
         ]
-        return super().generate(forced, sampling, progress)
+        return super().generate(forced, sampling, on_completion)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes new weights; the end of a step, unless it is the start of the run."""

@@ -22,13 +22,13 @@ class KilledServers(VLLMServers):
 
     round = 0
 
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         if len(requests[0].seeds) == 1:  # an evaluation
-            return super().generate(requests, sampling, progress)
+            return super().generate(requests, sampling, on_completion)
         self.round += 1
         if self.round == 2:
             return self.lose(requests, sampling)
-        found = super().generate(requests, sampling, progress)
+        found = super().generate(requests, sampling, on_completion)
         if self.round > 2:
             self.note["answered"] = answered(self.victim.port)
             Path(NOTE).write_text(json.dumps(self.note))
@@ -39,8 +39,11 @@ class KilledServers(VLLMServers):
         self.victim, self.note = None, {}
         own = {server.client: processes_of(server.client.port) for server in self._servers}
         shares = {client: shared_memory(processes) for client, processes in own.items()}
+        done = 0
 
-        def kill(done):
+        def kill(request, sample, completion):
+            nonlocal done
+            done += 1
             busiest = max(self._servers, key=lambda server: server.running)
             if self.victim is None and done >= 8 and busiest.running >= 4:
                 self.victim, self.note["done"] = busiest.client, done

@@ -12,7 +12,7 @@ from rft.evaluation.base import EvaluationContext, summary
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
-from tests.rollout.contexts import plain_scores
+from tests.rollout.contexts import plain_scoring
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
 GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
@@ -28,13 +28,13 @@ class Encoder:
 class Sampler:
     """Greedy: right on even prompts, with as many tokens as the prompt says. Sampled: right where the seed is even."""
 
-    def generate(self, requests, sampling, progress):
-        answers, done = [], 0
-        for request in requests:
+    def generate(self, requests, sampling, on_completion=None):
+        answers = []
+        for place, request in enumerate(requests):
             [number] = request.prompt
             answers.append([self.answer(number, seed, sampling) for seed in request.seeds])
-            done += len(request.seeds)
-            progress(done)
+            for sample, completion in enumerate(answers[-1]):
+                on_completion(place, sample, completion)
         return answers
 
     def answer(self, number, seed, sampling):
@@ -72,7 +72,7 @@ def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=sco
 
 def make_evaluator(world, sets, samples, pass_k, maj_k, scored_by=score):
     options = GenerationOptions(GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
-    reward = SimpleNamespace(score=plain_scores(scored_by), extract=extract, accuracy="right", accuracies=accuracies)
+    reward = SimpleNamespace(begin=plain_scoring(scored_by), extract=extract, accuracy="right", accuracies=accuracies)
     return GenerationEvaluator(EvaluationContext(world, Encoder(), sets), Sampler(), reward, options)
 
 

@@ -31,8 +31,8 @@ def talked(config, monkeypatch, tmp_path):
     def run(lines, *overrides):
         prompts, answers = [], []
 
-        def generate(self, requests, sampling, progress=None):
-            found = real(self, requests, sampling, progress)
+        def generate(self, requests, sampling, on_completion=None):
+            found = real(self, requests, sampling, on_completion)
             prompts.append(self.tokenizer.decode(requests[0].prompt))
             answers.append(found[0][0].text)
             return found

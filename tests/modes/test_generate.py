@@ -188,11 +188,11 @@ def test_an_engine_that_fails_leaves_whole_chunks(generated, monkeypatch, tmp_pa
     whole, _ = generated(output="whole.jsonl")
     real, calls = HFEngine.generate, []
 
-    def fails(self, requests, sampling, progress=None):
+    def fails(self, requests, sampling, on_completion=None):
         calls.append(len(requests))
         if len(calls) == 3:
             raise RuntimeError("the engine is lost")
-        return real(self, requests, sampling, progress)
+        return real(self, requests, sampling, on_completion)
 
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "generate", fails)

@@ -80,7 +80,7 @@ def servers_of(*works, window=8.0):
     return [Server(Scripted(number, work), window) for number, work in enumerate(works)]
 
 
-def balance(servers, groups, probe=up, progress=None, **changes):
+def balance(servers, groups, probe=up, on_result=None, **changes):
     """The results of groups of numbers, and the counts."""
     counts = Counter()
     balancer = LoadBalancer(
@@ -92,7 +92,7 @@ def balance(servers, groups, probe=up, progress=None, **changes):
         policy=ServerPolicy(**POLICY | changes),
         key="here",
         counts=counts,
-        progress=progress,
+        on_result=on_result,
     )
     return asyncio.run(balancer.run([[Numbered(number) for number in group] for group in groups])), counts
 
@@ -131,9 +131,13 @@ def test_results_come_in_the_order_of_the_requests_whatever_the_order_of_the_ans
         answered.append(number)
         return 10 * number
 
-    found, counts = balance(servers_of(backwards, backwards), [[0, 1], [], [2], [3, 4, 5]], progress=seen.append)
+    def on_result(group, request, result):
+        seen.append((group, request, result))
+
+    groups = [[0, 1], [], [2], [3, 4, 5]]
+    found, counts = balance(servers_of(backwards, backwards), groups, on_result=on_result)
     assert found == [[0, 10], [], [20], [30, 40, 50]]
-    assert answered == [5, 4, 3, 2, 1, 0] and seen == [1, 2, 3, 4, 5, 6]
+    assert answered == [5, 4, 3, 2, 1, 0] and seen[0] == (3, 2, 50) and seen[-1] == (0, 0, 0) and len(seen) == 6
     assert not counts
 
 
@@ -341,12 +345,13 @@ def test_of_two_answers_to_a_request_the_first_is_taken(monkeypatch):
             await second.wait()
         return "early"
 
-    def progress(done):
-        seen.append(done)
-        if done == 2:
+    def on_result(group, request, result):
+        seen.append((group, request, result))
+        if len(seen) == 2:
             first.set()
 
     servers = servers_of(slow, quick)
-    found, counts = balance(servers, [[0, 1], [2]], progress=progress)
-    assert found == [["early", "early"], ["early"]] and seen == [1, 2, 3]
+    found, counts = balance(servers, [[0, 1], [2]], on_result=on_result)
+    assert found == [["early", "early"], ["early"]]
+    assert sorted(seen) == [(0, 0, "early"), (0, 1, "early"), (1, 0, "early")]
     assert counts == {"hedged": 1} and servers[0].client.cancelled == [1]

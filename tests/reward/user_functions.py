@@ -3,7 +3,9 @@
 import asyncio
 import os
 import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -103,3 +105,20 @@ def fails_twice(response, row):
     if FAILURES[response] < 3:
         raise ConnectionError("not yet")
     return 1.0
+
+
+STARTED = threading.Event()
+
+
+async def announces(response, row):
+    """Tells the test that it runs."""
+    STARTED.set()
+    return float(len(response))
+
+
+def leaves_a_file(response, row):
+    """The row names a file that a call creates; "hang" does not return."""
+    Path(row["file"]).touch()
+    while response == "hang":
+        time.sleep(0.01)
+    return float(len(response))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rft.batch.scores import Scores
+from rft.batch.scores import Scores, ScoringAtEnd
 from rft.distributed import World
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
@@ -21,12 +21,12 @@ def rollout_context(
 ) -> RolloutContext:
     """What a source that samples is given; nothing scores and no policy computes."""
     shared = vars(source_context(world, encoder, rows, prompts, seed))
-    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "score": None, "logprobs": None}
+    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "scoring": None, "logprobs": None}
     if (score := changes.pop("score", None)) is not None:
-        own["score"] = plain_scores(score)
+        own["scoring"] = plain_scoring(score)
     return RolloutContext(**{**shared, **own, **changes})
 
 
-def plain_scores(score: Any) -> Any:
-    """What a function of texts and rows says is (total, terms), as the scores of a reward."""
-    return lambda texts, rows: Scores.plain(*score(texts, rows))
+def plain_scoring(score: Any) -> Any:
+    """Begins the scoring by a function of texts and rows that returns (total, terms)."""
+    return lambda: ScoringAtEnd(lambda texts, rows: Scores.plain(*score(texts, rows)))

@@ -16,11 +16,11 @@ class Recorder(Engine):
         self.calls = []
         self.version = -1
 
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         self.calls.append("generate")
-        if progress is not None:
-            progress(len(requests))
         done = Completion([self.version], [0.0], "length", "", [self.version])
+        if on_completion is not None:
+            on_completion(0, 0, done)
         return [[done for _ in request.seeds] for request in requests]
 
     def update_weights(self, version, tensors):
@@ -113,8 +113,8 @@ def test_an_engine_that_fails_to_take_weights_holds_none(sampler, engine):
 def test_all_else_is_the_engines(sampler, engine):
     sampler.publish(7, [])
     done = []
-    found = sampler.generate([Request([1], [0, 1]), Request([2], [0])], SAMPLING, done.append)
-    assert [[one.tokens for one in group] for group in found] == [[[7], [7]], [[7]]] and done == [2]
+    found = sampler.generate([Request([1], [0, 1]), Request([2], [0])], SAMPLING, lambda *one: done.append(one))
+    assert [[one.tokens for one in group] for group in found] == [[[7], [7]], [[7]]] and done == [(0, 0, found[0][0])]
     assert sampler.health() == {"retries": 2.0}
     sampler.abort()
     sampler.close()

@@ -34,7 +34,7 @@ class Engine:
         self.version = version
         self.taken.append(version)
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion=None):
         self.taken.append("generate")
         return [
             [argparse.Namespace(tokens=[0] * (limit + self.more)) for limit in request.limits] for request in requests

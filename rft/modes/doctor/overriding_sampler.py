@@ -1,11 +1,11 @@
 """A sampler whose sampling parameters mode=doctor overrides."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
-from rft.rollout.engine.base import Completion, Request
+from rft.rollout.engine.base import Completion, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
@@ -27,11 +27,11 @@ class OverridingSampler(Sampler):
         self._own = own
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         if self.plain or self.greedy:
             sampling = sampling.untruncated(0.0 if self.greedy else sampling.temperature)
-        return self._own.generate(requests, sampling, progress)
+        return self._own.generate(requests, sampling, on_completion)
 
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
         self._own.publish(version, weights, model)

@@ -21,7 +21,7 @@ from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.hooks import PlanHooks
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
-from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_score
+from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_scoring
 from rft.registry import Target
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
@@ -153,8 +153,8 @@ class PlanJob(Job):
         skip, tracker = self._skip, MemoryTracker(self.strategy.factory.memory_labels)
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), skip, tracker.watch():
             with tracker.stage("begin"), skip.creating(), init_without_loading():
-                score = stub_score(self.reward.names)
-                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), score)
+                scoring = stub_scoring(self.reward.names)
+                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
                 run.batch = batch
             dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks)
             dry_run.begin(stages[-1])

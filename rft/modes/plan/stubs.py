@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
-from rft.batch.scores import Scores
+from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.data.encode.encoder import Encoder
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
@@ -69,7 +69,7 @@ class StubEngine(Engine):
     """Replaces an engine that does not run on tensors of this process: reads the weights and keeps none."""
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Never called: `StubSampler` returns the answers."""
         raise AssertionError("a stub samples nothing")
@@ -93,7 +93,7 @@ class StubSampler(Sampler):
     own: Sampler
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """See `Sampler.generate`."""
         most = min(self.encoder.answer_tokens, sampling.max_new_tokens)
@@ -117,15 +117,15 @@ class StubSampler(Sampler):
         self.own.release()
 
 
-def stub_score(terms: Sequence[str]) -> Callable[[list[str], list[dict[str, Any]]], Scores]:
+def stub_scoring(terms: Sequence[str]) -> Callable[[], Scoring]:
     """A reward whose terms alternate between 0 and 1, so that every group has an advantage.
 
     Args:
         terms: names of the reward terms.
     """
 
-    def score(texts: list[str], rows: list[dict[str, Any]]) -> Scores:
+    def score(texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
         values = (torch.arange(len(texts)) % 2).float()
         return Scores.plain(values, {term: values.clone() for term in terms})
 
-    return score
+    return lambda: ScoringAtEnd(score)

@@ -59,6 +59,9 @@ class Completion:
     versions: list[int]
 
 
+OnCompletion = Callable[[int, int, Completion], None]  # the number of the request, that of the sample, the completion
+
+
 @dataclass(frozen=True)
 class EngineFacts:
     """What is true of every engine of a class.
@@ -156,14 +159,15 @@ class Engine(ABC):
 
     @abstractmethod
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Samples every request of this rank.
 
         Args:
             requests: prompts; the number of samples may differ between them.
             sampling: the same for all of them.
-            progress: called with the number of completions finished so far, whenever it has grown.
+            on_completion: called once for each completion when it is finished, in any order and from any thread, one
+                call at a time.
 
         Returns:
             The completions of each request, in the order of its seeds.

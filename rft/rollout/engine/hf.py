@@ -3,8 +3,7 @@
 Left out: paged storage, and rows that join a running batch (rows above `max_rows` wait for the next wave).
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,10 +12,10 @@ from transformers import Cache, PreTrainedTokenizerBase
 
 from rft.actor.model import end_tokens
 from rft.ranges import PositiveInt
-from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, Request
+from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
-from rft.rollout.engine.texts import completions, decode
+from rft.rollout.engine.texts import decode, in_order, make_completion
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
@@ -59,19 +58,11 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         assert all(request.prompt for request in requests), "a prompt without tokens"
         assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
-        finished = 0
-
-        def count(rows: int) -> None:
-            nonlocal finished
-            finished += rows
-            if progress is not None:
-                progress(finished)
-
         found: dict[tuple[int, int], Completion] = {}
         for wave in waves(requests, self.max_rows):
             rows = [(request, index) for request, samples in wave for index in samples]
@@ -79,8 +70,11 @@ class HFEngine(Engine):
             seeds = [requests[request].seeds[index] for request, index in rows]
             limits = [requests[request].limit(index, sampling) for request, index in rows]
             copies = [len(samples) for _, samples in wave]
-            found |= zip(rows, self._complete(prompts, copies, seeds, limits, sampling, count), strict=True)
-        return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
+            for row, completion in self._complete(prompts, copies, seeds, limits, sampling):
+                found[rows[row]] = completion
+                if on_completion is not None:
+                    on_completion(*rows[row], completion)
+        return in_order(found, requests)
 
     def _complete(
         self,
@@ -89,9 +83,12 @@ class HFEngine(Engine):
         seeds: list[int],
         limits: list[int],
         sampling: Sampling,
-        count: Callable[[int], None],
-    ) -> list[Completion]:
-        """Samples one wave: P prompts sorted by length, R rows in the order of their prompts."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Samples one wave: P prompts sorted by length, R rows in the order of their prompts.
+
+        Yields:
+            The number of a row and its completion, as soon as it is finished.
+        """
         device = self.model.device
         samples = torch.tensor(copies, device=device)  # (P,)
         cache, logits = self._prefill(prompts, samples)
@@ -107,19 +104,23 @@ class HFEngine(Engine):
         columns = torch.arange(longest + max(limits), device=device)
         padded = len(prompts[0]) < longest
         left = len(seeds)
-        history: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        sampled = torch.zeros(len(seeds), max(limits), dtype=torch.int64, device=device)  # (R, T)
+        sampled_logprobs = torch.zeros(len(seeds), max(limits), device=device)  # (R, T)
         for step in range(max(limits)):
             with record_function("logits"):  # mode=plan counts what is allocated under this label
                 tokens, logprobs = draw(logits, streams, step, sampling)  # (R,)
-            history.append((rows, live, tokens, logprobs))
+            sampled[rows, step], sampled_logprobs[rows, step] = tokens, logprobs
             done = (tokens[:, None] == ends).any(-1) | (caps == step + 1)
             if stops is not None:
                 done |= stops.hit(rows, tokens)
             done &= live
-            finished = int(done.sum())
+            finished = rows[done.nonzero().squeeze(1)].tolist()
             if finished:
-                count(finished)
-                left -= finished
+                texts = sampled[finished, : step + 1].tolist(), sampled_logprobs[finished, : step + 1].tolist()
+                for row, ids, numbers in zip(finished, *texts, strict=True):
+                    versions = [self.version] * len(ids)
+                    yield row, make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
+                left -= len(finished)
                 if left == 0:
                     break
                 live = live & ~done
@@ -133,7 +134,6 @@ class HFEngine(Engine):
                 masks["attention_mask"] = columns[: longest + step + 1] >= padding[:, None]  # (R, T)
                 masks["position_ids"] = (longest + step - padding)[:, None]  # (R, 1)
             logits = self.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True, **masks).logits[:, -1]
-        return self._completions(history, len(seeds), sampling.stop)
 
     def _prefill(self, prompts: list[list[int]], samples: Tensor) -> tuple[Cache, Tensor]:
         """The cache with one row per sample, and the logits (P, V) after each prompt."""
@@ -160,19 +160,6 @@ class HFEngine(Engine):
                 "actor.optimizer.max_grad_norm is too high, or the loss has no bound"
             )
         return expand(caches, [samples[part.start : part.stop] for part in parts]), last
-
-    def _completions(
-        self, history: list[tuple[Tensor, Tensor, Tensor, Tensor]], count: int, stop: list[str]
-    ) -> list[Completion]:
-        """Completions from the sampled tokens of all steps."""
-        rows, live, tokens, logprobs = (torch.cat(column) for column in zip(*history, strict=True))
-        order = rows[live].argsort(stable=True)
-        ends = [0, *rows[live].bincount(minlength=count).cumsum(0).tolist()]
-        cuts = [slice(start, end) for start, end in itertools.pairwise(ends)]
-        all_tokens, all_logprobs = tokens[live][order].tolist(), logprobs[live][order].tolist()
-        row_tokens, row_logprobs = [all_tokens[cut] for cut in cuts], [all_logprobs[cut] for cut in cuts]
-        versions = [[self.version] * len(ids) for ids in row_tokens]
-        return completions(self.tokenizer, self.ends, stop, row_tokens, row_logprobs, versions)
 
 
 class StopStrings:

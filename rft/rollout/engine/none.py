@@ -1,10 +1,10 @@
 """The engine of runs that sample nothing."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
-from rft.rollout.engine.base import Completion, Engine, EngineFacts, Request
+from rft.rollout.engine.base import Completion, Engine, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 
 
@@ -14,7 +14,7 @@ class NoEngine(Engine):
     facts = EngineFacts(samples=False, plain_torch=True)
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Fails.
 

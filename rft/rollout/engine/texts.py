@@ -1,10 +1,11 @@
 """Texts and completions from sampled tokens, for all engines."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from rft.rollout.engine.base import Completion
+from rft.rollout.engine.base import Completion, Request
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[str]:
@@ -12,26 +13,33 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[st
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def completions(
+def make_completion(
     tokenizer: PreTrainedTokenizerBase,
     ends: list[int],
     stop: list[str],
-    tokens: list[list[int]],
-    logprobs: list[list[float]],
-    versions: list[list[int]],
-) -> list[Completion]:
-    """Completions from rows of sampled tokens, each of which ends at an end token, a stop string or a limit.
+    tokens: list[int],
+    logprobs: list[float],
+    versions: list[int],
+) -> Completion:
+    """The completion of sampled tokens, which end at an end token, a stop string or a limit.
 
     Args:
         ends, stop: end tokens and stop strings.
-        tokens, logprobs, versions: one list per row, with one entry per token.
+        tokens, logprobs, versions: one entry per token.
     """
-    found = []
-    for ids, numbers, row_versions, text in zip(tokens, logprobs, versions, decode(tokenizer, tokens), strict=True):
-        places = [place for place in (text.find(string) for string in stop) if place >= 0]
-        reason: Literal["stop", "length"] = "stop" if places or ids[-1] in ends else "length"
-        found.append(Completion(ids, numbers, reason, text[: min(places)] if places else text, row_versions))
-    return found
+    [text] = decode(tokenizer, [tokens])
+    places = [place for place in (text.find(string) for string in stop) if place >= 0]
+    reason: Literal["stop", "length"] = "stop" if places or tokens[-1] in ends else "length"
+    return Completion(tokens, logprobs, reason, text[: min(places)] if places else text, versions)
+
+
+def in_order(found: Mapping[tuple[int, int], Completion], requests: Sequence[Request]) -> list[list[Completion]]:
+    """The completions of each request, in the order of its seeds.
+
+    Args:
+        found: by the numbers of the request and of the sample.
+    """
+    return [[found[number, n] for n in range(len(request.seeds))] for number, request in enumerate(requests)]
 
 
 def describe_tokens(tokens: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:

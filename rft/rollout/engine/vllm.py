@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +20,10 @@ from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
 from rft.distributed import World
-from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
+from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import completions
+from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_memory import cache_arguments
@@ -190,7 +190,7 @@ class VLLMEngine(ServableEngine):
         self.version = version
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         local = [
             (request.prompt, self._sampling_params(sampling, seed, request.limit(sample, sampling)))
@@ -201,20 +201,21 @@ class VLLMEngine(ServableEngine):
         for number, (prompt, how) in enumerate(requested):
             self._engine.add_request(str(number), self._prompt(prompt_token_ids=prompt), how, lora_request=self.adapter)
         places = range(before, before + len(local))
-        drawn: dict[int, tuple[list[int], list[float]]] = {}
+        samples = [(number, sample) for number, request in enumerate(requests) for sample in range(len(request.seeds))]
+        found: dict[tuple[int, int], Completion] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished and int(output.request_id) in places:
                     [answer] = output.outputs
                     ids = list(answer.token_ids)
                     numbers = [by_token[token].logprob for by_token, token in zip(answer.logprobs, ids, strict=True)]
-                    drawn[int(output.request_id)] = (ids, numbers)
-                    if progress is not None:
-                        progress(len(drawn))
-        tokens, logprobs = [drawn[place][0] for place in places], [drawn[place][1] for place in places]
-        versions = [[self.version] * len(row) for row in tokens]
-        found = iter(completions(self.tokenizer, self.ends, sampling.stop, tokens, logprobs, versions))
-        return [[next(found) for _ in request.seeds] for request in requests]
+                    versions = [self.version] * len(ids)
+                    completion = make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
+                    place = samples[int(output.request_id) - before]
+                    found[place] = completion
+                    if on_completion is not None:
+                        on_completion(*place, completion)
+        return in_order(found, requests)
 
     def _all_ranks(self, local: list[Any]) -> tuple[int, list[Any]]:
         """The requests of all ranks of one engine, which take the same steps, and how many come before this rank's."""

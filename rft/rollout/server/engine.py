@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import nan
 from typing import Any, ClassVar
 
@@ -22,13 +22,14 @@ from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
-from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, Request
+from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import completions
+from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
+from rft.rollout.server.server_api import Sampled
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
 
@@ -115,13 +116,24 @@ class ServersEngine(ServableEngine):
         return (cls.sleep_arguments if servers.sleep and torch.cuda.is_available() else {}) | engine_args
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Samples every request; see `Engine.generate`. Log-probabilities that the servers do not report are NaN.
 
         Raises:
             OSError: the servers do not return the samples within their deadlines; names them.
         """
+        found: dict[tuple[int, int], Completion] = {}
+        unknown = bool(self._server_api.unknown_logprobs(sampling))
+
+        def finish(request: int, sample: int, answer: Sampled) -> None:
+            logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
+            versions = [self.version] * len(answer.tokens)
+            completion = make_completion(self._tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
+            found[request, sample] = completion
+            if on_completion is not None:
+                on_completion(request, sample, completion)
+
         balancer = LoadBalancer(
             who=f"rank {self._world.rank}",
             what="sample",
@@ -131,16 +143,10 @@ class ServersEngine(ServableEngine):
             policy=self._options,
             key=KEY,
             counts=self._counts,
-            progress=progress,
+            on_result=finish,
         )
-        groups = self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
-        rows = [sample for group in groups for sample in group]
-        tokens, logprobs = [row.tokens for row in rows], [row.logprobs for row in rows]
-        if self._server_api.unknown_logprobs(sampling):
-            logprobs = [[nan] * len(row.tokens) for row in rows]
-        versions = [[self.version] * len(row.tokens) for row in rows]
-        found = iter(completions(self._tokenizer, self._ends, sampling.stop, tokens, logprobs, versions))
-        return [[next(found) for _ in request.seeds] for request in requests]
+        self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
+        return in_order(found, requests)
 
     async def _probe(self, client: ServerClient) -> str | None:
         with client.parse("its version"):

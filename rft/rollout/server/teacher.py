@@ -154,7 +154,7 @@ class ServedTeacher(ColumnModel):
             policy=self._policy,
             key=self.key,
             counts=Counter(),
-            progress=None,
+            on_result=None,
         )
 
     async def _probe(self, client: ServerClient) -> None:

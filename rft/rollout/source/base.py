@@ -7,14 +7,14 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.batch.scores import Scores
+from rft.batch.scores import Scores, Scoring
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.base import SourceContext
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
-Score = Callable[[list[str], list[dict[str, Any]]], Scores]
+Announce = Callable[[int, int, str], None]  # the number of a request, that of its sample, the finished text
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,19 @@ class RolloutContext(SourceContext):
         sampler: samples completions. It holds the weights that a step samples with while `next` runs.
         group_size: responses to a prompt.
         sampling: how training samples.
-        score: from B texts and the rows of the data set that they answer to their scores.
+        scoring: begins the scoring of a round of responses.
         logprobs: log-probabilities (B, T) of the `loss_mask` tokens of a batch under the current policy; a collective.
     """
 
     sampler: Sampler
     group_size: int
     sampling: Sampling
-    score: Score
+    scoring: Callable[[], Scoring]
     logprobs: Callable[[TensorDict], Tensor]
+
+    def score(self, texts: list[str], rows: list[dict[str, Any]]) -> Scores:
+        """The scores of N texts that answer these rows of the data set."""
+        return self.scoring().finish(texts, rows)
 
     def requests(self, prompts: list[list[int]], positions: list[int]) -> list[Request]:
         """One request of `group_size` samples for each prompt.

@@ -5,10 +5,10 @@ from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.ranges import OpenFraction
-from rft.rollout.engine.base import Request, row_seed
+from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-from rft.rollout.source.base import answer, sampled_segment
+from rft.rollout.source.base import Announce, answer, sampled_segment
 
 
 @dataclass
@@ -55,19 +55,26 @@ class ForcedStop:
         rows: list[dict[str, Any]],
         sampling: Sampling,
         phrase: list[int],
+        announce: Announce,
     ) -> list[list[Trajectory]]:
         """Samples every request. A trajectory depends on its own seed alone, as with `Sampler.generate`.
 
         Args:
             rows: of the data set, one a request.
             phrase: the tokens of the phrase.
+            announce: called with every text when it is finished.
 
         Returns:
             Trajectories per request: one sampled segment, or two around the phrase.
         """
         most = sampling.max_new_tokens
         first = [replace(r, limits=[self._limit(seed, most, len(phrase)) for seed in r.seeds]) for r in requests]
-        started = sampler.generate(first, sampling, progress=None)
+
+        def announce_uncut(request: int, sample: int, completion: Completion) -> None:
+            if completion.finish_reason != "length":
+                announce(request, sample, completion.text)
+
+        started = sampler.generate(first, sampling, announce_uncut)
         found = [
             [answer(request.prompt, completion, row) for completion in group]
             for request, group, row in zip(requests, started, rows, strict=True)
@@ -78,11 +85,19 @@ class ForcedStop:
             tokens = started[i][j].tokens + phrase
             seeds = [row_seed(requests[i].seeds[j], 0, 1)]
             rest.append(Request(requests[i].prompt + tokens, seeds, [most - len(tokens)]))
-        ends = sampler.generate(rest, replace(sampling, first_token=None), progress=None)
-        for (i, j), [end] in zip(cut, ends, strict=True):
+
+        def whole(number: int, end: Completion) -> str:
+            i, j = cut[number]
+            return started[i][j].text + self.phrase + end.text
+
+        def announce_whole(number: int, _: int, end: Completion) -> None:
+            announce(*cut[number], whole(number, end))
+
+        ends = sampler.generate(rest, replace(sampling, first_token=None), announce_whole)
+        for number, ((i, j), [end]) in enumerate(zip(cut, ends, strict=True)):
             segments = [*found[i][j].segments, Segment(phrase, trains=False), sampled_segment(end)]
-            text = started[i][j].text + self.phrase + end.text
-            found[i][j] = replace(found[i][j], segments=segments, finish=Finish(end.finish_reason, text))
+            finish = Finish(end.finish_reason, whole(number, end))
+            found[i][j] = replace(found[i][j], segments=segments, finish=finish)
         return found
 
     def _limit(self, seed: int, most: int, phrase: int) -> int:

@@ -1,5 +1,6 @@
 """Batches of new text: draws prompts, samples groups of responses, scores them, replaces groups without signal."""
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.base import RolloutContext, answer
+from rft.rollout.source.base import Announce, RolloutContext, answer
 from rft.rollout.source.forced_stop import ForcedStop
 
 
@@ -172,21 +173,35 @@ class RolloutSource(Source):
         self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, metrics: Metrics
     ) -> tuple[list[list[Trajectory]], Scores]:
         """Trajectories per request, and the scores of all of them in order."""
-        sampler = self._context.sampler
-        with metrics.timer("rollout"):
-            if self._forced_stop is None:
-                completions = sampler.generate(requests, sampling, progress=None)
-                answers = [
-                    [answer(request.prompt, completion, row) for completion in group]
-                    for request, group, row in zip(requests, completions, rows, strict=True)
-                ]
-            else:
-                answers = self._forced_stop.generate(sampler, requests, rows, sampling, self._phrase)
-        texts = [trajectory.finish.text for group in answers for trajectory in group if trajectory.finish is not None]
-        fields = [trajectory.row for group in answers for trajectory in group]
-        with metrics.timer("reward"):
-            scores = self._context.score(texts, fields)
+        firsts = [0, *itertools.accumulate(len(request.seeds) for request in requests)]
+
+        with self._context.scoring() as scoring:
+
+            def announce(request: int, sample: int, text: str) -> None:
+                scoring.add(firsts[request] + sample, text, rows[request])
+
+            with metrics.timer("rollout"):
+                answers = self._generate(requests, rows, sampling, announce)
+            found = [trajectory for group in answers for trajectory in group]
+            texts = [trajectory.finish.text for trajectory in found if trajectory.finish is not None]
+            with metrics.timer("reward"):
+                scores = scoring.finish(texts, [trajectory.row for trajectory in found])
         return answers, scores.drop_groups([len(group) for group in answers])
+
+    def _generate(
+        self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, announce: Announce
+    ) -> list[list[Trajectory]]:
+        """Trajectories per request; every text is announced when it is finished."""
+        sampler = self._context.sampler
+        if self._forced_stop is not None:
+            return self._forced_stop.generate(sampler, requests, rows, sampling, self._phrase, announce)
+        completions = sampler.generate(
+            requests, sampling, lambda request, sample, completion: announce(request, sample, completion.text)
+        )
+        return [
+            [answer(request.prompt, completion, row) for completion in group]
+            for request, group, row in zip(requests, completions, rows, strict=True)
+        ]
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""

@@ -50,7 +50,7 @@ class SelfPlaySource(DatasetSource):
         prompts = self._encoder.prompts([row for _, row in drawn])
         requests = context.requests(prompts, [position for position, _ in drawn])
         with metrics.timer("rollout"):
-            completions = context.sampler.generate(requests, context.sampling, progress=None)
+            completions = context.sampler.generate(requests, context.sampling)
         pairs: list[dict[str, Any]] = []
         for (position, row), prompt, samples in zip(drawn, prompts, completions, strict=True):
             given = self._example(position, row, row[self._response])

@@ -1,12 +1,12 @@
 """An engine of one's own: without a cache, it reads the whole text again for every new token."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rft.rollout.engine.base import Completion, Engine, EngineContext, Request
+from rft.rollout.engine.base import Completion, Engine, EngineContext, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 
 
@@ -39,15 +39,16 @@ class PlainEngine(Engine):
 
     @torch.inference_mode()
     def generate(
-        self, requests: list[Request], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         found: list[list[Completion]] = []
-        for request in requests:
+        for number, request in enumerate(requests):
             limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
             pairs = zip(request.seeds, limits, strict=True)
             found.append([self.complete(request.prompt, seed, limit, sampling.temperature) for seed, limit in pairs])
-            if progress is not None:
-                progress(sum(map(len, found)))
+            if on_completion is not None:
+                for sample, completion in enumerate(found[-1]):
+                    on_completion(number, sample, completion)
         return found
 
     def complete(self, prompt: list[int], seed: int, limit: int, temperature: float) -> Completion:

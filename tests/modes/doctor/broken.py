@@ -11,8 +11,8 @@ ONE = "model.layers.1.self_attn.q_proj.weight"
 
 
 class ForgetsTemperature(HFEngine):
-    def generate(self, requests, sampling, progress=None):
-        return super().generate(requests, replace(sampling, temperature=1.0), progress)
+    def generate(self, requests, sampling, on_completion=None):
+        return super().generate(requests, replace(sampling, temperature=1.0), on_completion)
 
 
 class KeepsFirstWeights(HFEngine):
@@ -53,23 +53,23 @@ class DriftsWithEveryUpdate(HFEngine):
 
 
 class DoublesFirstToken(HFEngine):
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         doubled = [replace(request, prompt=[request.prompt[0], *request.prompt]) for request in requests]
-        return super().generate(doubled, sampling, progress)
+        return super().generate(doubled, sampling, on_completion)
 
 
 class DropsFirstToken(HFEngine):
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         cut = [replace(request, prompt=request.prompt[1:]) for request in requests]
-        return super().generate(cut, sampling, progress)
+        return super().generate(cut, sampling, on_completion)
 
 
 class Rounds(HFEngine):
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         def rounded(completion):
             return replace(completion, logprobs=torch.tensor(completion.logprobs).half().tolist())
 
-        return [[rounded(one) for one in group] for group in super().generate(requests, sampling, progress)]
+        return [[rounded(one) for one in group] for group in super().generate(requests, sampling, on_completion)]
 
 
 class ComputesInBfloat16(HFEngine):
@@ -78,25 +78,25 @@ class ComputesInBfloat16(HFEngine):
 
 
 class Lies(HFEngine):
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         def shifted(completion):
             return replace(completion, logprobs=[number - 0.01 for number in completion.logprobs])
 
-        return [[shifted(one) for one in group] for group in super().generate(requests, sampling, progress)]
+        return [[shifted(one) for one in group] for group in super().generate(requests, sampling, on_completion)]
 
 
 class HeedsNoSeeds(HFEngine):
     numbers = itertools.count()
 
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         drawn = [replace(request, seeds=[next(self.numbers) for _ in request.seeds]) for request in requests]
-        return super().generate(drawn, sampling, progress)
+        return super().generate(drawn, sampling, on_completion)
 
 
 class HeedsNeitherSeedsNorTemperature(HeedsNoSeeds):
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         hot = sampling if sampling.temperature == 0 else replace(sampling, temperature=1.0)
-        return super().generate(requests, hot, progress)
+        return super().generate(requests, hot, on_completion)
 
 
 class SamplesOnlyAwake(HFEngine):
@@ -111,6 +111,6 @@ class SamplesOnlyAwake(HFEngine):
     def sleep(self):
         self.awake = False
 
-    def generate(self, requests, sampling, progress=None):
+    def generate(self, requests, sampling, on_completion=None):
         assert self.awake
-        return super().generate(requests, sampling, progress)
+        return super().generate(requests, sampling, on_completion)

@@ -260,11 +260,15 @@ def test_prefill_runs_once_a_prompt_and_decoding_follows_the_sampled_tokens(toke
     assert drawn - 64 <= seen["decode"] <= 1.1 * drawn
 
 
-def test_progress_counts_finished_rows(tokenizer):
-    calls = []
-    requests = [Request(prompt, [1, 2, 3]) for prompt in prompts_of(4, 5)]
-    hf_engine(build(), tokenizer, 4).generate(requests, sampling(), calls.append)
-    assert calls == sorted(set(calls)) and calls[-1] == 6
+def test_completions_are_announced_as_soon_as_they_are_finished(tokenizer):
+    announced = []
+    requests = [Request(prompt, [1, 2, 3], [9, 2, 5]) for prompt in prompts_of(4, 5)]
+    found = hf_engine(build(), tokenizer, 4).generate(requests, sampling(), lambda *one: announced.append(one))
+    assert sorted(announced, key=lambda one: one[:2]) == [
+        (number, sample, completion) for number, group in enumerate(found) for sample, completion in enumerate(group)
+    ]
+    lengths = [len(completion.tokens) for number, _, completion in announced if number == 0]
+    assert lengths == sorted(lengths) and len(set(lengths)) > 1, "the shortest of a wave comes first"
 
 
 def test_requests_without_samples(tokenizer):

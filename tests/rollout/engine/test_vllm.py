@@ -80,9 +80,12 @@ def test_it_samples_what_transformers_computes_after_every_update(engine):
         policy = model(seed=version)
         engine.update_weights(version, iter(policy.state_dict().items()))
         for how in hows:
-            counts = []
-            found = engine.generate(requests, how, counts.append)
-            assert [len(group) for group in found] == [2, 1, 3] and counts[-1] == 6
+            announced = {}
+            found = engine.generate(
+                requests, how, lambda request, sample, one, seen=announced: seen.update({(request, sample): one})
+            )
+            assert [len(group) for group in found] == [2, 1, 3]
+            assert announced == {(i, j): one for i, group in enumerate(found) for j, one in enumerate(group)}
             for request, group in zip(requests, found, strict=True):
                 for answer in group:
                     assert answer.versions == [version] * len(answer.tokens)

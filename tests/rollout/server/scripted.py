@@ -77,6 +77,27 @@ def requests(groups=6, samples=4):
     return [Request(p, [100 * number + sample for sample in range(samples)]) for number, p in enumerate(prompts)]
 
 
+class Announced(list):
+    """The places (request, sample) that an engine announces.
+
+    Args:
+        at: how many of them there are when `act` is called.
+    """
+
+    def __init__(self, at=0, act=None):
+        super().__init__()
+        self.at, self.act = at, act
+
+    def __call__(self, request, sample, completion):
+        self.append((request, sample))
+        if len(self) == self.at:
+            self.act()
+
+    def all_once(self, groups=6, samples=4):
+        """Whether each sample of `requests(groups, samples)` was announced once."""
+        return sorted(self) == [(group, sample) for group in range(groups) for sample in range(samples)]
+
+
 def weights(version):
     """Of a model with one tensor that trains and one that does not."""
     return {"w": torch.full((4,), float(version)), "still": torch.ones(3)}

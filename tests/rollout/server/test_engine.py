@@ -11,7 +11,7 @@ from rft.registry import convert
 from rft.remote.server_process import free_port
 from rft.rollout.server.options import Servers
 from tests.rollout.server.fake_server import FakeServer
-from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, requests, right, said, weights
+from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, Announced, requests, right, said, weights
 
 FAULTS = ["drop", "lose", "twice", "late", "garbage", "no http", "cut", "corrupt", 429, 503, 500, "never", "old", "nan"]
 FAULTS += ["long", "abort"]
@@ -27,13 +27,12 @@ def synced(engine, kind, servers, version=1, **changes):
 def test_every_sample_comes_once_and_in_order(kind, fakes, engine):
     servers = fakes()
     samples = engine(kind, servers)
-    seen = []
     for version in (0, 1):
         samples.update_weights(version, weights(version).items())
-        found = samples.generate(requests(), SAMPLING, seen.append)
+        found = samples.generate(requests(), SAMPLING, seen := Announced())
         assert said(found) == right(requests(), version)
         assert {stamp for group in found for row in group for stamp in row.versions} == {version}
-    assert seen == [*range(1, 25), *range(1, 25)]
+        assert seen.all_once()
     assert all(server.samples for server in servers), "both work"
     assert set((servers[0].samples + servers[1].samples).values()) == {2}, "once a version"
     assert samples.health() == {"retries": 0.0, "hedged": 0.0}
@@ -63,9 +62,9 @@ def test_every_sample_comes_once_where_a_server_fails_now_and_then(kind, fakes, 
     samples = synced(engine, kind, servers, concurrency=2, answer_s=0.6 if fault == "never" else 10.0)
     servers[0].faults[ASK[kind]] = [None, fault, None, fault]
     servers[1].faults[ASK[kind]] = [fault]
-    seen = []
-    assert said(samples.generate(requests(), SAMPLING, seen.append)) == right(requests(), 1)
-    assert seen == list(range(1, 25))
+    seen = Announced()
+    assert said(samples.generate(requests(), SAMPLING, seen)) == right(requests(), 1)
+    assert seen.all_once()
     assert (samples.health()["retries"] > 0) == (fault not in ("late", "twice", 429, 503)), "busy is no failure"
 
 
@@ -105,15 +104,9 @@ def test_nothing_is_lost_or_doubled_where_a_server_is_killed_in_the_middle(kind,
     samples = synced(engine, kind, servers)
     for server in servers:
         server.seconds = 0.05
-    seen = []
-
-    def look(done):
-        seen.append(done)
-        if done == 9:
-            threading.Thread(target=servers[0].kill).start()
-
-    assert said(samples.generate(requests(20), SAMPLING, look)) == right(requests(20), 1)
-    assert seen == list(range(1, 81))
+    seen = Announced(9, lambda: threading.Thread(target=servers[0].kill).start())
+    assert said(samples.generate(requests(20), SAMPLING, seen)) == right(requests(20), 1)
+    assert seen.all_once(20)
     assert servers[0].samples, "it was at work"
 
 
@@ -170,9 +163,9 @@ def test_a_sample_that_two_servers_answer_is_taken_once(kind, fakes, engine):
     samples = synced(engine, kind, [slow, quick], answer_s=20.0)
     slow.faults[ASK[kind]] = [1.6, 20.0, 20.0, 20.0]  # its first answer comes when the other one has it already
     quick.faults[ASK[kind]] = [None, None, None, None, None, 1.0, 1.0, 1.0]
-    seen = []
-    assert said(samples.generate(requests(2), SAMPLING, seen.append)) == right(requests(2), 1)
-    assert seen == list(range(1, 9)) and slow.samples and samples.health()["hedged"] == 1.0
+    seen = Announced()
+    assert said(samples.generate(requests(2), SAMPLING, seen)) == right(requests(2), 1)
+    assert seen.all_once(2) and slow.samples and samples.health()["hedged"] == 1.0
 
 
 def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypatch):

@@ -14,7 +14,7 @@ from rft.distributed import start
 from rft.rollout.server.vllm import VLLMApi
 from tests.remote.test_process_supervisor import await_that, lives
 from tests.rollout.server import fake_server
-from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, weights
+from tests.rollout.server.scripted import SAMPLING, Announced, make_engine, requests, right, said, weights
 
 
 class Launched(VLLMApi):
@@ -70,16 +70,10 @@ def test_servers_of_its_own_are_started_synced_and_ended(launch, tmp_path):
 def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_current_weights(launch, tmp_path, caplog):
     samples = launch("--seconds", "0.05")
     samples.update_weights(3, weights(3).items())
-    seen = []
-
-    def look(done):
-        seen.append(done)
-        if done == 9:
-            os.kill(pids(tmp_path, 0)[0], signal.SIGKILL)
-
+    seen = Announced(9, lambda: os.kill(pids(tmp_path, 0)[0], signal.SIGKILL))
     with caplog.at_level(logging.WARNING):
-        assert said(samples.generate(requests(20), SAMPLING, look)) == right(requests(20), 3)
-        assert seen == list(range(1, 81)), "nothing is lost or doubled"
+        assert said(samples.generate(requests(20), SAMPLING, seen)) == right(requests(20), 3)
+        assert seen.all_once(20), "nothing is lost or doubled"
         await_that(lambda: samples._pool.current() == 2)
     assert any("is restarted: it ended with status 137" in message for message in caplog.messages)
     old, new = pids(tmp_path, 0)

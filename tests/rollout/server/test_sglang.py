@@ -28,7 +28,7 @@ from rft.rollout.server.weight_store import WeightVersion
 from rft.setup.components import Components
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
-from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, tied_model, weights
+from tests.rollout.server.scripted import SAMPLING, Announced, make_engine, requests, right, said, tied_model, weights
 from tests.rollout.server.teacher_runs import check_columns, check_runs
 
 VOCABULARY = 30
@@ -358,14 +358,15 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
             asyncio.run(engine._server_api.load(peer, weights, None, None))
 
     def sample():
-        sampled = threading.Event()
+        sampled, done = threading.Event(), []
         loading = threading.Thread(target=load, args=[sampled])
 
-        def progress(done):
-            if done > 20 and loading.ident is None:
+        def on_completion(request, sample, completion):
+            done.append(completion)
+            if len(done) > 20 and loading.ident is None:
                 loading.start()
 
-        found = engine.generate(requests, how(max_new_tokens=200), progress)
+        found = engine.generate(requests, how(max_new_tokens=200), on_completion)
         sampled.set()
         loading.join()
         assert [len(group) for group in found] == [8] * 23 and gap(model, requests, found) < 1e-4
@@ -381,15 +382,13 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
     monkeypatch.setattr(engine._options, "transport", "group")
     requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
-    before, heard = processes_of(engine._servers[0].client.port), []
+    before = processes_of(engine._servers[0].client.port)
 
-    def kill(done):
-        heard.append(done)
-        if done == 60:
-            for number in before[1:]:
-                os.kill(number, signal.SIGKILL)
+    def kill():
+        for number in before[1:]:
+            os.kill(number, signal.SIGKILL)
 
-    found = engine.generate(requests, how(max_new_tokens=100), kill)
-    assert heard == list(range(1, 29 * 8 + 1)) and [len(group) for group in found] == [8] * 29
+    found = engine.generate(requests, how(max_new_tokens=100), heard := Announced(60, kill))
+    assert heard.all_once(29, 8) and [len(group) for group in found] == [8] * 29
     assert gap(model, requests, found) < 1e-4
     assert engine.health()["retries"] > 0

@@ -23,7 +23,7 @@ from rft.rollout.server.vllm import VLLMServers
 from rft.rollout.server.weight_store import WeightVersion
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
-from tests.rollout.server.scripted import tied_model
+from tests.rollout.server.scripted import Announced, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
 
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
@@ -231,15 +231,12 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
 @pytest.mark.slow
 def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
     requests = [Request([number], list(range(8))) for number in range(3, 27)]
-    once = threading.Event()
 
-    def abort(done):
-        if done > 20 and not once.is_set():
-            once.set()
-            threading.Thread(target=lambda: asyncio.run(engine._servers[0].client.post("/abort_requests"))).start()
+    def abort():
+        threading.Thread(target=lambda: asyncio.run(engine._servers[0].client.post("/abort_requests"))).start()
 
-    found = engine.generate(requests, how(max_new_tokens=100), abort)
-    assert once.is_set() and [len(group) for group in found] == [8] * 24
+    found = engine.generate(requests, how(max_new_tokens=100), seen := Announced(21, abort))
+    assert seen.all_once(24, 8) and [len(group) for group in found] == [8] * 24
     assert gap(model, requests, found) < 1e-4
 
 
@@ -254,16 +251,16 @@ def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, mon
     held = {peer: shared_memory(processes) for peer, processes in own.items()}
     killed, heard = [], []
 
-    def kill(done):
-        heard.append(done)
+    def kill(request, sample, completion):
+        heard.append((request, sample))
         busiest = max(engine._servers, key=lambda server: server.running)
-        if done > 60 and busiest.running > 8 and not killed:
+        if len(heard) > 60 and busiest.running > 8 and not killed:
             killed.append(busiest.client)
             os.kill(own[busiest.client][0], signal.SIGKILL)
 
     found = engine.generate(requests, how(max_new_tokens=100), kill)
     assert killed, "it was killed too late"
-    assert [len(group) for group in found] == [16] * 29 and heard[-1] == 29 * 16 and heard == sorted(heard)
+    assert [len(group) for group in found] == [16] * 29 and len({*heard}) == len(heard) == 29 * 16
     assert gap(model, requests, found) < 1e-4
     pairs = [
         (a.tokens, b.tokens) for one, two in zip(undisturbed, found, strict=True) for a, b in zip(one, two, strict=True)

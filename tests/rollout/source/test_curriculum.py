@@ -34,7 +34,7 @@ class Encoder:
 class Engine:
     """Says the seed in as many tokens as it pleases."""
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion=None):
         return [[self.say(seed) for seed in request.seeds] for request in requests]
 
     def say(self, seed):

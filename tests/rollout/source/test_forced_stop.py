@@ -33,12 +33,16 @@ class Engine:
     def __init__(self):
         self.calls = []
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion=None):
         self.calls.append((requests, sampling))
-        return [
+        found = [
             [self.say(seed, limit) for seed, limit in zip(request.seeds, request.limits, strict=True)]
             for request in requests
         ]
+        for number, group in enumerate(found):
+            for sample, completion in enumerate(group):
+                on_completion(number, sample, completion)
+        return found
 
     def say(self, seed, limit):
         size, reason = (2, "stop") if seed % 3 == 0 and limit >= 2 else (limit, "length")
@@ -46,10 +50,19 @@ class Engine:
 
 
 def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
+    announced = {}
     engine = Engine()
     requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
     rows = [{"number": number} for number in range(len(requests))]
-    return engine, requests, time.generate(engine, requests, rows, sampling, phrase)
+
+    def announce(request, sample, text):
+        assert (request, sample) not in announced
+        announced[request, sample] = text
+
+    found = time.generate(engine, requests, rows, sampling, phrase, announce)
+    texts = {(i, j): one.finish.text for i, group in enumerate(found) for j, one in enumerate(group)}
+    assert announced == texts, "every text is announced once, when it is whole"
+    return engine, requests, found
 
 
 def test_what_is_too_long_is_interrupted_and_goes_on():
@@ -201,9 +214,9 @@ def test_a_greedy_baseline_is_interrupted_as_the_answers_that_it_is_compared_wit
     asked = []
     generate = HFEngine.generate
 
-    def watch(engine, requests, sampling, progress=None):
+    def watch(engine, requests, sampling, on_completion=None):
         asked.append((sampling.temperature, sum(len(request.seeds) for request in requests)))
-        return generate(engine, requests, sampling, progress)
+        return generate(engine, requests, sampling, on_completion)
 
     monkeypatch.setattr(HFEngine, "generate", watch)
     ranks(1, lambda world: with_a_model(world, columns=("greedy_scores",)).next(Metrics()))
@@ -220,7 +233,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
         return torch.where(batch["loss_mask"], -0.01, heat[0]).float()
 
     class Words:
-        def generate(self, requests, sampling, progress):
+        def generate(self, requests, sampling, on_completion=None):
             return [[Completion([8, 9], [-1.0, -1.0], "length", "x", [0, 0]) for _ in r.seeds] for r in requests]
 
     def work(world):
@@ -255,10 +268,10 @@ def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monk
     asked = []
     generate = HFEngine.generate
 
-    def watch(engine, requests, sampling, progress=None):
+    def watch(engine, requests, sampling, on_completion=None):
         limited = {request.limits is not None for request in requests}
         asked.append((sampling.temperature, limited))
-        return generate(engine, requests, sampling, progress)
+        return generate(engine, requests, sampling, on_completion)
 
     monkeypatch.setattr(HFEngine, "generate", watch)
     Job(tiny("algorithm=scale_rl", "steps=1", "warmup=none")).fit("")

@@ -38,7 +38,7 @@ class Encoder:
 class Engine:
     """Says the seed; of a greedy answer the prompt."""
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion=None):
         if sampling.temperature == 0:
             assert sampling.first_token is None and all(len(request.seeds) == 1 for request in requests)
             return [[Completion([1], [0.0], "stop", f"greedy {request.prompt[0]}", [6])] for request in requests]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from rft.batch.columns import fields
-from rft.batch.scores import Scores, is_scored
+from rft.batch.scores import Scores, ScoringAtEnd, is_scored
 from rft.metrics import Metrics
 from rft.rollout.source.rollout import RolloutSource
 from tests.rollout.contexts import rollout_context
@@ -38,7 +38,7 @@ def test_one_row_drops_its_group_and_no_other(ranks):
 
     def work(world):
         context = rollout_context(world, Engine(), Encoder(), ROWS, 10, GROUP, SAMPLING, SEED)
-        made = RolloutSource(replace(context, score=score), redraw=None, interruption=None)
+        made = RolloutSource(replace(context, scoring=lambda: ScoringAtEnd(score)), redraw=None, interruption=None)
         return made.next(Metrics())
 
     [batch] = ranks(1, work)

@@ -26,7 +26,7 @@ FACTS = SelfPlaySource.facts({"response": "good"})
 class Engine:
     """Says two digits of the seed."""
 
-    def generate(self, requests, sampling, progress):
+    def generate(self, requests, sampling, on_completion=None):
         assert sampling is SAMPLING
         return [[self.say(f"{seed % 100:02}") for seed in request.seeds] for request in requests]
 

@@ -1,0 +1,135 @@
+"""Calls that begin before all responses are there, in every kind of runner."""
+
+import time
+
+import pytest
+
+from rft.errors import FunctionError
+from rft.reward.call import Calls
+from rft.reward.failure import Failure
+from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, outcomes
+from rft.reward.term import RowTerm, Term
+from tests.reward import user_functions
+from tests.reward.reward_of import reward_of
+
+MODULE = "tests.reward.user_functions"
+ROW = {"answer": "a"}
+
+
+class Lengths(RowTerm):
+    """Counts letters, in threads."""
+
+    threads = 2
+
+    def __init__(self):
+        self.calls = []
+
+    def value(self, response, row):
+        self.calls.append(response)
+        return float(len(response))
+
+
+class Pairs(Term):
+    """Awaits; scores two responses at a time by the sum of their lengths."""
+
+    rows_per_call = 2
+    awaits = True
+
+    async def values(self, responses, rows):
+        return [float(sum(map(len, responses)))] * len(responses)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_an_awaiting_term_scores_a_response_before_the_others_are_there():
+    user_functions.STARTED.clear()
+    reward = reward_of({"a": {"function": f"{MODULE}:announces", "weight": 1.0}}, "a")
+    with reward.begin() as scoring:
+        scoring.add(1, "aa", ROW)
+        assert user_functions.STARTED.wait(30)
+        assert scoring.finish(["a", "aa", "aaa"], [ROW] * 3).total.tolist() == [1.0, 2.0, 3.0]
+    reward.close()
+
+
+def test_a_worker_scores_a_response_before_the_others_are_there(tmp_path):
+    rows = [{"file": str(tmp_path / str(number))} for number in range(3)]
+    node = {"function": f"{MODULE}:leaves_a_file", "weight": 1.0, "call": {"workers": "process"}}
+    reward = reward_of({"a": node}, "a")
+    with reward.begin() as scoring:
+        scoring.add(2, "aaa", rows[2])
+        wait_for((tmp_path / "2").exists)
+        assert not (tmp_path / "0").exists()
+        assert scoring.finish(["a", "aa", "aaa"], rows).total.tolist() == [1.0, 2.0, 3.0]
+    reward.close()
+
+
+def test_a_term_in_threads_scores_a_response_before_the_others_are_there():
+    term = Lengths()
+    calls = Calls(ThreadRunner(term, "a"), 1, 1)
+    calls.add(0, "aa", ROW)
+    wait_for(lambda: term.calls == ["aa"])
+    calls.add(1, "a", ROW)
+    assert calls.finish() == {0: 2.0, 1: 1.0}
+
+
+def test_a_term_in_the_main_thread_waits_for_all_responses():
+    term = Lengths()
+    calls = Calls(InlineRunner(term, "a"), 1, 1)
+    calls.add(0, "aa", ROW)
+    assert term.calls == [] and calls.finish() == {0: 2.0}
+
+
+def test_a_call_has_at_most_as_many_responses_as_the_term_takes():
+    runner = LoopRunner(Pairs(), "a", 4, None)
+    calls = Calls(runner, Pairs.rows_per_call, 1)
+    for number, response in enumerate(["a", "aa", "aaa", "aaaa", "a"]):
+        calls.add(number, response, ROW)
+    assert calls.finish() == {0: 3.0, 1: 3.0, 2: 7.0, 3: 7.0, 4: 1.0}
+    runner.close()
+
+
+def test_calls_that_are_given_up_end_with_their_workers(tmp_path):
+    node = {"function": f"{MODULE}:leaves_a_file", "weight": 1.0, "call": {"workers": "process"}}
+    reward, row = reward_of({"a": node}, "a"), {"file": str(tmp_path / "file")}
+
+    def fail():
+        with reward.begin() as scoring:
+            scoring.add(0, "hang", row)
+            wait_for((tmp_path / "file").exists)
+            raise ConnectionError("the engine is lost")
+
+    with pytest.raises(ConnectionError):
+        fail()
+    assert reward.score(["aa"], [row]).total.tolist() == [2.0], "the next round starts workers again"
+    reward.close()
+
+
+def test_outcomes_are_one_for_each_response():
+    lost = Failure("deadline", "not done")
+    assert outcomes([1.0, None], ["a", "b"], "term") == [1.0, None]
+    assert outcomes(lost, ["a", "b"], "term") == [lost, lost]
+    with pytest.raises(FunctionError, match=r"^the reward term 'term' gave 0 scores for 1 responses"):
+        outcomes([], ["a"], "term")
+
+
+def test_only_failures_that_time_may_cure_are_repeated(monkeypatch):
+    monkeypatch.setattr("rft.reward.call.PAUSES_S", (0.0, 0.0))
+
+    class Refused(Lengths):
+        threads = 0
+
+        def value(self, response, row):
+            self.calls.append(response)
+            return Failure("refused", "status 400", repeatable=response == "busy")
+
+    term = Refused()
+    calls = Calls(InlineRunner(term, "a"), 1, 3)
+    for number, response in enumerate(["busy", "wrong"]):
+        calls.add(number, response, ROW)
+    assert [one.reason for one in calls.finish().values()] == ["refused", "refused"]
+    assert term.calls == ["busy", "wrong", "busy", "busy"]
