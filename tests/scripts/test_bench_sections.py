@@ -16,6 +16,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from bench import balance, packing, prefix, reward, startup, update_side  # noqa: E402
 from bench.workload import GROUP, Workload, skewed  # noqa: E402
+
 from tests.reward.sandbox.test_sandbox_attacks import start  # noqa: E402
 
 

@@ -34,7 +34,14 @@ def test_a_failure_keeps_its_reason_and_message_and_no_error():
 
 
 BAD = [b"", b"{", b"\x80", b'"1"', b"{}", b'{"a": 1}', b'{"unscored": 3}', b'{"failure": ["a"]}', b'{"failure": 3}']
-BAD += [b"[[1]]", b'{"numbers": [1]}', b'{"numbers": {"a": "b"}}', b'{"numbers": {"a": [1]}}', b"[" * 10**5, b"9" * 5000]
+BAD += [
+    b"[[1]]",
+    b'{"numbers": [1]}',
+    b'{"numbers": {"a": "b"}}',
+    b'{"numbers": {"a": [1]}}',
+    b"[" * 10**5,
+    b"9" * 5000,
+]
 BAD += [b'{"unscored": "a", "failure": ["a", "b"]}', b'{"py/object": "os.system"}']
 
 

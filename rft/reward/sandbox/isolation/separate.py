@@ -23,6 +23,23 @@ class TestsError(Exception):
     """The tests pass to the program what is no plain data, so they cannot run apart from it."""
 
 
+class catching:
+    """Keeps the error that is raised in the block: programs and tests may raise anything.
+
+    Attributes:
+        error: None if the block has raised nothing.
+    """
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> "catching":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        self.error = error
+        return isinstance(error, Exception | SystemExit)
+
+
 def encode(value: Any) -> Any:
     """A value in the types of JSON: None, booleans, numbers and texts as they are, lists as lists, others tagged.
 
@@ -78,11 +95,11 @@ def answer_calls(program: str) -> None:
     exec(compile(program, f"{NAME}.py", "exec"), names)
     for line in calls:
         name, args, options = json.loads(line)
-        try:
+        with catching() as caught:
             function = names[name] if name in names or "Solution" not in names else getattr(names["Solution"](), name)
             answer = ["value", encode(function(*decode(args), **decode(options)))]
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # a program may raise anything
-            answer = ["error", type(error).__name__]
+        if caught.error is not None:
+            answer = ["error", type(caught.error).__name__]
         text = f"{json.dumps(answer)}\n".encode()
         while text:
             text = text[os.write(values, text) :]
@@ -108,14 +125,14 @@ class Candidate:
             text = f"{json.dumps([self.__name__, encode(list(args)), encode(options)])}\n".encode()
         except TypeError as error:
             raise TestsError(str(error)) from error
-        try:
+        with catching() as caught:
             while text:
                 text = text[os.write(self._calls, text) :]
             line = self._values.readline(MOST)
             kind, content = json.loads(line)
             found = decode(content)
-        except Exception as error:  # the program may have written anything
-            raise ProgramError(f"{self.__name__} gave no value: {error!r}") from error
+        if caught.error is not None:
+            raise ProgramError(f"{self.__name__} gave no value: {caught.error!r}") from caught.error
         if kind == "value":
             return found
         kept = vars(builtins).get(found) if isinstance(found, str) else None
@@ -137,18 +154,16 @@ def run_tests(setup: str, tests: list[str], names: list[str]) -> None:
     def report(value: object) -> None:
         os.write(verdicts, f"{json.dumps(value)}\n".encode())
 
-    try:
+    with catching() as caught:
         exec(compile(setup, "setup", "exec"), module.__dict__)
-    except Exception as error:  # noqa: BLE001  # before any call: no program can cause it
-        report(f"{type(error).__name__}: {error}")
+    if caught.error is not None:  # it has made no call, so no program causes it
+        report(f"{type(caught.error).__name__}: {caught.error}")
         os._exit(0)
     for number, test in enumerate(tests):
-        try:
+        with catching() as caught:
             exec(compile(test, f"test {number}", "exec"), module.__dict__)
-        except TestsError as error:
-            report(str(error))
-        except (Exception, SystemExit):  # noqa: BLE001  # it does not pass
-            continue
-        else:
+        if caught.error is None:
             report(number)
+        elif isinstance(caught.error, TestsError):
+            report(str(caught.error))
     os._exit(0)
