@@ -138,7 +138,7 @@ def parts(job: Job) -> list[tuple[str, Plugin]]:
     found: list[tuple[str, Plugin | None]] = [("advantage", algorithm.advantage)]
     found += [(f"terms.{t.name}" if i else "loss", t.plugin) for i, t in enumerate(algorithm.policy.terms)]
     found += [("aggregation", algorithm.aggregation), ("gradient_mask", algorithm.policy.mask)]
-    found += [(f"shaping.{plugin.name}", plugin) for plugin in algorithm.shaping]
+    found += [(f"shaping.{plugin.name}", plugin) for plugin in algorithm.shaping.values()]
     found += [(f"{role}_loss", objective.terms[0].plugin) for role, objective in algorithm.learners.items()]
     return [(key, plugin) for key, plugin in found if plugin is not None]
 

@@ -77,6 +77,7 @@ METHOD = {
     "group_size": 2,
     "source": None,
     "advantage": None,
+    "advantage_clip": None,
     "loss": CLIP,
     "terms": TERMS,
     "aggregation": {"name": "seq_mean_token_mean"},

@@ -192,7 +192,8 @@ RUNS = (
         "algorithm=ppo",
         "algorithm/terms=[kl,entropy]",
         "algorithm/reward_kl=kl",
-        "algorithm/shaping=[overlong]",
+        "algorithm/shaping=[overlong,running_norm]",
+        "algorithm.advantage_clip=1.0",
         "algorithm/source=dynamic_sampling",
         "eval.samples=4",
         "trajectories.every=1",
@@ -231,6 +232,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         "loss": {"nll"},
         "number": {"accuracy", "length", "margin", "mean@4", "first_error", "probability_good", "probability_bad"},
         "rule": set(),
+        "shaping": set(),
         "term": set(),
         "name": {"length"},
         "reason": {"ValueError"},
@@ -246,6 +248,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         stand_for["loss"] |= {*losses, *algorithm["terms"]}
         stand_for["rule"] |= set((algorithm["correction"] or {"rules": {}})["rules"])
         stand_for["term"] |= set(config["reward"]["terms"])
+        stand_for["shaping"] |= set(algorithm["shaping"])
         stand_for |= {"n": {"4"}, "k": {"1", "2", "4"}}
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]

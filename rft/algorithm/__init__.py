@@ -24,7 +24,7 @@ from rft.algorithm.registries import (
     SELECTIONS,
     SHAPINGS,
 )
-from rft.algorithm.scores import selection, shaping
+from rft.algorithm.scores import normalization, selection, shaping
 from rft.algorithm.token_weights import aggregation, gradient_mask
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "group",
     "kl",
     "nll",
+    "normalization",
     "preference",
     "process",
     "returns",

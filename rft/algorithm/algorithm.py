@@ -58,9 +58,9 @@ class Algorithm:
             if role.loss is not None and (node := vars(options).get(role.loss)) is not None
         }
         self.aggregation: Plugin | None = build(AGGREGATIONS, options.aggregation, "aggregation")
-        self.shaping = [
-            check.attempt(SHAPINGS.build, node, f"{key}.shaping.{name}") for name, node in options.shaping.items()
-        ]
+        self.shaping: dict[str, Plugin] = {
+            name: check.attempt(SHAPINGS.build, node, f"{key}.shaping.{name}") for name, node in options.shaping.items()
+        }
         self.reward_kl = options.reward_kl
         coef = 0.0 if self.reward_kl is None else self.reward_kl.coef
         self.reward_control = check.attempt(build_control, coef, f"{key}.reward_kl.coef")
@@ -69,6 +69,9 @@ class Algorithm:
         if loss is not None and loss.name in options.terms:
             check.messages.append(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
         check.end()
+        self.shaping_states = {
+            name: plugin.facts.state() for name, plugin in self.shaping.items() if plugin.facts.state is not None
+        }
         weighs = self.correction is not None and self.correction.weighs
         self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
         self.learners = {  # what the models beside the policy minimise, by their role
@@ -90,7 +93,7 @@ class Algorithm:
             stages.append(("algorithm.correction", self.correction.reads, ()))
         if self.reward_kl is not None:
             stages.append(("algorithm.reward_kl", ("ref_logprobs", "old_logprobs"), ()))
-        for plugin in self.shaping:
+        for plugin in self.shaping.values():
             stages.append(("algorithm.shaping", ("scores", *plugin.facts.reads), ()))
         if self.advantage is not None:
             facts = self.advantage.facts
@@ -108,7 +111,7 @@ class Algorithm:
 
     def unread(self) -> dict[str, str]:
         """Options of the algorithm that nothing reads, and why."""
-        found = dict.fromkeys(("advantage", "shaping", "reward_kl"), self.unread_advantage())
+        found = dict.fromkeys(("advantage", "advantage_clip", "shaping", "reward_kl"), self.unread_advantage())
         if "old_logprobs" not in self.reads() and not self.current_outputs:
             found["old_logprobs"] = f"the loss {self.policy.terms[0].name!r} reads no old_logprobs"
         return {name: reason for name, reason in found.items() if reason}
@@ -196,8 +199,8 @@ class Algorithm:
     def estimate_advantages(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
-        Scores are shaped, the KL is subtracted, then the estimator runs over the rows that were neither rejected nor
-        masked because their group is tied.
+        Of the rows that count, see `_counted`, scores are shaped, the KL is subtracted, the estimator runs, and the
+        advantages are limited.
 
         Raises:
             ValueError: a score is not finite; names the rows.
@@ -211,21 +214,11 @@ class Algorithm:
             correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
 
     def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Writes what the advantage estimator computes from the rows with a score; 0 in the others."""
+        """Writes what the advantage estimator computes from the rows that count; 0 in the others."""
         assert self.advantage is not None
-        places = is_scored(batch["scores"]).nonzero()[:, 0]
+        places = self._counted(batch).nonzero()[:, 0]
         rows = batch if len(places) == len(batch) else batch[places]
-        scores = rows["scores"]
-        for shape in self.shaping:
-            scores = _checked(shape, shape(scores, rows), scores.shape)
-        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
-            shaped = (
-                f" after algorithm.shaping ({', '.join(shape.name for shape in self.shaping)})" if self.shaping else ""
-            )
-            numbers = places[wrong].tolist()
-            raise FunctionError(f"the scores of rows {numbers} are not finite{shaped}: {scores[wrong].tolist()}")
-        if self.shaping:
-            metrics.mean("reward/shaped", scores)
+        scores = self._shaped(rows, places, all_sum, metrics)
         penalty = None
         if self.reward_kl is not None:
             penalty = kl_penalty(rows["old_logprobs"], rows["ref_logprobs"], estimator=self.reward_kl.estimator)
@@ -233,19 +226,45 @@ class Algorithm:
         if {"teacher_logprobs", "old_logprobs"} <= set(rows.keys()):
             metrics.mean("kl/teacher", rows["old_logprobs"] - rows["teacher_logprobs"], rows["loss_mask"])
         scores, rewards = token_rewards(scores, rows["loss_mask"], penalty, self.reward_control.coef)
-        used = ~rows["rejected"] if "rejected" in rows.keys() else torch.ones_like(scores, dtype=torch.bool)
-        if self.options.mask_tied:
-            used &= informative_groups(rows["scores"], rows["group"])
         supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
-        columns = self.advantage(scores[used], rewards[used], rows.exclude("fields")[used], **supplied)
+        columns = self.advantage(scores, rewards, rows.exclude("fields"), **supplied)
         if not isinstance(columns, dict):
             raise FunctionError(
                 f"{self.advantage.title} returned {spell_type(columns)}; it must return a dict of columns"
             )
         for name, found in columns.items():
-            column = _checked(self.advantage, found, rewards[used].shape)
+            column = _checked(self.advantage, found, rewards.shape)
+            if name == "advantages" and (limit := self.options.advantage_clip) is not None:
+                metrics.mean("clip/advantage", column.abs() > limit, rows["loss_mask"])
+                column = column.clamp(-limit, limit)
             batch[name] = torch.zeros(batch["loss_mask"].shape, device=scores.device)
-            batch[name][places[used]] = column.float()
+            batch[name][places] = column.float()
+
+    def _counted(self, batch: TensorDict) -> Tensor:
+        """The rows whose scores count, (B,) bool: those with a score, neither rejected nor masked in a tied group."""
+        scored = is_scored(batch["scores"])
+        counted = scored & ~batch["rejected"] if "rejected" in batch.keys() else scored.clone()
+        if self.options.mask_tied:
+            counted[scored] &= informative_groups(batch["scores"][scored], batch["group"][scored])
+        return counted
+
+    def _shaped(self, rows: TensorDict, places: Tensor, all_sum: AllSum, metrics: Metrics) -> Tensor:
+        """The scores (B,) of the rows at these places of the batch, after every shaping."""
+        scores: Tensor = rows["scores"]
+        for name, shape in self.shaping.items():
+            supplied = {"all_sum": all_sum, "state": self.shaping_states.get(name)}
+            scores = _checked(shape, shape(scores, rows, **supplied), scores.shape)
+        if wrong := (~scores.isfinite()).nonzero()[:, 0].tolist():
+            named = ", ".join(shape.name for shape in self.shaping.values())
+            shaped = f" after algorithm.shaping ({named})" if named else ""
+            numbers = places[wrong].tolist()
+            raise FunctionError(f"the scores of rows {numbers} are not finite{shaped}: {scores[wrong].tolist()}")
+        if self.shaping:
+            metrics.mean("reward/shaped", scores)
+        for name, state in self.shaping_states.items():
+            for number, value in state.numbers().items():  # the same on every rank
+                metrics.largest(f"shaping/{name}/{number}", value)
+        return scores
 
     def prepare(
         self, current: dict[str, Tensor], batch: TensorDict, all_sum: AllSum, seed: int, metrics: Metrics
@@ -286,15 +305,18 @@ class Algorithm:
                 term.coef.update(numbers[term.plugin.facts.controlled_by], rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The controllers' coefficients."""
+        """The controllers' coefficients, and what shapings remember."""
         terms = {term.name: term.coef.state_dict() for term in self.policy.terms[1:]}
-        return {"reward_kl": self.reward_control.state_dict(), "terms": terms}
+        shaping = {name: remembered.state_dict() for name, remembered in self.shaping_states.items()}
+        return {"reward_kl": self.reward_control.state_dict(), "terms": terms, "shaping": shaping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.reward_control.load_state_dict(state["reward_kl"])
         for term in self.policy.terms[1:]:
             term.coef.load_state_dict(state["terms"][term.name])
+        for name, remembered in self.shaping_states.items():
+            remembered.load_state_dict(state["shaping"][name])
 
 
 def _checked(plugin: Plugin, found: Any, shape: torch.Size) -> Tensor:

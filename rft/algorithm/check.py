@@ -115,6 +115,8 @@ def _scores(algorithm: Algorithm, key: str) -> None:
                 f"{key}.{part} changes scores, but the advantage {algorithm.advantage.name!r} is a formula of the raw "
                 "scores; take it out or choose another advantage"
             )
+    if algorithm.options.advantage_clip is not None and algorithm.advantage is None:
+        raise ValueError(f"{key}.advantage_clip limits advantages, and {key}.advantage=none; set it to null")
 
 
 def _ties(algorithm: Algorithm, key: str) -> None:
@@ -166,6 +168,7 @@ def _reward_terms(algorithm: Algorithm, key: str) -> None:
     known = algorithm.term_weights or {}
     places = {f"{key}.terms.{term.name}": term.plugin for term in algorithm.policy.terms[1:]}
     places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in algorithm.learners.items()}
+    places |= {f"{key}.shaping.{name}": plugin for name, plugin in algorithm.shaping.items()}
     for place, plugin in places.items():
         if "term" in plugin.options and (name := plugin.options["term"]) not in known:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from rft.algorithm.roles import ROLES
 from rft.algorithm.token_weights.correction import CorrectionOptions
 from rft.conditions import SAMPLED, ReadWith
-from rft.ranges import NonNegativeInt, PositiveInt
+from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass
@@ -31,6 +31,7 @@ class AlgorithmOptions:
         group_size: responses per prompt.
         source: where batches come from, as a `_target_`.
         advantage: null where the loss needs none.
+        advantage_clip: limits the advantages to plus or minus this number, after the estimator; null: no limit.
         loss: the policy's loss.
         terms: summands beside the loss, each with a `coef`.
         aggregation: the weight of a token; null where the loss is not per token.
@@ -56,6 +57,7 @@ class AlgorithmOptions:
     group_size: Annotated[PositiveInt, ReadWith(SAMPLED)]
     source: Any
     advantage: Any
+    advantage_clip: PositiveFloat | None
     loss: Any
     terms: dict[str, Any]
     aggregation: Any

@@ -4,7 +4,7 @@ Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,]
                outside `loss_mask`.
 Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
 Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
-Shaping:       f(scores (B,), batch, *, options) -> scores (B,).
+Shaping:       f(scores (B,), batch, *, [all_sum, state,] options) -> scores (B,); the rows are those that count.
 Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, tokens that pass a gradient.
 Control:       f(*, options) -> a `Control`.
 Selection:     f(batch, *, [all_rows, seed,] options) -> (how often a row trains (B,) int64 or None, {column: (B,)}).
@@ -20,6 +20,10 @@ of the whole step through them and need no process group. Trained tokens are `ba
 A loss that needs statistics of the mini-batch states `prepare`, a function of the same outputs (without a gradient)
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or
 (B,)}. The columns are in the batch when the loss is called on a part of it.
+
+A shaping that remembers earlier steps states `state`, a class without arguments. The algorithm keeps one object of it,
+passes it as `state` in every step, logs its `numbers()` and saves it in the checkpoint by `state_dict` and
+`load_state_dict`. Such a shaping changes it alike on every rank.
 
 A loss names in `idle_on_policy` its options (a term also `coef`) that do not change the gradient where the old columns,
 `old_logprobs` or `values`, are those of the weights that train: the bounds of a clip, for example.
@@ -60,7 +64,7 @@ LOSSES = Registry(
     gradient=None,
 )
 AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)
-SHAPINGS = Registry("shaping", reads=())
+SHAPINGS = Registry("shaping", supplied=("all_sum", "state"), functions=("state",), reads=(), state=None)
 GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",), gradient=None)
 CONTROLS = Registry("control")
 SELECTIONS = Registry(

@@ -60,6 +60,8 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
     for holds, verdict in verdicts:
         mark = ("✓ ", "green") if holds else ("✗ ", "bold red")
         console.print(Text.assemble(mark, verdict))
+    if algorithm.options.advantage_clip is not None:
+        console.print("not examined: algorithm.advantage_clip, which changes the gradient of what it limits")
     return all(holds for holds, _ in verdicts)
 
 

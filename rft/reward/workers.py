@@ -83,9 +83,10 @@ class WorkerPool(Runner):
         module = REWARDS.function(node["name"]).__module__ if "name" in node else None
         self._name = name
         self._setup = Setup(module, dict(node), key, workers, deadline_s)
-        self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards what follows, and writing to the line
+        self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._ready = False  # the fork server has built the term
         self._jobs: dict[int, Job] = {}  # without a result
         self._unsent: deque[int] = deque()
         self._receiver: threading.Thread | None = None  # while there are jobs
@@ -101,13 +102,14 @@ class WorkerPool(Runner):
         message = ForkingPickler.dumps((number, list(responses), list(rows)))
         job = Job(responses, message, Future())
         with self._lock:
+            if self._server is None:
+                self._server, self._ready = start_fork_server(self._setup), False
             self._jobs[number] = job
             self._unsent.append(number)
+            self._send(self._server[1])
             if self._receiver is None:
-                self._receiver = threading.Thread(target=self._receive_all, daemon=True, name=self._setup.key)
+                self._receiver = threading.Thread(target=self._receive_all, args=[self._server[1]], daemon=True)
                 self._receiver.start()
-            else:
-                self._send()
         return job.future
 
     def cancel(self) -> None:
@@ -124,89 +126,71 @@ class WorkerPool(Runner):
         if receiver is not None:
             receiver.join()
         elif server is not None:
-            self._end()
+            self._end("")
 
-    def _receive_all(self) -> None:
+    def _receive_all(self, line: Connection) -> None:
         """Receives results until there is no job; runs in a thread of its own."""
         deadline = self._setup.deadline_s
-        while True:
-            try:
-                line = self._connect()
-                with self._lock:
-                    self._send()
-                number, found = _receive(line, None if deadline is None else deadline + GRACE_S)
-            except (EOFError, OSError, UnpicklingError, AttributeError, ImportError) as error:
-                self._lose_all(f"the fork server of {self._setup.key} ended: {error}")
-                return
-            with self._lock:
-                job = self._jobs.pop(number)
-                done = not self._jobs
-                if done:
-                    self._receiver = None
-                else:
-                    self._send()
-            job.answer(found, self._name)
-            if done:
-                return
-
-    def _send(self) -> None:
-        """Sends jobs. A line that holds few jobs cannot fill up while the fork server writes to it, too."""
-        if self._server is None:
-            return
         try:
-            while self._unsent and len(self._jobs) - len(self._unsent) < 2 * self._setup.workers:
-                self._server[1].send_bytes(self._jobs[self._unsent[0]].message)
+            if not self._ready:
+                if (problem := _receive(line, START_S)) is not None:
+                    raise OSError(problem)
+                with self._lock:
+                    self._ready = True
+                    self._send(line)
+            done = False
+            while not done:
+                number, found = _receive(line, None if deadline is None else deadline + GRACE_S)
+                with self._lock:
+                    job = self._jobs.pop(number)
+                    self._send(line)
+                    if done := not self._jobs:
+                        self._receiver = None
+                job.answer(found, self._name)
+        except (EOFError, OSError, UnpicklingError, AttributeError, ImportError) as error:
+            self._end(f"the fork server of {self._setup.key} ended: {error}")
+
+    def _send(self, line: Connection) -> None:
+        """Sends jobs. A line that holds few jobs cannot fill up while the fork server writes to it, too."""
+        try:
+            while self._ready and self._unsent and len(self._jobs) - len(self._unsent) < 2 * self._setup.workers:
+                line.send_bytes(self._jobs[self._unsent[0]].message)
                 self._unsent.popleft()
         except OSError:  # the receiver sees the end of the line, and ends all jobs
             return
 
-    def _lose_all(self, problem: str) -> None:
-        """Answers for a fork server that has ended."""
-        self._end()
+    def _end(self, problem: str) -> None:
+        """Ends the fork server; jobs without a result fail with the problem."""
         with self._lock:
+            assert self._server is not None
+            (server, line), self._server = self._server, None
             jobs, self._jobs, self._receiver = self._jobs, {}, None
             self._unsent.clear()
-        for job in jobs.values():
-            job.answer(Failure("no_workers", problem), self._name)
-
-    def _end(self) -> None:
-        """Closes the line and waits for the fork server."""
-        with self._lock:
-            found, self._server = self._server, None
-        if found is None:
-            return
-        server, line = found
         line.close()
         try:
             server.wait(END_S)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+        for job in jobs.values():
+            job.answer(Failure("no_workers", problem), self._name)
 
-    def _connect(self) -> Connection:
-        """The line to the fork server, which is started where there is none.
 
-        Raises:
-            OSError: it could not build the term.
-        """
-        if self._server is not None:
-            return self._server[1]
-        own, other = socket.socketpair()
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        server = subprocess.Popen(
-            [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what a function prints is not the output of the run
-            pass_fds=[other.fileno()],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        other.close()
-        line = Connection(own.detach())
-        line.send(self._setup)
-        self._server = server, line
-        if (problem := _receive(line, START_S)) is not None:
-            raise OSError(problem)
-        return line
+def start_fork_server(setup: Setup) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Starts a fork server; its first message is None, or why it could not build the term."""
+    own, other = socket.socketpair()
+    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a function prints is not the output of the run
+        pass_fds=[other.fileno()],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    line = Connection(own.detach())
+    line.send(setup)  # before `other` is closed, so that a server that has died at once raises nothing here
+    other.close()
+    return server, line
 
 
 def _receive(line: Connection, patience_s: float | None) -> Any:

@@ -213,6 +213,7 @@ class Warmup:
             group_size=1,
             source=self.source,
             advantage=None,
+            advantage_clip=None,
             loss=self.loss,
             terms={},
             aggregation=self.aggregation,

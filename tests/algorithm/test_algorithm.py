@@ -263,12 +263,21 @@ def test_scores_are_shaped_then_kl_is_taken_off_then_they_are_compared():
     assert numbers == pytest.approx({"reward/shaped": 0.75, "kl/reward": 4 / 5})
 
 
-def test_shapings_run_in_order():
-    algorithm = plain_algorithm()
-    algorithm.shaping = [lambda scores, batch: scores + 1, lambda scores, batch: scores * scores]
-    batch, numbers = advantages(algorithm)
-    assert numbers == pytest.approx({"reward/shaped": (4 + 9) / 2})
-    assert batch["advantages"][:, 1].tolist() == pytest.approx([-2.5, 2.5])
+@pytest.mark.parametrize(
+    ("order", "shaped", "expected"),
+    [
+        (("centred", "limited"), 0.25, [-0.25, 0.25]),  # 1, 2 -> -0.5, 0.5 -> 0, 0.5
+        (("limited", "centred"), 0.0, [-0.5, 0.5]),  # 1, 2 -> 1, 2 -> -0.5, 0.5
+    ],
+)
+def test_shapings_run_in_order(order, shaped, expected):
+    nodes = {
+        "centred": {"name": "batch_norm", "center": True, "scale": False},
+        "limited": {"name": "clip_scores", "low": 0.0, "high": 9.0},
+    }
+    batch, numbers = advantages(plain_algorithm(shaping={name: nodes[name] for name in order}))
+    assert numbers == pytest.approx({"reward/shaped": shaped})
+    assert batch["advantages"][:, 1].tolist() == pytest.approx(expected)
 
 
 def test_kl_in_the_reward_is_paid_by_its_token():

@@ -19,7 +19,8 @@ def alone(tensor):
 
 
 def advantages(node, shaping, batch):
-    algorithm = plain_algorithm(term_weights(node), advantage=node, shaping=shaping)
+    options = next(iter(shaping.values()), node)  # one of them names a reward term
+    algorithm = plain_algorithm(term_weights(options), advantage=node, shaping=shaping)
     rows = batch.clone()
     algorithm.estimate_advantages(rows, alone, Metrics())
     return {name: rows[name] for name in algorithm.advantage.facts.writes}
@@ -49,7 +50,7 @@ def test_every_advantage_leaves_out_rows_without_a_score(name):
 @pytest.mark.parametrize("name", SHAPING_NODES)
 def test_every_shaping_leaves_out_rows_without_a_score(name):
     shaping = {name: SHAPING_NODES[name]}
-    (plugin,) = plain_algorithm(shaping=shaping).shaping
+    (plugin,) = plain_algorithm(term_weights(shaping[name]), shaping=shaping).shaping.values()
     compare({"name": "group_norm", "scale": "group"}, shaping, (*plugin.facts.reads, "truncated"))
 
 

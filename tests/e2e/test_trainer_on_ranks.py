@@ -67,6 +67,7 @@ def sampled(run, step):
         ("algorithm=spo", "algorithm.group_size=1", "batch.prompts=8"),
         ("algorithm=gvpo",),
         ("algorithm=pf_ppo",),
+        ("algorithm=rloo", "algorithm/shaping=[cosine_length,kimi_length,running_norm]", "algorithm.advantage_clip=1"),
     ],
 )
 def test_two_processes_sample_what_one_samples(overrides, tiny, launch, tmp_path):

@@ -21,6 +21,7 @@ RUNS = {
     "grpo from a checkpoint two steps back": (("checkpoint.every=4",), 6),
     "grpo with several updates a step": (("batch.minibatches=2", "batch.epochs=2"), 6),
     "grpo with adaptive KL": (ADAPTIVE, 6),
+    "rloo with running moments of its scores": (("algorithm=rloo", "algorithm/shaping=[running_norm]"), 6),
     "dapo with groups that wait": (("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1"), 6),
     "ppo with critic and reference": (("algorithm=ppo", "algorithm/terms=[kl,entropy]", "batch.minibatches=2"), 6),
     "ppo without a warm-up": (("algorithm=ppo", "algorithm/terms=[kl]", "warmup=none"), 3),

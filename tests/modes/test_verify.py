@@ -48,6 +48,12 @@ def test_an_algorithm_is_certified(resolved):
     assert "FAILED" not in text and text.count("all 7 hold") == 3 and text.count("all 4 hold") == 2
 
 
+def test_the_limit_of_advantages_is_said_not_to_be_examined(resolved):
+    holds, text = printed(resolved("algorithm=rloo", "algorithm.advantage_clip=1.0"))
+    assert holds and "not examined: algorithm.advantage_clip" in text
+    assert "not examined" not in printed(resolved("algorithm=rloo"))[1]
+
+
 def test_other_numbers_move_a_cosine_and_no_relation(resolved):
     holds, text = printed(resolved("algorithm=ppo", "algorithm.advantage.lam=0.5"))
     assert holds

@@ -21,6 +21,7 @@ REFUSED = {  # overrides, the key that is refused, and the reason
     "teacher.path=a/b": ([], "the algorithm reads no teacher_logprobs"),
     "algorithm/advantage=rloo": (["algorithm/loss=nll"], "the loss 'nll' reads no advantages"),
     "algorithm/shaping=[overlong]": (["algorithm/loss=nll"], "the loss 'nll' reads no advantages"),
+    "algorithm.advantage_clip=1": (["algorithm/loss=nll"], "the loss 'nll' reads no advantages"),
     "algorithm.old_logprobs=rollout": (["algorithm/loss=nll"], "the loss 'nll' reads no old_logprobs"),
     "reward.terms.exact_match.weight=2": (["algorithm/loss=nll"], "nothing trains by the scores"),
     "data.train_on=last": (["warmup=none"], "all texts that train are sampled"),

@@ -6,12 +6,17 @@ from torch import Tensor
 from rft.algorithm.registries import AllSum
 
 
-def moments(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor]:
-    """Mean and variance (ddof 1; 0 of a single value) of the values under a mask, over all ranks, float64 scalars."""
+def deviations(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and sum of squared deviations of the values under a mask, over all ranks, float64 scalars."""
     values = torch.where(mask, values.double(), 0.0)
     count, total = all_sum(torch.stack([mask.sum().double(), values.sum()])).unbind()
     mean = total / count.clamp(min=1)
-    squares = all_sum(torch.where(mask, (values - mean).square(), 0.0).sum())
+    return count, mean, all_sum(torch.where(mask, (values - mean).square(), 0.0).sum())
+
+
+def moments(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor]:
+    """Mean and variance (ddof 1; 0 of a single value) of the values under a mask, over all ranks, float64 scalars."""
+    count, mean, squares = deviations(values, mask, all_sum)
     return mean, squares / (count - 1).clamp(min=1)
 
 

@@ -1,5 +1,9 @@
 """Shaping: changes to a score before an advantage is computed from it."""
 
+import math
+from typing import Any
+
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -25,3 +29,77 @@ def overlong(
     ramp = buffer * max_tokens
     excess = (length - (max_tokens - ramp)) / max(ramp, 1)
     return scores - factor * excess.clamp(0, 1).to(scores.dtype)
+
+
+@SHAPINGS.register("truncated", reads=("truncated",))
+def truncated(scores: Tensor, batch: TensorDict, *, factor: float, offset: float) -> Tensor:
+    """factor * R + offset for the rows that the length limit ended; the others keep their score. (B,) -> (B,)"""
+    return torch.where(batch["truncated"], factor * scores + offset, scores)
+
+
+def _bounds(options: dict[str, Any]) -> str | None:
+    low, high = options["low"], options["high"]
+    return None if low < high else f"low={low}: it must be below high={high}"
+
+
+@SHAPINGS.register("clip_scores", fault=_bounds)
+def clip_scores(scores: Tensor, batch: TensorDict, *, low: float, high: float) -> Tensor:
+    """clip(R, low, high), before any baseline. (B,) -> (B,)"""
+    return scores.clamp(low, high)
+
+
+@SHAPINGS.register("cosine_length", reads=("terms",))
+def cosine_length(
+    scores: Tensor,
+    batch: TensorDict,
+    *,
+    term: str,
+    max_tokens: PositiveInt,
+    right_short: float,
+    right_long: float,
+    wrong_short: float,
+    wrong_long: float,
+    at_limit: float | None,
+) -> Tensor:
+    """Adds long + (short - long) * (1 + cos(pi min(L, max) / max)) / 2, L the trained tokens of the row. (B,) -> (B,)
+
+    The cosine reward of arXiv 2502.03373, section 4.2. `short` and `long` are those of right or of wrong answers. It is
+    the score itself where the term has the weight 0. A row that the term does not score keeps its score.
+
+    Args:
+        term: the reward term, before any shaping, that is above 0 where an answer is right.
+        max_tokens: length at which the value is `long`.
+        right_short, right_long: values of a right answer of no and of `max_tokens` tokens.
+        wrong_short, wrong_long: those of a wrong answer.
+        at_limit: the value from `max_tokens` on, right or wrong; None: that of the cosine.
+    """
+    value, length = batch["terms", term], batch["response_mask"].sum(dim=1)
+    short = torch.where(value > 0, right_short, wrong_short).double()
+    long = torch.where(value > 0, right_long, wrong_long).double()
+    wave = (1 + torch.cos(math.pi * (length.double() / max_tokens).clamp(max=1))) / 2
+    added = long + (short - long) * wave
+    if at_limit is not None:
+        added = torch.where(length >= max_tokens, at_limit, added)
+    return scores + torch.where(value.isnan(), 0.0, added).to(scores.dtype)
+
+
+@SHAPINGS.register("kimi_length", reads=("terms",))
+def kimi_length(scores: Tensor, batch: TensorDict, *, term: str, factor: NonNegativeFloat) -> Tensor:
+    """Adds factor * l to right and factor * min(0, l) to wrong answers, l = 0.5 - (L - min) / (max - min). (B,) -> (B,)
+
+    The length penalty of Kimi k1.5, arXiv 2501.12599, section 2.3.3. L are the trained tokens of the row, min and max
+    the smallest and the largest L in its group; where these are equal, nothing is added. A row that the term does not
+    score keeps its score.
+
+    Args:
+        term: the reward term, before any shaping, that is above 0 where an answer is right.
+        factor: weight of the penalty.
+    """
+    value, length = batch["terms", term], batch["response_mask"].sum(dim=1).double()
+    ids, index = torch.unique(batch["group"], return_inverse=True)
+    bounds = length.new_zeros(len(ids))
+    least = bounds.scatter_reduce(0, index, length, "amin", include_self=False)[index]
+    span = bounds.scatter_reduce(0, index, length, "amax", include_self=False)[index] - least
+    added = 0.5 - (length - least) / span  # NaN where all lengths are equal
+    added = torch.where(value > 0, added, added.clamp(max=0))
+    return scores + torch.where((span == 0) | value.isnan(), 0.0, factor * added).to(scores.dtype)
