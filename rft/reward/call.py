@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from rft.errors import FunctionError
@@ -13,6 +13,8 @@ from rft.remote.retry import Backoff
 from rft.reward.build import build_term
 from rft.reward.failure import Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
+from rft.reward.sandbox.options import WorkerOptions
+from rft.reward.sandbox.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import Term, Unscored
 from rft.reward.workers import WorkerPool
@@ -24,24 +26,28 @@ PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated c
 
 
 @dataclass
-class CallOptions(HostOptions):
+class CallOptions:
     """How a reward term is called; the yaml documents each option.
 
     Attributes:
         workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end;
-            `http`, on servers of mode=serve.
+            `sandbox`, in worker processes that are isolated; `http`, on servers of mode=serve.
         concurrency: worker processes, or calls of an async function at the same time.
         deadline_s: seconds of one execution, without waiting for a free worker; None: no limit.
         tries: calls of one response.
         failed: what becomes of a response without a score: its row or its whole group does not train, it gets this
             number, or the run stops.
+        sandbox: how workers are isolated.
+        http: the servers.
     """
 
-    workers: Literal["inline", "process", "http"]
+    workers: Literal["inline", "process", "sandbox", "http"]
     concurrency: PositiveInt
     deadline_s: Seconds | None
     tries: PositiveInt
     failed: Literal["drop_row", "drop_group", "stop"] | Score
+    sandbox: WorkerOptions
+    http: HostOptions
 
 
 class Caller:
@@ -50,6 +56,7 @@ class Caller:
     Attributes:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
+        workers: see `CallOptions`.
 
     Args:
         name: of the term.
@@ -63,37 +70,20 @@ class Caller:
 
     def __init__(self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: CallOptions) -> None:
         self._key = f"reward.terms.{name}"
-        self.term = build_term(node, self._key)
         options = CallOptions(
-            **take({**asdict(defaults), **call}, CallOptions, f"{self._key}.call", "the call of a reward term")
+            **take(merged(asdict(defaults), call), CallOptions, f"{self._key}.call", "the call of a reward term")
         )
+        _check_before(node, options, call, self._key)
+        self.term, self.runner = _build(name, node, self._key, options)
         _check(self.term, options, call, self._key)
         self.failed = options.failed
+        self.workers = options.workers
         self._name = name
         self._tries = options.tries
-        self._called = self.term  # computes the values
-        if options.workers == "http":
-            self._called = HostedTerm(name, node, f"{self._key}.call", options)
-        self.runner = _runner(self._called, name, node, self._key, options)
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
-        return Calls(self.runner, self._called.rows_per_call, self._tries)
-
-    @property
-    def hosted(self) -> bool:
-        """Servers compute the values."""
-        return self._called is not self.term
-
-    def check(self) -> None:
-        """Checks that the values can be computed; see `Term.check`."""
-        self._called.check()
-
-    def check_row(self, row: Mapping[str, Any]) -> None:
-        """Checks that a response to this row can be right and can be scored; see `Term.check_row`."""
-        self.term.check_row(row)
-        if self.hosted:
-            self._called.check_row(row)
+        return Calls(self.runner, self.term.rows_per_call, self._tries)
 
     def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Stops the run if a response has no score and `failed=stop`.
@@ -104,7 +94,7 @@ class Caller:
         if self.failed != "stop":
             return
         for number, value in enumerate(outcomes):
-            if isinstance(value, Failure) and value.error is not None and self._called.rows_per_call is None:
+            if isinstance(value, Failure) and value.error is not None and self.term.rows_per_call is None:
                 raise value.error
             if isinstance(value, Unscored):
                 place = f"the reward term {self._name!r} failed on row {number}, response {head(responses[number])}"
@@ -209,16 +199,49 @@ def head(response: str) -> str:
     return repr(response[:60] + "..." if len(response) > 60 else response)
 
 
-def _runner(term: Term, name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> Runner:
+def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a node over their defaults, with those of nested nodes one by one."""
+    found = {**defaults, **node}
+    for name, default in defaults.items():
+        if isinstance(default, Mapping) and isinstance(found[name], Mapping):
+            found[name] = merged(default, found[name])
+    return found
+
+
+def _build(name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> tuple[Term, Runner]:
+    if options.workers == "sandbox":
+        assert options.deadline_s is not None, "_check_before refuses None"
+        pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
+        return IsolatedTerm(node, key, pool), pool
+    term = build_term(node, key)
     if options.workers == "process":
-        return WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+        return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+    if options.workers == "http":
+        term = HostedTerm(term, name, node, f"{key}.call.http", options.http)
     if term.awaits:
-        return LoopRunner(term, name, options.concurrency, options.deadline_s)
-    return ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
+        return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
+    return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
 
 
 def _repeatable(outcome: Any) -> bool:
     return isinstance(outcome, Failure) and outcome.repeatable
+
+
+def _check_before(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:
+    """Refuses a term that cannot be isolated, a missing deadline, and options of another kind of workers."""
+    place = f"{key}.call"
+    for kind in ("sandbox", "http"):
+        if kind in call and options.workers != kind:
+            raise ValueError(f"{place}.{kind}: only call.workers={kind} reads it; set that, or remove it")
+    if options.workers == "sandbox" and "_target_" in node:
+        raise ValueError(
+            f"{place}.workers=sandbox: this term is a class, so it is computed in the process of the run; remove it"
+        )
+    if options.workers in ("sandbox", "http") and options.deadline_s is None:
+        raise ValueError(
+            f"{place}.workers={options.workers} needs a deadline, or one response could stop the run; set "
+            f"{place}.deadline_s=10"
+        )
 
 
 def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) -> None:
@@ -228,10 +251,6 @@ def _check(term: Term, options: CallOptions, call: Mapping[str, Any], key: str) 
         raise ValueError(
             f"{place}.workers=process: this term is no function, so it is computed in the process of the run; remove it"
         )
-    if options.workers != "http" and (unread := [field.name for field in fields(HostOptions) if field.name in call]):
-        raise ValueError(f"{place}.{unread[0]}: only call.workers=http reads it; set that, or remove it")
-    if options.workers == "http" and options.deadline_s is None:
-        raise ValueError(f"{place}.deadline_s=null: a server may hang; set the seconds that a request may take")
     if options.workers == "inline" and not term.awaits:
         if options.deadline_s is not None:
             raise ValueError(

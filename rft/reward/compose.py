@@ -58,6 +58,7 @@ class WeightedSum:
         fields: the fields that the terms read of every row.
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
+        workers: the kinds of workers that compute terms.
         has_models: a term computes with a model on the device of the run.
         offload: where its weights are while it does not compute; None: on the device of the run.
         canary: tasks that no honest response solves.
@@ -98,11 +99,10 @@ class WeightedSum:
         check = Checks()
         self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
         check.end()
-        if call.addresses and not any(term.caller.hosted for term in self._terms.values()):
-            raise ValueError("reward.call.addresses: no term has call.workers=http; set that, or remove them")
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
         self.offload: Offload = offload
+        self.workers = {term.caller.workers for term in self._terms.values()}
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)
@@ -118,7 +118,7 @@ class WeightedSum:
         """
         check = Checks()
         for term in self._terms.values():
-            check.run(term.caller.check)
+            check.run(term.caller.term.check)
         check.end()
 
     def check_fields(self, row: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class WeightedSum:
         """
         self.check_fields(row)
         for name in self._routes.terms(row):
-            self._terms[name].caller.check_row(row)
+            self._term(name).check_row(row)
 
     def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
         """The terms that score a row, by name."""

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from rft.errors import naming
 from rft.registry import did_you_mean
 from rft.reward.route import SOURCE
-from rft.reward.term import RowTerm, Term, Unscored
+from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 
 Rows = Sequence[Mapping[str, Any]]
 ROW_NAMES = ("response", "row")
@@ -176,6 +174,9 @@ class UserFunction:
 class RowFunction(RowTerm):
     """A function of one response: f(response, row), or verl's.
 
+    Attributes:
+        needs_truth: every row needs a ground truth.
+
     Args:
         function: with its options.
         verl: it has the parameters of verl.
@@ -183,18 +184,18 @@ class RowFunction(RowTerm):
 
     def __init__(self, function: UserFunction, verl: bool) -> None:
         self.awaits = function.awaits
+        self.needs_truth = verl
         self._function = function
-        self._verl = verl
         function.check(tuple(VERL_ROW) if verl else ROW_NAMES)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
-        if self._verl:
+        if self.needs_truth:
             ground_truth(row)
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
         """See `RowTerm.value`."""
-        if not self._verl:
+        if not self.needs_truth:
             return self._function(response, row)
         arguments = _verl([response], [row])
         return self._function(**{name: arguments[several][0] for name, several in VERL_ROW.items()})
@@ -202,6 +203,9 @@ class RowFunction(RowTerm):
 
 class BatchFunction(Term):
     """A function on lists.
+
+    Attributes:
+        needs_truth: every row needs a ground truth.
 
     Args:
         function: with its options.
@@ -212,6 +216,7 @@ class BatchFunction(Term):
 
     def __init__(self, function: UserFunction, signature: Signature) -> None:
         self.awaits = function.awaits
+        self.needs_truth = signature is VERL
         self._function = function
         self._signature = signature
         columns = function.missing(signature.names) if signature.columns else []
@@ -224,7 +229,7 @@ class BatchFunction(Term):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
-        if self._signature is VERL:
+        if self.needs_truth:
             ground_truth(row)
 
     def values(self, responses: Sequence[str], rows: Rows) -> Any:
@@ -250,12 +255,12 @@ def spread(found: Any) -> Sequence[Any]:
             {**{name: values[number] for name, values in extra.items()}, "score": value}
             for number, value in enumerate(spread(found["rewards"]))
         ]
-    if isinstance(found, Tensor):
-        return found.detach().cpu().flatten().tolist()
+    if is_tensor(found):
+        return list(found.detach().cpu().flatten().tolist())
     return [Unscored("none") if value is None else value for value in found]
 
 
-def function_term(node: Mapping[str, Any], key: str) -> Term:
+def function_term(node: Mapping[str, Any], key: str) -> RowFunction | BatchFunction:
     """The term of a node {function, options}.
 
     Raises:

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from rft.errors import FunctionError, naming
 from rft.remote.event_loop import EventLoop
 from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term, Unscored
+from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 
 Rows = Sequence[Mapping[str, Any]]
 Outcomes = list[Any]  # of the responses of one call: a value, or `Unscored`
@@ -145,7 +143,8 @@ def outcomes(found: Any, responses: Sequence[str], name: str) -> Outcomes:
     """
     if isinstance(found, Unscored):
         return [found] * len(responses)
-    values = list(found) if isinstance(found, Sequence | Tensor) and not isinstance(found, str) else [found]
+    several = is_tensor(found) or (isinstance(found, Sequence) and not isinstance(found, str))
+    values = list(found) if several else [found]
     if len(values) != len(responses):
         raise FunctionError(f"the reward term {name!r} gave {len(values)} scores for {len(responses)} responses")
     return values

@@ -1,12 +1,14 @@
 """The base classes of reward terms; the yaml names a term's class by `_target_`."""
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
+if TYPE_CHECKING:  # worker processes start without torch
+    import torch
 
 Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
 
@@ -65,7 +67,7 @@ class Term(ABC):
         """Responses to a row that have the score 1, in several writings; none if the row does not say what is right."""
         return ()
 
-    def place(self, device: torch.device, offload: Offload) -> None:
+    def place(self, device: "torch.device", offload: Offload) -> None:
         """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""
 
     @abstractmethod
@@ -104,3 +106,8 @@ class RowTerm(Term):
 
 async def _await_all(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch, which workers do not import unless the function does."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)

@@ -115,6 +115,7 @@ ELSEWHERE = {
     ".entropy_coeff": '"algorithm/terms=[entropy]" algorithm.terms.entropy.coef',
     # rewards
     ".custom_reward_function.path": "reward=function reward.terms.function.function",
+    ".sandbox_fusion.url": '"reward/terms=[code_server]" reward.accuracy=code_server reward.terms.code_server.address',
     ".reward_funcs": "reward=function reward.terms.function.function",
     ".remote_rm_url": '"reward/terms=[remote]" reward.terms.remote.addresses',
     ".reward_weights": "reward.terms.exact_match.weight",

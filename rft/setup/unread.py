@@ -111,6 +111,9 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
     if not parts.reward.has_models:
         found["reward.offload"] = "no term of the reward computes with a model of this process"
+    for kind in ("sandbox", "http"):
+        if kind not in parts.reward.workers:
+            found[f"reward.call.{kind}"] = f"no term has call.workers={kind}"
     reads = algorithm.reads()
     for role in ROLES:
         if not role.writes(reads):

@@ -1,5 +1,6 @@
 """Section `reward`: calls per second of a rule in the process of the run, in worker processes, with and without faults,
-and on a server; and of the same rule in a plain pool of processes, which has no deadline, and in plain requests.
+isolated or not, and on a server; of the same rule in a plain pool of processes, which has no deadline, and in plain
+requests; and of programs in the sandbox.
 """
 
 import argparse
@@ -17,10 +18,8 @@ from rich.table import Table
 
 from bench.results import machine, show
 from bench.reward_servers import REQUESTS, ROWS, plain_posts, serving
-from rft.remote.call_pool import BreakerOptions
+from bench.reward_yaml import build_reward, options
 from rft.reward import REWARDS
-from rft.reward.call import CallOptions
-from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.reward.rules.gsm8k import gsm8k
 
 NODE = {"method": "flexible", "markers": ["####"]}
@@ -46,6 +45,7 @@ def plain(job: tuple[str, Mapping[str, Any]]) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `reward`."""
     parser.add_argument("--calls", type=int, default=20_000, help="responses to score (default: 20000)")
+    parser.add_argument("--isolated", type=int, default=500, help="responses to score in sandboxes (default: 500)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
     parser.add_argument("--repeats", type=int, default=3, help="measured times after one to warm up (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/reward.json"), help="for the numbers")
@@ -59,27 +59,34 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a side has lost or invented a score.
     """
-    for name in ("calls", "workers", "repeats"):
+    for name in ("calls", "isolated", "workers", "repeats"):
         if vars(arguments)[name] < 1:
             raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
     texts = [f"so the answer is #### {number - number % 2}" for number in range(arguments.calls)]
     rows = [{"answer": f"#### {number}"} for number in range(arguments.calls)]
     expected = [float(number % 2 == 0) for number in range(arguments.calls)]
+    few = min(arguments.isolated, arguments.calls)
+    counts = {"sandbox": few, "programs": few}
     context = get_context("spawn")
     with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool, serving(NODE) as address:
         sides: dict[str, Callable[[], list[float]]] = {
             "inline": scored("gsm8k", "inline", arguments.workers, texts, rows),
             "workers": scored("gsm8k", "process", arguments.workers, texts, rows),
+            "sandbox": scored("gsm8k", "sandbox", arguments.workers, texts[:few], rows[:few]),
+            "programs": programs(arguments.workers, rows[:few]),
             "workers, faults": scored("faulty", "process", arguments.workers, texts, rows),
             "plain pool": lambda: list(pool.map(plain, zip(texts, rows, strict=True))),
             "server": scored("gsm8k", "http", REQUESTS, texts, rows, [address]),
             "plain posts": plain_posts(address, texts, rows),
         }
-        seconds = {name: measured(name, side, expected, arguments.repeats) for name, side in sides.items()}
-    rates = {name: arguments.calls / statistics.median(found) for name, found in seconds.items()}
+        seconds = {
+            name: measured(name, side, expected[: counts.get(name)], arguments.repeats) for name, side in sides.items()
+        }
+    rates = {name: counts.get(name, arguments.calls) / statistics.median(found) for name, found in seconds.items()}
     numbers = {
         "machine": machine(),
         "calls": arguments.calls,
+        "isolated": few,
         "workers": arguments.workers,
         "seconds": seconds,
         "calls_per_s": rates,
@@ -93,15 +100,26 @@ def scored(
     name: str, kind: Any, workers: int, texts: list[str], rows: list[dict[str, Any]], addresses: list[str] | None = None
 ) -> Callable[[], list[float]]:
     """Scores all texts with a rule by its name; NaN where there is no score."""
-    breaker = BreakerOptions(failures=5, pause_s=10.0)
-    call = CallOptions(
-        addresses=addresses or [], token=None, rows_per_request=ROWS, breaker=breaker,
-        workers=kind, concurrency=workers, deadline_s=None, tries=1, failed="drop_row",
-    )  # fmt: skip
-    own = {} if kind == "inline" else {"concurrency": workers, "deadline_s": 10.0}
-    term = {"name": name, "weight": 1.0, "call": own, **NODE}
-    no_canary = CanaryOptions(path=None, columns={}, every=1, samples=1, bound=0.0)
-    reward = WeightedSum({name: term}, name, call, 1.0, {}, None, no_canary)
+    own: dict[str, Any] = {} if kind == "inline" else {"concurrency": workers, "deadline_s": 10.0}
+    own |= {} if addresses is None else {"http": {"addresses": addresses, "rows_per_request": ROWS}}
+    term = {"name": name, "weight": 1.0, "call": {"workers": kind, "failed": "drop_row", **own}, **NODE}
+    return of_term(name, term, texts, rows)
+
+
+def programs(workers: int, rows: list[dict[str, Any]]) -> Callable[[], list[float]]:
+    """Tests programs that read a number and print whether it is even."""
+    term = options("terms/code.yaml")["code"]
+    term |= {"program": "whole", "sandbox": term["sandbox"] | {"workers": workers}}
+    program = "print(int(input()) % 2 == 0)"
+    tests = [{"tests": [{"input": str(number), "output": "True"}]} for number in range(len(rows))]
+    return of_term("code", term, [program] * len(rows), tests)
+
+
+def of_term(
+    name: str, term: Mapping[str, Any], texts: list[str], rows: list[dict[str, Any]]
+) -> Callable[[], list[float]]:
+    """Scores all texts with a term."""
+    reward = build_reward({name: term}, name)
     return lambda: reward.score(texts, rows).total.tolist()
 
 

@@ -92,19 +92,12 @@ def measure(folder: str, side: str, options: dict[str, int]) -> dict[str, Any]:
     """The peak of the resident memory over that before the first call, seconds of a call, and the scores."""
     import torch
 
-    from rft.remote.call_pool import BreakerOptions
-    from rft.reward.call import CallOptions
-    from rft.reward.compose import CanaryOptions, WeightedSum
+    from bench.reward_yaml import build_reward
 
     node = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 1.0, "normalize": False, "dtype": "float32"}
     node |= {"template": "none", "template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 256}
     terms = {f"model_{number}": node | {"path": f"{folder}/{number}"} for number in range(MODELS)}
-    call = CallOptions(
-        addresses=[], token=None, rows_per_request=1, breaker=BreakerOptions(failures=1, pause_s=1.0),
-        workers="inline", concurrency=1, deadline_s=None, tries=1, failed="stop",
-    )  # fmt: skip
-    no_canary = CanaryOptions(path=None, columns={}, every=1, samples=1, bound=0.0)
-    reward = WeightedSum(terms, "model_0", call, 1.0, {}, "disk" if side == "disk" else None, no_canary)
+    reward = build_reward(terms, "model_0", offload="disk" if side == "disk" else None)
     reward.check()
     reward.place(torch.device("cpu"))
     draw = random.Random(0)

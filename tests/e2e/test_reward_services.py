@@ -55,7 +55,7 @@ def test_values_of_a_server_train_the_same_weights(server, tiny, tmp_path):
     own = {"function": f"{tmp_path / 'rewards.py'}:score"}
     numbers, weights = fit("inline", own | {"call": {"failed": "drop_row"}})
     call = {"failed": "drop_row", "concurrency": 3, "deadline_s": 60.0, "tries": 2}
-    http = call | {"workers": "http", "addresses": [server], "rows_per_request": 3}
+    http = call | {"workers": "http", "http": {"addresses": [server], "rows_per_request": 3}}
     remote = yaml_options("reward/terms/remote.yaml")["remote"] | {"_target_": "rft.reward.services.remote.RemoteTerm"}
     remote |= {"addresses": [server], "term": "function", "rows_per_request": 5, "call": call}
     for name, node in (("http", own | {"call": http}), ("remote", remote)):

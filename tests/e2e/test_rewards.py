@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, identical
+from tests.reward.sandbox.test_sandbox_attacks import start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = ("steps=3", "eval.every=2", "trajectories.every=1", "+reward.terms.function.weight=1.0",
@@ -59,10 +60,14 @@ def run(tiny, tmp_path):
     return fit
 
 
-def test_every_kind_of_worker_and_signature_trains_the_same_weights(run):
+def test_every_kind_of_worker_and_signature_trains_the_same_weights(run, tmp_path):
     numbers, weights, _ = run("score", "inline")
     process = ("+reward.terms.function.call.workers=process", "+reward.terms.function.call.deadline_s=20")
+    start().close()  # skips where a layer of the sandbox is missing
+    tmp_path.chmod(0o755)
+    sandbox = ("+reward.terms.function.call.workers=sandbox", "+reward.terms.function.call.deadline_s=20")
     for function, name, overrides in (
+        ("score", "sandbox", sandbox),
         ("waiting", "async", ("+reward.terms.function.call.deadline_s=20",)),
         ("score", "process", process),
         ("reward_func", "trl", process),

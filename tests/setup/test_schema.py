@@ -74,6 +74,7 @@ COMPANIONS = {
     "reward/terms/gsm8k": ["reward.accuracy=gsm8k"],
     "reward/terms/judge": ["reward.accuracy=judge", "reward.terms.judge.path=some/model"],
     "reward/terms/judge_text": ["reward.accuracy=judge_text", "reward.terms.judge_text.path=some/model"],
+    "reward/terms/code_server": ["reward.accuracy=code_server", "reward.terms.code_server.address=http://here:8080"],
     "reward/terms/judge_server": [
         "reward.accuracy=judge_server",
         *("reward.terms.judge_server.addresses=[http://here:8000/v1]", "reward.terms.judge_server.model=some"),

@@ -49,6 +49,7 @@ REFUSED = {  # overrides, the key that is refused, and the reason
         "rollout.engine.servers.count=0",
     ),
     "data.max_response_tokens=8": (["rollout.max_new_tokens=4"], "rollout.max_new_tokens=4 takes its place"),
+    "reward.call.sandbox.limits.files=99": (["reward.call.workers=process"], "no term has call.workers=sandbox"),
     "serve.port=9000": ([], "mode=train does not read it"),
     "serve.count=2": (["mode=serve"], "HFEngine has no servers, so reward terms are served"),
     "serve.checkpoint=null": (["mode=serve"], "so reward terms are served"),
@@ -66,6 +67,7 @@ READ = [  # the same keys in runs that read them
     ["mode=serve", "serve.port=9000", "serve.token=MY_KEY", "serve.limits.rows=8"],
     ["mode=serve", "rollout=vllm_server", "serve.count=2", "serve.checkpoint=null"],
     ["mode=generate", "algorithm=sft", "rollout.temperature=0.7"],
+    ["reward.call.workers=sandbox", "reward.call.deadline_s=5", "reward.call.sandbox.limits.files=99"],
     ["algorithm=raft", "reward.terms.exact_match.weight=2"],
 ]
 

@@ -1,18 +1,20 @@
 """Cases of a program as a row of a data set has them."""
 
 import ast
+import builtins
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rft.reward.sandbox.isolation.harness import plain
 
-Asserts = Literal["compared", "inside"]
+Asserts = Literal["outside", "inside"]
 FORMS = (
-    "write a list of {input, output}, of {function, args, expected}, of {call, expected} or of assert statements, or "
-    "{inputs, outputs} with or without fn_name"
+    "write a list of {input, output}, of {function, args, expected}, of {call, expected} or of assert statements, "
+    "{inputs, outputs} with or without fn_name, or a text with assert statements or check(candidate)"
 )
+CHECK = "check"  # HumanEval's function of the tests
 
 
 @dataclass(frozen=True)
@@ -37,59 +39,93 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Script:
+    """Tests that run in a process of their own, and call the program in another one.
+
+    Attributes:
+        setup: imports and functions of the tests.
+        tests: statements; one passes if it raises no error.
+        names: of functions of the program.
+    """
+
+    setup: str
+    tests: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Cases:
-    """The tests of a row: runs or calls.
+    """The tests of a row: runs, calls, or a script.
 
     Attributes:
         runs: each is a run of the program.
         calls: all are evaluated in one run of the program.
         setup: imports in front of the calls.
+        script: see `Script`.
     """
 
     runs: tuple[StdinCase, ...] = ()
     calls: tuple[Call, ...] = ()
     setup: str = ""
+    script: Script | None = None
+
+    def __len__(self) -> int:
+        """The number of tests."""
+        return len(self.runs) + len(self.calls) + (len(self.script.tests) if self.script else 0)
 
 
-def read_tests(value: Any, field: str, asserts: Asserts) -> Cases:
+def read_tests(value: Any, field: str, asserts: Asserts, entry_point: str | None = None) -> Cases:
     """The tests in a field of a row.
 
     Args:
-        value: of the field: a list, a mapping, or a text with JSON or with assert statements.
+        value: of the field: a list, a mapping, or a text with JSON or with statements.
         field: its name, for messages.
-        asserts: `compared` takes those alone whose expected value stays outside the sandbox.
+        asserts: where an assert statement runs whose expected value is no literal.
+        entry_point: the name of the function that `check(candidate)` tests, or that tests without a name call.
 
     Raises:
         ValueError: there is no test, or its form is not known; names the field and the cure.
     """
     try:
-        tests = _read(value, asserts)
+        tests = _Reader(asserts, entry_point).read(value)
     except (KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
         what = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"the field {field!r} has no tests that can be read ({what}); {FORMS}") from error
-    if not tests.runs and not tests.calls:
+    if not tests:
         raise ValueError(f"the field {field!r} has no tests, so no program is right; {FORMS}, or remove the row")
     return tests
 
 
-def _read(value: Any, asserts: Asserts) -> Cases:
-    if isinstance(value, str):
-        try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError:
-            return _assertions(value, asserts)
-        if isinstance(parsed, str):
-            raise ValueError("a JSON text")
-        return _read(parsed, asserts)
-    if isinstance(value, Mapping):
-        return _verl(value)
-    if not isinstance(value, Sequence):
-        raise ValueError(f"a {type(value).__name__}")
-    if all(isinstance(one, str) for one in value):
-        return _assertions("\n".join(value), asserts)
-    if all("input" in one for one in value):
-        return Cases(runs=tuple(StdinCase(_text(one["input"]), _text(one["output"])) for one in value))
-    return Cases(calls=tuple(map(_call, value)))
+@dataclass(frozen=True)
+class _Reader:
+    """Reads tests; the attributes are arguments of `read_tests`."""
+
+    asserts: Asserts
+    entry_point: str | None
+
+    def read(self, value: Any) -> Cases:
+        if isinstance(value, str):
+            try:
+                parsed = json.loads(value)
+            except json.JSONDecodeError:
+                return read_statements(value, self.asserts, self.entry_point)
+            if isinstance(parsed, str):
+                raise ValueError("a JSON text")
+            return self.read(parsed)
+        if isinstance(value, Mapping):
+            return _pairs(value)
+        if not isinstance(value, Sequence):
+            raise ValueError(f"a {type(value).__name__}")
+        if all(isinstance(one, str) for one in value):
+            return read_statements("\n".join(value), self.asserts, self.entry_point)
+        if all("testtype" in one and one["testtype"] == "functional" for one in value):  # LiveCodeBench
+            if self.entry_point is None:
+                raise ValueError("they are functional; set entry_point to the field with the function's name")
+            pairs = {name: [one[name] for one in value] for name in ("input", "output")}
+            return _pairs({**pairs, "fn_name": self.entry_point})
+        if all("input" in one for one in value):
+            return Cases(runs=tuple(StdinCase(_text(one["input"]), _text(one["output"])) for one in value))
+        return Cases(calls=tuple(map(_call, value)))
 
 
 def _text(value: Any) -> str:
@@ -114,35 +150,121 @@ def _name(value: Any) -> str:
     return value
 
 
-def _verl(value: Mapping[str, Any]) -> Cases:
-    """The form of verl, PRIME and APPS: {"inputs": [...], "outputs": [...], "fn_name": name or none}."""
-    pairs = list(zip(value["inputs"], value["outputs"], strict=True))
+def _pairs(value: Mapping[str, Any]) -> Cases:
+    """The form of verl, PRIME and APPS: {"inputs": [...], "outputs": [...], "fn_name": name or none}.
+
+    Those of CodeContests are `input` and `output`.
+    """
+    given, printed = ("inputs", "outputs") if "inputs" in value else ("input", "output")
+    pairs = list(zip(value[given], value[printed], strict=True))
     if value.get("fn_name") is None:
-        return Cases(runs=tuple(StdinCase(_text(given), _text(printed)) for given, printed in pairs))
+        return Cases(runs=tuple(StdinCase(_text(read), _text(printed)) for read, printed in pairs))
     name, calls = _name(value["fn_name"]), []
-    for given, returned in pairs:
-        if isinstance(given, str):  # LiveCodeBench: one argument a line, each as JSON
-            given, returned = [json.loads(line) for line in given.splitlines()], json.loads(returned)
+    for args, returned in pairs:
+        if isinstance(args, str):  # LiveCodeBench: one argument a line, each as JSON
+            args, returned = [json.loads(line) for line in args.splitlines()], json.loads(returned)
         accepted = [plain(returned)]
         if isinstance(returned, list) and len(returned) == 1:  # APPS wraps some values into a list
             accepted.append(plain(returned[0]))
-        calls.append(Call({"function": name, "args": plain(list(given))}, accepted))
+        calls.append(Call({"function": name, "args": plain(list(args))}, accepted))
     return Cases(calls=tuple(calls))
 
 
-def _assertions(text: str, asserts: Asserts) -> Cases:
-    setup, calls = [], []
-    for statement in ast.parse(text).body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            setup.append(ast.unparse(statement))
-        elif isinstance(statement, ast.Assert):
-            calls.append(_assertion(statement.test, asserts))
-        else:
-            raise ValueError(f"`{ast.unparse(statement)[:60]}` is neither an import nor an assert statement")
-    return Cases(calls=tuple(calls), setup="\n".join(setup))
+def read_statements(text: str, asserts: Asserts, entry_point: str | None) -> Cases:
+    """Tests that are Python: assert statements, or HumanEval's function check(candidate).
+
+    They are calls, whose values are compared, if each asserts that a call has a literal value. Otherwise they run in a
+    process of their own or, with `asserts: inside`, in that of the program.
+    """
+    body = ast.parse(text).body
+    checks = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == CHECK]
+    if checks and not any(_calls_check(one) for one in body):
+        if entry_point is None:
+            raise ValueError(f"they define {CHECK}(candidate); set entry_point to the field with the function's name")
+        body = [one for one in body if one is not checks[-1]] + _check_body(checks[-1], entry_point)
+    body = [one for one in body if not _has_no_effect(one, body)]
+    imports = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
+    tests = [one.test for one in body if isinstance(one, ast.Assert)]
+    if len(imports) + len(tests) == len(body):
+        calls = [_compared(test) or (_inside(test) if asserts == "inside" else None) for test in tests]
+        if None not in calls:
+            return Cases(calls=tuple(filter(None, calls)), setup=_source(imports))
+    if not any(isinstance(one, ast.Assert) for statement in body for one in ast.walk(statement)):
+        raise ValueError("without an assert statement every program would pass")
+    script = _script(body, entry_point)
+    if not script.names:
+        raise ValueError("they call no function of the program; set entry_point if it has the name of a built-in one")
+    return Cases(script=script)
 
 
-def _assertion(test: ast.expr, asserts: Asserts) -> Call:
+def _calls_check(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == CHECK
+
+
+def _check_body(check: ast.FunctionDef, entry_point: str) -> list[ast.stmt]:
+    """The assert statements of check(candidate), about the function itself; other bodies stay a function."""
+    (parameter,) = [one.arg for one in check.args.args]
+    names = [one for one in ast.walk(check) if isinstance(one, ast.Name)]
+    if all(isinstance(one, ast.Assert) or _is_text(one) for one in check.body) and entry_point not in _bound(check):
+        for name in names:
+            name.id = entry_point if name.id == parameter else name.id
+        return check.body
+    return [check, ast.parse(f"{CHECK}({_name(entry_point)})").body[0]]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _has_no_effect(statement: ast.stmt, body: list[ast.stmt]) -> bool:
+    """A text, `assert True`, or a literal that is not used, such as HumanEval's METADATA."""
+    if isinstance(statement, ast.Assign) and _literal(statement.value):
+        names = {one.id for target in statement.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        return not any(names & _loaded(other) for other in body)
+    if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant):
+        return bool(statement.test.value)
+    return _is_text(statement)
+
+
+def _script(body: list[ast.stmt], entry_point: str | None) -> Script:
+    """Imports and functions are the setup; of the rest, each assert statement is a test, or else all are one."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    setup = [one for one in body if isinstance(one, kinds)]
+    rest = [one for one in body if not isinstance(one, kinds)]
+    single = all(isinstance(one, ast.Assert) for one in rest)
+    tests = tuple(map(ast.unparse, rest)) if single else (_source(rest),)
+    bound, loaded = set().union(*map(_bound, body)), set().union(*map(_loaded, body))
+    own = {entry_point} if entry_point else set()
+    return Script(_source(setup), tests, tuple(sorted(own | loaded - bound - vars(builtins).keys())))
+
+
+def _source(statements: Iterable[ast.stmt]) -> str:
+    return "\n".join(map(ast.unparse, statements))
+
+
+def _loaded(tree: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """The names to which a tree gives a value anywhere."""
+    found = set()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
+            found.add(one.id)
+        elif isinstance(one, ast.FunctionDef | ast.ClassDef):
+            found.add(one.name)
+        elif isinstance(one, ast.arg):
+            found.add(one.arg)
+        elif isinstance(one, ast.alias):
+            found.add((one.asname or one.name).partition(".")[0])
+        elif isinstance(one, ast.ExceptHandler) and one.name:
+            found.add(one.name)
+    return found
+
+
+def _compared(test: ast.expr) -> Call | None:
     """`assert f(1) == 2` is the call `f(1)`, whose value is compared outside with 2; `assert f(1)`, with True."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
@@ -155,12 +277,11 @@ def _assertion(test: ast.expr, asserts: Asserts) -> Call:
         arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
         if all(map(_literal, arguments)):
             return Call({"expression": f"bool({ast.unparse(inner)})"}, [wanted])
-    if asserts == "inside":
-        return Call({"expression": f"bool({ast.unparse(test)})"}, [True])
-    raise ValueError(
-        f"`assert {ast.unparse(test)[:60]}` compares with what is no literal, so that the program could see or forge "
-        "what is expected; write `assert f(...) == literal`, or accept it with asserts: inside"
-    )
+    return None
+
+
+def _inside(test: ast.expr) -> Call:
+    return Call({"expression": f"bool({ast.unparse(test)})"}, [True])
 
 
 def _literal(node: ast.expr) -> bool:

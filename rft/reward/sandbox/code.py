@@ -3,94 +3,105 @@
 import json
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rft.ranges import NonNegativeFloat
-from rft.reward.sandbox.cases import Asserts, Call, Cases, StdinCase, read_tests
+from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, read_tests
 from rft.reward.sandbox.gold import gold_program
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
+from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import RowTerm, Unscored
 
+Part = Literal["last_block", "whole"]
+Score = Literal["all", "share"]
+HARNESS = f"{Path(harness.__file__).read_text()}\nmain()\n"
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
-class CodeTests(RowTerm):
+class ProgramTests(RowTerm):
     """Runs the program in a response on the tests of its row. A program that fails or exceeds a limit fails the test.
 
     Args:
-        key: supplied; the term's place in the yaml.
         field: of the row, with the tests; see `read_tests` for their forms.
         program: `last_block` is the last fenced block of Python, `whole` the whole response.
         score: `all` is 1 if every test passes, else 0; `share` is the share that passes.
-        asserts: `compared` refuses an assert statement whose expected value cannot stay outside the sandbox.
+        entry_point: of the row, with the name of the function that tests of HumanEval's form call; None: no such field.
+        asserts: `outside` runs an assert statement whose expected value is no literal in a process without the program,
+            `inside` in that of the program.
         tolerance: relative and absolute, of floating point numbers that a function returns.
         prelude: Python source in front of every program, such as imports.
-        sandbox: how programs are isolated.
     """
 
     in_workers: ClassVar[bool] = False
 
     def __init__(
         self,
-        key: str,
         field: str,
-        program: Literal["last_block", "whole"],
-        score: Literal["all", "share"],
+        program: Part,
+        score: Score,
+        entry_point: str | None,
         asserts: Asserts,
-        tolerance: NonNegativeFloat,
+        tolerance: float,
         prelude: str,
-        sandbox: SandboxOptions,
     ) -> None:
-        self.reads = (field,)
+        self.reads = (field,) if entry_point is None else (field, entry_point)
         self._field = field
+        self._entry_point = entry_point
         self._block = program == "last_block"
         self._all = score == "all"
         self.others = "zero" if self._all else "less"
         self._asserts: Asserts = asserts
         self._tolerance = tolerance
         self._prelude = f"{prelude}\n" if prelude else ""
-        self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
-        self.threads = sandbox.workers
-        self._harness = f"{Path(harness.__file__).read_text()}\nmain()\n"
 
-    def check(self) -> None:
-        """See `Sandbox.check`."""
-        self._sandbox.check()
+    @abstractmethod
+    def run(self, program: str, stdin: str) -> Outcome:
+        """Runs a program to its end. `refused`: it could not be run, which says nothing about the program."""
+
+    @abstractmethod
+    def count_passed(self, program: str, script: Script) -> int | Unscored:
+        """How many tests of a script a program passes."""
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that the row has tests. Raises a ValueError that names the field and the cure."""
-        read_tests(row[self._field], self._field, self._asserts)
+        self._tests(row)
+
+    def _tests(self, row: Mapping[str, Any]) -> Cases:
+        name = None if self._entry_point is None else str(row[self._entry_point])
+        return read_tests(row[self._field], self._field, self._asserts, name)
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
         """See `Term.gold_responses`: a program that knows the expected values."""
-        program = gold_program(read_tests(row[self._field], self._field, self._asserts))
+        program = gold_program(self._tests(row))
         if program is None:
             return ()
         return (f"So I write:\n```python\n{program}```\nIt passes.\n" if self._block else program,)
 
     def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
         """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""
-        tests = read_tests(row[self._field], self._field, self._asserts)
+        tests = self._tests(row)
         program = extract_program(response) if self._block else response
         if program is None:
             return 0.0
         passed = self._passed(self._prelude + program, tests)
         if isinstance(passed, Unscored):
             return passed
-        count = len(tests.runs) + len(tests.calls)
-        return float(passed == count) if self._all else passed / count
+        return float(passed == len(tests)) if self._all else passed / len(tests)
 
     def _passed(self, program: str, tests: Cases) -> int | Unscored:
         """The number of tests that pass; with `score: all`, runs after the first that fails are left out."""
         if tests.calls:
             return self._passed_calls(program, tests)
+        if tests.script is not None:
+            return self.count_passed(program, tests.script)
         passed = 0
         for case in tests.runs:
-            outcome = self._sandbox.run(program, case.input)
+            outcome = self.run(program, case.input)
             if outcome.status == "refused":
                 return _unscored(outcome)
             passed += passes(case, outcome)
@@ -100,12 +111,50 @@ class CodeTests(RowTerm):
 
     def _passed_calls(self, program: str, tests: Cases) -> int | Unscored:
         request = {"program": program, "setup": tests.setup, "calls": [call.request for call in tests.calls]}
-        outcome = self._sandbox.run(self._harness, json.dumps(request))
+        outcome = self.run(HARNESS, json.dumps(request))
         if outcome.status == "refused":
             return _unscored(outcome)
         if self._all and outcome.status != "ok":
             return 0
         return count_right(tests.calls, outcome.stdout, self._tolerance)
+
+
+class CodeTests(ProgramTests):
+    """Tests programs in the sandbox on this machine.
+
+    Args:
+        key: supplied; the term's place in the yaml.
+        field, program, score, entry_point, asserts, tolerance, prelude: see `ProgramTests`.
+        sandbox: how programs are isolated.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        field: str,
+        program: Part,
+        score: Score,
+        entry_point: str | None,
+        asserts: Asserts,
+        tolerance: NonNegativeFloat,
+        prelude: str,
+        sandbox: SandboxOptions,
+    ) -> None:
+        super().__init__(field, program, score, entry_point, asserts, tolerance, prelude)
+        self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
+        self.threads = sandbox.workers
+
+    def check(self) -> None:
+        """See `Sandbox.check`."""
+        self._sandbox.check()
+
+    def run(self, program: str, stdin: str) -> Outcome:
+        """See `Sandbox.run`."""
+        return self._sandbox.run(program, stdin)
+
+    def count_passed(self, program: str, script: Script) -> int | Unscored:
+        """See `rft.reward.sandbox.separate`."""
+        return count_passed(self._sandbox, program, script)
 
 
 def _unscored(outcome: Outcome) -> Unscored:

@@ -18,7 +18,9 @@ def {name}(*args, **named):
 
 
 def gold_program(tests: Cases) -> str | None:
-    """A program that passes all tests; None if a test is an expression other than a function of literals."""
+    """A program that passes all tests; None if a test is anything but a run or a function of literals."""
+    if tests.script is not None:
+        return None
     if tests.runs:
         return STDIN.format(runs={case.input: case.output for case in tests.runs})
     answers: dict[str, Answers] = {}

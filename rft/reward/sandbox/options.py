@@ -10,21 +10,19 @@ Status = Literal["ok", "error", "timeout", "memory", "output", "killed", "refuse
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one run of a program.
+class CallLimits:
+    """Limits of one call of a function.
 
     Attributes:
-        seconds: of real time, from the start of the program's execution.
         cpu_seconds: of processor time of each process.
-        memory_mib: of each process's address space, and of the memory of all processes of the program together.
+        memory_mib: of each process's address space, and of the memory of all its processes together.
         processes: at the same time, threads included.
         files_mib: of all files of the working folder, which is in memory.
         files: in the working folder, folders included.
         open_files: of each process.
-        output_kib: of stdout, and of stderr; a program that writes more is ended.
+        output_kib: of the value that it returns, as JSON.
     """
 
-    seconds: Seconds
     cpu_seconds: PositiveInt
     memory_mib: Annotated[int, Range(low=64, high=1_000_000)]
     processes: Annotated[int, Range(low=1, high=10_000)]
@@ -32,6 +30,32 @@ class Limits:
     files: Annotated[int, Range(low=4, high=10_000_000)]
     open_files: Annotated[int, Range(low=16, high=1_000_000)]
     output_kib: Annotated[int, Range(low=1, high=1_000_000)]
+
+
+@dataclass(frozen=True)
+class Limits(CallLimits):
+    """Limits of one run of a program: those of a call, where `output_kib` is of stdout, and of stderr.
+
+    Attributes:
+        seconds: of real time, from the start of the program's execution.
+    """
+
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How the worker processes of a reward term are isolated.
+
+    Attributes:
+        require: layers without which no worker runs; `namespaces` is always one of them.
+        packages: folders with Python packages that the function may import, beside those of the environment.
+        limits: of each call.
+    """
+
+    require: list[Layer]
+    packages: list[str]
+    limits: CallLimits
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import json
 import logging
 import os
 import secrets
+import select
 import selectors
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from rft.reward.sandbox.isolation.messages import HEAD, framed
 from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from isolation.server import main; main()"
@@ -44,12 +45,20 @@ class Sandbox:
         options: the layers that it needs, and the limits.
         key: its place in the yaml, for messages.
         layers: those that it uses where the kernel has them.
+        shown: further files and folders that programs may read.
     """
 
-    def __init__(self, options: SandboxOptions, key: str = "sandbox", layers: Sequence[Layer] = LAYERS) -> None:
+    def __init__(
+        self,
+        options: SandboxOptions,
+        key: str = "sandbox",
+        layers: Sequence[Layer] = LAYERS,
+        shown: Sequence[str] = (),
+    ) -> None:
         self.options = options
         self._key = key
         self._layers = list(layers)
+        self._shown = list(shown)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._jobs: socket.socket | None = None
@@ -130,7 +139,7 @@ class Sandbox:
         self._end()
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = str(Path(__file__).parent)
-        given = json.dumps({"packages": self.options.packages, "layers": self._layers})
+        given = json.dumps({"packages": self.options.packages, "shown": self._shown, "layers": self._layers})
         # -P and -S: nothing but the standard library is imported; the hash seed makes the order of sets repeatable.
         command = [sys.executable, "-P", "-S", "-B", "-c", BOOT, folder, str(other.fileno()), given]
         with other:
@@ -146,7 +155,7 @@ class Sandbox:
         self._jobs = ours
         ours.settimeout(GRACE_S)
         try:
-            found = json.loads(ours.recv(CHUNK)[4:])
+            found = json.loads(ours.recv(CHUNK)[HEAD:])
         except (OSError, ValueError) as error:
             self._end()
             raise SandboxFailed(
@@ -180,28 +189,88 @@ class Sandbox:
 
     def _send(self) -> tuple[socket.socket, list[int]]:
         """Sends the fork server a job; returns its control socket and our ends of stdin, stdout and stderr."""
-        control, other = socket.socketpair()
         reader, stdin = os.pipe()
         stdout, out = os.pipe()
         stderr, err = os.pipe()
         try:
-            with self._lock:
+            return self._hand_over((reader, out, err)), [stdin, stdout, stderr]
+        except (OSError, ValueError):
+            for descriptor in (stdin, stdout, stderr):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (reader, out, err):
+                os.close(descriptor)
+
+    def spawn(self, program: str, limits: Limits, streams: tuple[int, int, int]) -> "Spawned":
+        """Starts a program that runs while the caller uses the other ends of its streams.
+
+        Args:
+            program: Python source.
+            limits: of it.
+            streams: descriptors of its stdin, stdout and stderr; the caller keeps and closes its copies.
+
+        Raises:
+            OSError: the sandbox does not start it.
+            ValueError: a required layer is not available.
+        """
+        return Spawned(self._hand_over(streams), program, limits)
+
+    def _hand_over(self, streams: tuple[int, int, int]) -> socket.socket:
+        """Sends the fork server the streams of a job, and starts it where there is none; the control socket.
+
+        Raises:
+            SandboxFailed: the fork server does not start, or takes no job.
+            ValueError: a required layer is not available.
+        """
+        control, other = socket.socketpair()
+        try:
+            with other, self._lock:
                 if self._server is None or self._server.poll() is not None or self._jobs is None:
                     self._start_locked()
                 assert self._jobs is not None, "the fork server has just been started"
-                socket.send_fds(self._jobs, [b"job"], [other.fileno(), reader, out, err])
+                socket.send_fds(self._jobs, [b"job"], [other.fileno(), *streams])
         except (OSError, ValueError) as error:
             control.close()
-            for descriptor in (stdin, stdout, stderr):
-                os.close(descriptor)
             if isinstance(error, ValueError | SandboxFailed):
                 raise
             raise SandboxFailed(f"the fork server of the sandbox takes no program: {error}") from error
-        finally:
-            other.close()
-            for descriptor in (reader, out, err):
-                os.close(descriptor)
-        return control, [stdin, stdout, stderr]
+        return control
+
+
+class Spawned:
+    """A program that has been started; see `Sandbox.spawn`.
+
+    Args:
+        control: the socket to the supervisor.
+        program, limits: see `Sandbox.spawn`.
+
+    Raises:
+        OSError: the supervisor does not take the program.
+    """
+
+    def __init__(self, control: socket.socket, program: str, limits: Limits) -> None:
+        self._control = control
+        self._nonce = secrets.token_hex(16)
+        control.settimeout(GRACE_S)
+        send_request(control, program, limits, self._nonce)
+
+    def end(self, patience_s: float = 0.0) -> dict[str, Any]:
+        """Ends every process of the program; its verdict: status, reason and seconds.
+
+        Args:
+            patience_s: the program may end by itself for so long.
+        """
+        with self._control:
+            try:
+                if not select.select([self._control], [], [], patience_s)[0]:
+                    self._control.shutdown(socket.SHUT_WR)
+                said = bytearray()
+                while part := self._control.recv(CHUNK):
+                    said += part
+                return read_verdict(bytes(said), self._nonce)
+            except OSError as error:
+                return {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
 
 
 class _Job:
@@ -225,16 +294,13 @@ class _Job:
     def run(self, program: str, stdin: str, limits: Limits) -> Outcome:
         """The outcome of the program."""
         nonce = secrets.token_hex(16)
-        request = asdict(limits) | {"program": program}
         feed = memoryview(stdin.encode(errors="surrogateescape"))
         for descriptor in self._pipes:
             os.set_blocking(descriptor, False)
         try:
-            for value in (request, nonce):
-                text = json.dumps(value).encode()
-                self._control.sendall(struct.pack("!I", len(text)) + text)
+            send_request(self._control, program, limits, nonce)
             self._exchange(feed, time.monotonic() + limits.seconds + GRACE_S)
-            verdict = self._verdict(nonce)
+            verdict = read_verdict(bytes(self._said), nonce)
         except OSError as error:
             verdict = {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
         finally:
@@ -297,10 +363,22 @@ class _Job:
             self._control.shutdown(socket.SHUT_WR)
         return False
 
-    def _verdict(self, nonce: str) -> dict[str, Any]:
-        if len(self._said) < 4:
-            raise OSError("it ended without a verdict")
-        verdict = json.loads(self._said[4:])
-        if verdict["nonce"] not in (nonce, ""):
-            raise OSError("its verdict has another nonce")
-        return verdict
+
+def send_request(control: socket.socket, program: str, limits: Limits, nonce: str) -> None:
+    """Sends a supervisor its program, and the nonce that it repeats in the verdict."""
+    for value in (asdict(limits) | {"program": program}, nonce):
+        control.sendall(framed(json.dumps(value).encode()))
+
+
+def read_verdict(said: bytes, nonce: str) -> dict[str, Any]:
+    """The status, the reason and the seconds of a program, from all that its supervisor has written.
+
+    Raises:
+        OSError: the supervisor ended without a verdict, or it has another nonce.
+    """
+    if len(said) < HEAD:
+        raise OSError("it ended without a verdict")
+    verdict: dict[str, Any] = json.loads(said[HEAD:])
+    if verdict["nonce"] not in (nonce, ""):
+        raise OSError("its verdict has another nonce")
+    return verdict

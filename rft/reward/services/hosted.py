@@ -32,6 +32,7 @@ class HostedTerm(Term):
     """Computes the values of a term on servers that have the same term.
 
     Args:
+        own: the term in this process; it checks rows and extracts answers.
         name: of the term, here and on the servers.
         node: of the term in the yaml; the servers must have the same options.
         key: of the options in the yaml.
@@ -40,7 +41,9 @@ class HostedTerm(Term):
 
     awaits = True
 
-    def __init__(self, name: str, node: Mapping[str, Any], key: str, options: HostOptions) -> None:
+    def __init__(self, own: Term, name: str, node: Mapping[str, Any], key: str, options: HostOptions) -> None:
+        self.reads, self.extracts, self.others = own.reads, own.extracts, own.others
+        self._own = own
         self._name = name
         self._key = key
         self._fingerprint = fingerprint(node)
@@ -57,7 +60,16 @@ class HostedTerm(Term):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`: the whole row is sent."""
-        check_json(row, f"remove it from the rows, or set another {self._key}.workers")
+        self._own.check_row(row)
+        check_json(row, f"remove it from the rows, or compute the term {self._name!r} without servers")
+
+    def extract(self, response: str) -> str | None:
+        """See `Term.extract`."""
+        return self._own.extract(response)
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """See `Term.gold_responses`."""
+        return self._own.gold_responses(row)
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
         """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""

@@ -212,3 +212,9 @@ def source(program: str, **names: object) -> str:
     """The text of an attack, with what it knows about the machine."""
     known = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     return f"{TRY}{known}{textwrap.dedent(program)}\nprint('done')\n"
+
+
+def writes(content: str, first: int = 3) -> str:
+    """A program that writes to every descriptor; `content` is Python source of bytes."""
+    loop = f"for number in range({first}, 256):\n    try: os.write(number, {content})\n    except OSError: pass\n"
+    return f"import os\n{loop}"

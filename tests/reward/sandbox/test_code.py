@@ -22,7 +22,8 @@ NODE = {
     "field": "tests",
     "program": "whole",
     "score": "all",
-    "asserts": "compared",
+    "entry_point": None,
+    "asserts": "outside",
     "tolerance": 1e-6,
     "prelude": "",
     "sandbox": SANDBOX,
@@ -125,7 +126,8 @@ def test_asserts_compare_outside_or_inside(whole):
     assert inside.values([program] * 2, rows) == [1.0, 1.0]
     forged = "class All:\n    __sub__ = __rsub__ = lambda self, other: 0\n    def __eq__(self, other): return True\n"
     forged += "def half(n): return All()"
-    assert whole.values([forged], rows[:1]) == [0.0]
+    assert whole.values([program] * 2, rows) == [1.0, 1.0]
+    assert whole.values([forged] * 2, rows) == [0.0, 0.0]
     assert inside.values([forged] * 2, rows) == [0.0, 1.0]  # what docs/sandbox.md warns of
 
 

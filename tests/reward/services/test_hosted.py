@@ -3,7 +3,6 @@
 import pytest
 
 from rft.errors import Problems
-from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.serving.served import served
 
@@ -16,8 +15,11 @@ TEXTS = [f"it is {number}" for number in range(40)]
 ROWS = [{"answer": f"#### {number - number % 3}"} for number in range(40)]
 
 
+HTTP = {"workers": "http", "deadline_s": 1.0}
+
+
 def hosted(address, terms=TERMS):
-    call = CALL | {"workers": "http", "addresses": [address], "rows_per_request": 7, "deadline_s": 20.0}
+    call = CALL | {"workers": "http", "http": {"addresses": [address], "rows_per_request": 7}, "deadline_s": 20.0}
     return reward_of({name: node | {"call": call} for name, node in terms.items()}, "rule")
 
 
@@ -45,29 +47,22 @@ def test_a_server_with_other_options_is_refused():
     with served(other, "rule") as address:
         hosted(address).check()  # the weight is no option of the term
         changed = TERMS | {"rule": TERMS["rule"] | {"markers": ["is"]}}
-        with pytest.raises(Problems, match=r"^reward\.terms\.rule\.call\.addresses: the servers have other options of"):
+        with pytest.raises(Problems, match=r"^reward\.terms\.rule\.call\.http\.addresses: the servers have other"):
             hosted(address, changed).check()
-        with pytest.raises(Problems, match=r"^reward\.terms\.other\.call\.addresses: .* has no term 'other', but rule"):
+        with pytest.raises(Problems, match=r"^reward\.terms\.other\.call\.http\.addresses: .* has no term 'other'"):
             hosted(address, TERMS | {"other": TERMS["rule"]}).check()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"workers": "http", "deadline_s": 1.0}, r"call\.addresses is empty: give the address of a server"),
-        ({"workers": "http"}, r"call\.deadline_s=null: a server may hang; set the seconds"),
-        ({"addresses": ["http://here:1"]}, r"call\.addresses: only call\.workers=http reads it"),
-        ({"workers": "http", "deadline_s": 1.0, "addresses": ["here:1"]}, r"call\.addresses\[0\]: here:1 is not a URL"),
-        ({"workers": "http", "breaker": {"failures": 0}}, r"call\.breaker"),
+        ({"workers": "http", "deadline_s": 1.0}, r"call\.http\.addresses is empty: give the address of a server"),
+        ({"workers": "http"}, r"call\.workers=http needs a deadline, .* set reward\.terms\.rule\.call\.deadline_s"),
+        ({"http": {"addresses": ["http://here:1"]}}, r"call\.http: only call\.workers=http reads it"),
+        (HTTP | {"http": {"addresses": ["here:1"]}}, r"call\.http\.addresses\[0\]: here:1 is not a URL"),
+        (HTTP | {"http": {"breaker": {"failures": 0}}}, r"call\.http\.breaker"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=rf"^reward\.terms\.rule\.{message}"):
         reward_of({"rule": TERMS["rule"] | {"call": call}}, "rule")
-
-
-def test_addresses_that_no_term_uses_are_refused():
-    call = yaml_options("reward/_base.yaml")["call"] | {"addresses": ["http://here:1"]}
-    with pytest.raises(ValueError, match=r"^reward\.call\.addresses: no term has call\.workers=http; set that"):
-        reward_of(TERMS, "rule", call=call)
-    reward_of(TERMS, "rule", call=call | {"workers": "http", "deadline_s": 1.0})

@@ -27,8 +27,14 @@ def abi() -> int:
     return kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.c_void_p(None), 0, VERSION)
 
 
-def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Restricts this process and its later children; needs `no_new_privileges`."""
+def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str]) -> None:
+    """Restricts this process and its later children; needs `no_new_privileges`.
+
+    Args:
+        readable: files and folders that may be read.
+        listed: folders of which only the names of their files may be read.
+        writable: files and folders that may be written.
+    """
     version = abi()
     handled = ALL_BY_ABI[max(known for known in ALL_BY_ABI if known <= version)]
     rules = _Ruleset(
@@ -40,6 +46,8 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     ruleset = kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.byref(rules), size, 0)
     for path in readable:
         _allow(ruleset, path, READ_FILE | READ_DIR)
+    for path in listed:
+        _allow(ruleset, path, READ_DIR)
     for path in writable:
         _allow(ruleset, path, handled & ~EXECUTE)
     kernel.syscall("landlock_restrict_self", kernel.LANDLOCK_RESTRICT, ruleset, 0)

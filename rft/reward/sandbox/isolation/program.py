@@ -23,7 +23,7 @@ class Streams:
     stderr: int
 
 
-def become_init(request: dict[str, Any], streams: Streams, status: int, layers: list[str], paths: list[str]) -> str:
+def become_init(request: dict[str, Any], streams: Streams, status: int, layers: list[str], paths: view.Paths) -> str:
     """Restricts this process, which is process 1 of a pid namespace, and starts the program in a child.
 
     Args:
@@ -43,7 +43,7 @@ def become_init(request: dict[str, Any], streams: Streams, status: int, layers: 
         kernel.no_new_privileges()
         kernel.prctl("DUMPABLE", kernel.PR_SET_DUMPABLE, 0)
         if "landlock" in layers:
-            landlock.restrict([*paths, *view.DEVICES], [view.WORK, "/dev/null"])
+            landlock.restrict([*paths.shown, *view.DEVICES], paths.listed, [view.WORK, "/dev/null"])
         if "seccomp" in layers:
             seccomp.restrict()
         _limit(resource.RLIMIT_NPROC, request["processes"] + 2)  # the supervisor and process 1 count too

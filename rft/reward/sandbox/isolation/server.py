@@ -14,13 +14,13 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from . import kernel, landlock, program, seccomp, view
+from .messages import read_message, write_message
 
 PAUSE_S = 0.02  # between two measurements of memory
 SETUP_S = 30.0
@@ -36,19 +36,19 @@ def main() -> None:
     parent = os.getppid()
     for name in PRELOADED.split():
         __import__(name)
-    paths = view.shown(options["packages"])
+    paths = view.Paths(view.shown([*options["packages"], *options["shown"]]), view.parents(options["shown"]))
     found = {layer: failure(probe) for layer, probe in PROBES.items()}
     layers = [layer for layer in options["layers"] if found[layer] is None]
     proc = _proc()
     if "namespaces" in layers:
         try:
-            view.enter(paths, "network" in layers, proc)
+            view.enter(paths.shown, "network" in layers, proc)
         except OSError as error:
             found["namespaces"] = [error.errno, str(error)]
     sys.path[:] = [os.path.dirname(os.__file__), f"{os.path.dirname(os.__file__)}/lib-dynload", *options["packages"]]
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # which -S leaves out
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
-    write_message(channel, found)
+    write_message(channel, json.dumps(found).encode())
     if found["namespaces"] is not None or "namespaces" not in layers:
         os._exit(1)
     gc.collect()
@@ -93,7 +93,7 @@ def _probe_network() -> None:
 
 def _probe_landlock() -> None:
     kernel.no_new_privileges()
-    landlock.restrict(["/"], ["/dev/null"])
+    landlock.restrict(["/"], [], ["/dev/null"])
 
 
 def _probe_seccomp() -> None:
@@ -115,7 +115,7 @@ PROBES = {
 }
 
 
-def serve(channel: int, parent: int, proc: int, layers: list[str], paths: list[str]) -> str:
+def serve(channel: int, parent: int, proc: int, layers: list[str], paths: view.Paths) -> str:
     """Forks a supervisor for each job. Returns in the process of a program alone, with its text."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the supervisors
     ready = select.poll()
@@ -137,7 +137,7 @@ def serve(channel: int, parent: int, proc: int, layers: list[str], paths: list[s
             os.close(descriptor)
 
 
-def supervise(control: int, streams: program.Streams, proc: int, layers: list[str], paths: list[str]) -> str:
+def supervise(control: int, streams: program.Streams, proc: int, layers: list[str], paths: view.Paths) -> str:
     """Starts a program and reports how it ends. Returns in the process of the program alone, with its text."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -153,14 +153,18 @@ def supervise(control: int, streams: program.Streams, proc: int, layers: list[st
             os.close(reader)
             return program.become_init(request, streams, writer, layers, paths)
     except OSError as error:
-        write_message(control, {"nonce": "", "status": "refused", "reason": str(error), "seconds": 0.0})
+        _answer(control, {"nonce": "", "status": "refused", "reason": str(error), "seconds": 0.0})
         os._exit(1)
     for descriptor in (writer, streams.stdin, streams.stdout, streams.stderr):
         os.close(descriptor)
     nonce = json.loads(read_message(control))  # after the fork: no memory of the program has it
     verdict = Watch(init, reader, control, proc, request).end()
-    write_message(control, {"nonce": nonce, **verdict})
+    _answer(control, {"nonce": nonce, **verdict})
     os._exit(0)
+
+
+def _answer(control: int, verdict: dict[str, Any]) -> None:
+    write_message(control, json.dumps(verdict).encode())
 
 
 def _first_to_be_killed(proc: int) -> None:
@@ -261,27 +265,3 @@ class Watch:
             return os.read(descriptor, 65536)
         finally:
             os.close(descriptor)
-
-
-def read_message(descriptor: int) -> bytes:
-    """A message: four bytes with its length, and its bytes."""
-    (length,) = struct.unpack("!I", _read_exactly(descriptor, 4))
-    return _read_exactly(descriptor, length)
-
-
-def _read_exactly(descriptor: int, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        part = os.read(descriptor, count - len(found))
-        if not part:
-            raise OSError(0, "the trainer closed the control socket")
-        found += part
-    return found
-
-
-def write_message(descriptor: int, value: object) -> None:
-    """Writes a value as a message, see `read_message`."""
-    text = json.dumps(value).encode()
-    text = struct.pack("!I", len(text)) + text
-    while text:
-        text = text[os.write(descriptor, text) :]

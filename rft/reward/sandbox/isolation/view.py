@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from . import kernel
 
@@ -13,6 +14,24 @@ BASE = "/tmp"  # where the new root is mounted
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 WORK = "/sandbox"  # the working folder of a program
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a program sees of the machine.
+
+    Attributes:
+        shown: files and folders that it may read.
+        listed: folders above them, of which it sees these files alone; Python finds a module by its folder's list.
+    """
+
+    shown: list[str]
+    listed: list[str]
+
+
+def parents(paths: Sequence[str]) -> list[str]:
+    """The folders of files and folders."""
+    return sorted({os.path.dirname(os.path.abspath(path)) for path in paths})
 
 
 def shown(packages: Sequence[str]) -> list[str]:

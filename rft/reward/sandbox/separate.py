@@ -1,0 +1,84 @@
+"""Runs the tests of a row in one sandbox and the program in another, connected by two pipes."""
+
+import json
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rft.reward.sandbox.cases import Script
+from rft.reward.sandbox.isolation import separate
+from rft.reward.sandbox.sandbox import GRACE_S, Sandbox, SandboxFailed, Spawned
+from rft.reward.term import Unscored
+
+SOURCE = Path(separate.__file__).read_text()
+CHUNK = 65536
+END_S = 2.0  # until the sandbox says how the tests have ended
+
+
+def count_passed(sandbox: Sandbox, program: str, script: Script) -> int | Unscored:
+    """How many tests of a script a program passes; `Unscored` if the sandbox fails or the tests themselves do."""
+    tests = f"{SOURCE}\nrun_tests({script.setup!r}, {list(script.tests)!r}, {list(script.names)!r})\n"
+    limits = sandbox.options.limits
+    try:
+        with _pipe() as calls, _pipe() as values, _pipe() as verdicts:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            streams = (calls.pop("reader"), values.pop("writer"), nothing)
+            candidate = _spawn(sandbox, f"{SOURCE}\nanswer_calls({program!r})\n", streams)
+            try:
+                streams = (values.pop("reader"), calls.pop("writer"), verdicts.pop("writer"))
+                tester = _spawn(sandbox, tests, streams)
+                said = _read(verdicts["reader"], limits.seconds + GRACE_S, limits.output_kib * 1024)
+                verdict = tester.end(END_S)
+            finally:
+                ended = candidate.end()
+    except (SandboxFailed, ValueError) as error:
+        return Unscored(f"the sandbox failed: {error}")
+    for one in (verdict, ended):
+        if one["status"] == "refused":
+            return Unscored(f"the sandbox failed: {one['reason']}")
+    return _passed(said)
+
+
+def _passed(said: bytes) -> int | Unscored:
+    """The number of passed tests in the lines that the tests have written."""
+    lines = [json.loads(line) for line in said.decode(errors="replace").splitlines() if line[:1] in '"0123456789']
+    broken = [line for line in lines if isinstance(line, str)]
+    return Unscored(f"the tests cannot run: {broken[0]}") if broken else len(set(lines))
+
+
+def _spawn(sandbox: Sandbox, program: str, streams: tuple[int, int, int]) -> Spawned:
+    """Starts a program and closes this process's copies of its streams."""
+    try:
+        return sandbox.spawn(program, sandbox.options.limits, streams)
+    except OSError as error:
+        raise SandboxFailed(str(error)) from error
+    finally:
+        for descriptor in streams:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, seconds: float, most: int) -> bytes:
+    """What is written to a pipe until its other end is closed."""
+    found, deadline = bytearray(), time.monotonic() + seconds
+    while len(found) <= most and (left := deadline - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left)[0]:
+            part = os.read(descriptor, CHUNK)
+            if not part:
+                break
+            found += part
+    return bytes(found)
+
+
+@contextmanager
+def _pipe() -> Iterator[dict[str, int]]:
+    """The ends of a pipe; those that are left in the mapping are closed at the end."""
+    reader, writer = os.pipe()
+    ends = {"reader": reader, "writer": writer}
+    try:
+        yield ends
+    finally:
+        for descriptor in ends.values():
+            os.close(descriptor)
