@@ -14,7 +14,7 @@ MODES = {  # module and function; the module is imported when the command names 
     "plan": ("rft.modes.plan.command", "plan_run"),
     "doctor": ("rft.modes.doctor.run", "run"),
     "inspect": ("rft.modes.inspect", "inspect"),
-    "serve": ("rft.modes.serve", "serve"),
+    "serve": ("rft.modes.serve.run", "serve"),
     "evaluate": ("rft.modes.evaluate", "evaluate"),
     "generate": ("rft.modes.generate", "generate"),
     "chat": ("rft.modes.chat", "chat"),

@@ -14,7 +14,7 @@ from rft.reward.build import build_term
 from rft.reward.failure import Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
 from rft.reward.sandbox.options import WorkerOptions
-from rft.reward.sandbox.pool import IsolatedPool, IsolatedTerm
+from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import Term, Unscored
 from rft.reward.workers import WorkerPool

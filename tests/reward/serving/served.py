@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from rft.modes.serve_reward import fingerprints
+from rft.modes.serve.reward import fingerprints
 from rft.remote.server_process import free_port
 from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits

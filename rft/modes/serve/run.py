@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.modes.serve_model import serve_model
-from rft.modes.serve_reward import serve_reward
+from rft.modes.serve.model import serve_model
+from rft.modes.serve.reward import serve_reward
 from rft.rollout.server.servable import ServableEngine
 from rft.setup.components import Components
 

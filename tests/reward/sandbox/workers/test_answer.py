@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.reward.failure import Failure
-from rft.reward.sandbox.answer import NAMES, SHOWN, AnswerReader, clean, encode
+from rft.reward.sandbox.workers.answer import NAMES, SHOWN, AnswerReader, clean, encode
 from rft.reward.term import Unscored
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from rft.errors import FunctionError
-from rft.reward.sandbox.answer import AnswerReader, encode
+from rft.reward.sandbox.workers.answer import AnswerReader, encode
 from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.isolated import none_left
 from tests.reward.sandbox.test_sandbox_attacks import start
 
-MODULE = "tests.reward.sandbox.functions"
+MODULE = "tests.reward.sandbox.workers.functions"
 CALL = {"workers": "sandbox", "concurrency": 1, "deadline_s": 10.0, "failed": "drop_row"}
 TEXTS = [
     "The sum is 1,000.0 and so #### 1000",
@@ -125,8 +125,8 @@ def test_a_closed_pool_starts_again():
 
 
 REFUSED = [
-    ({"deadline_s": None}, r"a\.call\.workers=sandbox needs a deadline.*set call\.deadline_s=10"),
-    ({"workers": "process", "sandbox": {"packages": []}}, r"a\.call\.sandbox: .*workers=process does not read it"),
+    ({"deadline_s": None}, r"a\.call\.workers=sandbox needs a deadline.*call\.deadline_s=10"),
+    ({"workers": "process", "sandbox": {"packages": []}}, r"a\.call\.sandbox: only call\.workers=sandbox reads it"),
     ({"sandbox": {"limits": {"memory_mib": 1}}}, r"a\.call\.sandbox\.limits\.memory_mib=1: it must be at least 64"),
     ({"sandbox": {"require": ["vm"]}}, r"a\.call\.sandbox\.require"),
     ({"sandbox": {"seconds": 3}}, r"a\.call\.sandbox\.seconds"),

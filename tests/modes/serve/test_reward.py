@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rft.modes.serve import serve
-from rft.modes.serve_reward import reporting
+from rft.modes.serve.reward import reporting
+from rft.modes.serve.run import serve
 from rft.remote.server_process import free_port
-from tests.modes.test_serve_model import INTERRUPTIBLE, ROOT
+from tests.modes.serve.test_model import INTERRUPTIBLE, ROOT
 from tests.reward.serving.served import ask
 from tests.reward.test_workers import children
 

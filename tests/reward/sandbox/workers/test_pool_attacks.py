@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.reward.sandbox import pool as pool_module
+from rft.reward.sandbox.workers import pool as pool_module
 from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.attacks import writes
 from tests.reward.sandbox.isolated import alive, left, none_left
@@ -94,7 +94,7 @@ ENDED = {  # reasons, and the program
         ("deadline",),
         "import signal, time\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: time.sleep(1)",
     ),
-    "fork bomb": (("deadline",), "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
+    "fork bomb": (("deadline", "memory"), "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
     "memory in pieces": (("MemoryError", "memory"), "x = []\nwhile True: x.append(bytearray(10**6))"),
     "memory of many processes": (
         ("memory",),
@@ -145,7 +145,7 @@ def test_an_object_with_a_method_reduce_is_not_unpickled(reward, tmp_path):
 
 POISON = """
     import builtins, json, os, time
-    import rft.reward.sandbox.answer as answer, rft.reward.sandbox.worker as worker
+    import rft.reward.sandbox.workers.answer as answer, rft.reward.sandbox.workers.worker as worker
     json.dumps = lambda value: '1e9'
     answer.encode = worker.encode = lambda found: b'1e9'
     builtins.exec = lambda *a: a[1].update(score=1e9)

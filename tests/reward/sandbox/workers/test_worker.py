@@ -3,9 +3,9 @@
 import os
 
 from rft.reward.build import build_term
-from rft.reward.sandbox.worker import clear, facts
+from rft.reward.sandbox.workers.worker import clear, facts
 
-MODULE = "tests.reward.sandbox.functions"
+MODULE = "tests.reward.sandbox.workers.functions"
 
 
 def test_the_working_folder_is_cleared(tmp_path):

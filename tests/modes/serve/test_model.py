@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from rft.data.encode.tokenizer import characters
-from rft.modes.serve import serve
-from rft.modes.serve_model import local_model
+from rft.modes.serve.model import local_model
+from rft.modes.serve.run import serve
 from rft.remote.http_client import ServerClient
 from rft.remote.server_process import free_port
 from rft.rollout.server.sglang import SGLangApi
@@ -26,7 +26,7 @@ from tests.rollout.server.scripted import tied_model
 INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SERVER = ROOT / "tests" / "rollout" / "server" / "fake_server.py"
 
 
@@ -48,7 +48,7 @@ class Servers(VLLMServers):
 
 def start(folder, *overrides):
     command = [sys.executable, "-m", "rft.main", "mode=serve", "rollout=vllm_server", f"output_dir={folder}/run"]
-    command += ["rollout.engine._target_=tests.modes.test_serve_model.Servers", *overrides]
+    command += ["rollout.engine._target_=tests.modes.serve.test_model.Servers", *overrides]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     # A script's background ignores interrupts, and so does what is started there.
     command = [sys.executable, "-c", INTERRUPTIBLE, *command]

@@ -1,6 +1,6 @@
 """Isolated worker processes for a reward term: no call harms the run, reads the machine, or changes another call.
 
-Each worker is a program in the sandbox; see `rft.reward.sandbox.worker`.
+Each worker is a program in the sandbox; see `rft.reward.sandbox.workers.worker`.
 """
 
 import importlib.util
@@ -23,11 +23,11 @@ from rft.reward.build import build_term
 from rft.reward.failure import Failure
 from rft.reward.function import ground_truth
 from rft.reward.runners import Outcomes, Rows, Runner, outcomes
-from rft.reward.sandbox.answer import AnswerReader, clean
 from rft.reward.sandbox.isolation.messages import HEAD, framed
 from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
 from rft.reward.sandbox.sandbox import Sandbox, SandboxFailed, Spawned
-from rft.reward.sandbox.worker import LAST, WorkerSetup
+from rft.reward.sandbox.workers.answer import AnswerReader, clean
+from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
 from rft.reward.term import Term
 
 START_S = 120.0  # a worker that has not built the term by then is ended
@@ -41,7 +41,7 @@ PROGRAM = """
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path += {path!r}
-from rft.reward.sandbox.worker import main
+from rft.reward.sandbox.workers.worker import main
 main()
 """
 

@@ -23,10 +23,10 @@ from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
 from rft.reward.fork_server import score
 from rft.reward.function import BatchFunction, RowFunction
-from rft.reward.sandbox.answer import encode
 from rft.reward.sandbox.isolation.messages import HEAD, read_message, write_message
 from rft.reward.sandbox.isolation.view import WORK
 from rft.reward.sandbox.options import CallLimits
+from rft.reward.sandbox.workers.answer import encode
 from rft.reward.term import Term
 
 NEXT, LAST = b"+", b"-"  # the first byte of an answer: the worker takes another job, or it ends

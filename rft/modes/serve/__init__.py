@@ -1,0 +1,1 @@
+"""`mode=serve`: a model, or the terms of a reward."""

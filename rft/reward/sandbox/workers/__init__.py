@@ -1,0 +1,1 @@
+"""Worker processes in the sandbox, which compute reward functions."""
