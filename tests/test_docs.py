@@ -1,5 +1,6 @@
 """What the pages say is so: commands compose, code runs, tables list what there is."""
 
+import importlib.util
 import itertools
 import json
 import re
@@ -85,6 +86,8 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
         monkeypatch.setattr(logger, "check", lambda self: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name == "reasoning_gym" or find(name, *given))
     return tmp_path
 
 

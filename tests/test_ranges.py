@@ -27,10 +27,19 @@ WITHOUT_RANGE = {
     "DynamicSampling.between": "any scores; the first is the lower",
     "Rule.high": "the metric decides",
     "Rule.low": "the metric decides",
+    "ScoreMoments.mean": "the mean of any scores",
     "Warmup.stop_at": "any metric",
     "loss clip_cov.cov_high": "any covariance",
     "loss clip_cov.cov_low": "any covariance",
     "loss two_sided.delta": "above 1 + clip_low, which is another option",
+    "shaping clip_scores.high": "any score above `low`",
+    "shaping clip_scores.low": "any score",
+    **{
+        f"shaping cosine_length.{name}": "any score"
+        for name in ("right_short", "right_long", "wrong_short", "wrong_long", "at_limit")
+    },
+    "shaping truncated.factor": "any number",
+    "shaping truncated.offset": "any score",
 }
 
 

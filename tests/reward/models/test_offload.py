@@ -35,7 +35,7 @@ def living() -> dict[int, int]:
         else:
             continue
         storages = [tensor.untyped_storage() for tensor in own if tensor.device == CPU]
-        found |= {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+        found |= {storage._cdata: storage.nbytes() for storage in storages if storage.nbytes()}
     return found
 
 
