@@ -35,6 +35,7 @@ from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 INTERRUPTED = 130  # exit status after SIGINT, as a shell has it
+OF_ANY_TERM = re.compile(r"reward\.terms\.\w+\.(call|gate|clip)\b")  # keys that few yaml files of terms contain
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -152,6 +153,8 @@ def explain(error: Exception) -> str:
             return f"{key}: the selected options have no such key; another option of {group} has it"
         if (ours := elsewhere(key)) is not None:
             return f"{key}: no such key; here it is {ours} (docs/elsewhere.md)"
+        if OF_ANY_TERM.match(key):
+            return f"{key}: the yaml of this term does not have the key; add it with +{key}"
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)

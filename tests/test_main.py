@@ -89,6 +89,11 @@ def test_an_interrupt_ends_without_a_traceback(say, monkeypatch):
             "algorithm/loss=ppoclip: no such option; did you mean ppo_clip? "
             f"(known: {', '.join(stems('algorithm/loss'))})",
         ),
+        (
+            ["reward.terms.exact_match.call.workers=process"],
+            "reward.terms.exact_match.call.workers: the yaml of this term does not have the key; add it with "
+            "+reward.terms.exact_match.call.workers",
+        ),
         (["actor=hf"], "actor.path is missing: set actor.path=<value>"),
         (["data=questions"], "data.eval.questions.path is missing: set data.eval.questions.path=<value>"),
         (["data=trl"], "data.train.path is missing: set data.train.path=<value>"),
