@@ -75,7 +75,7 @@ def test_inspect_shows_its_texts_in_its_order(with_source):
     assert f"⟦{first['response']}7<eos>⟧" in said and "trained tokens are highlighted" in said
 
 
-@pytest.mark.parametrize("source", [LISTED, TWO_TURNS])
+@pytest.mark.parametrize("source", [LISTED, pytest.param(TWO_TURNS, marks=pytest.mark.slow)])
 def test_plan_and_verify_know_it(source, with_source, capsys):
     """The plan runs in a process of its own, because this one may have a process group."""
     config = json.dumps(with_source(source, "mode=plan", "plan.prompt_tokens=null"))

@@ -25,6 +25,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_the_committed_pages_are_current() -> None:
     stale = [str(path) for path, text in pages().items() if not path.exists() or path.read_text() != text]
     assert not stale, "run: python scripts/atlas.py pages"

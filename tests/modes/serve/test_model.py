@@ -97,6 +97,7 @@ def write_run(folder):
     return model
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_served_with_its_weights_and_answers_at_once(tmp_path):
     model, port = write_run(tmp_path / "run"), free_port()
     serving = start(tmp_path, f"serve.port={port}")
@@ -156,6 +157,7 @@ def test_a_held_server_answers_after_it_has_weights(api, tmp_path):
     server.kill()
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
     serving = start(tmp_path, f"serve.port={free_port()}", "+rollout.engine_args.fail='no more memory'")
     said, _ = serving.communicate(timeout=60)

@@ -3,12 +3,14 @@
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server.scripted import requests, right, weights
 
 
+@pytest.mark.slow
 def test_two_ranks_share_servers(torchrun, fakes, tmp_path):
     servers = fakes()
 

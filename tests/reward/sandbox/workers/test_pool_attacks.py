@@ -129,6 +129,7 @@ def test_a_response_that_does_harm_has_no_score_and_the_next_one_has(name, rewar
     assert scored(reward, "score = 0.25") == ([0.25], [None])
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_replaced(reward, monkeypatch):
     monkeypatch.setattr(pool_module, "GRACE_S", 1.0)
     stop = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)"
