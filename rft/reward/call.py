@@ -1,10 +1,11 @@
 """Calls a reward term: where it is computed, its deadline, repeated calls, and what becomes of a failure."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from rft.errors import FunctionError
 from rft.ranges import PositiveInt, Range, Seconds
@@ -80,28 +81,36 @@ class Caller:
         self.workers = options.workers
         self._name = name
         self._tries = options.tries
+        self._logged: set[str] = set()
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
         return Calls(self.runner, self.term.rows_per_call, self._tries)
 
-    def refuse(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
-        """Stops the run if a response has no score and `failed=stop`.
+    def report(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
+        """Logs the first failure of each reason; with `failed=stop` a response without a score stops the run.
 
         Raises:
             FunctionError: names the term, the row and the response.
         """
-        if self.failed != "stop":
-            return
         for number, value in enumerate(outcomes):
-            if isinstance(value, Failure) and value.error is not None and self.term.rows_per_call is None:
-                raise value.error
-            if isinstance(value, Unscored):
-                place = f"the reward term {self._name!r} failed on row {number}, response {head(responses[number])}"
-                if isinstance(value, Failure):
-                    raise FunctionError(f"{place}: {value.message}") from value.error
-                hint = f"{self._key}.call.failed=drop_row trains without such rows"
-                raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
+            if isinstance(value, Unscored) and self.failed == "stop":
+                self._stop(number, value, responses[number])
+            elif isinstance(value, Failure) and value.reason not in self._logged:
+                self._logged.add(value.reason)
+                logging.getLogger(__name__).warning(
+                    "the reward term %r gave no score to response %s: %s; further responses with the reason %s are "
+                    "only counted", self._name, head(responses[number]), value.message, value.reason,
+                )  # fmt: skip
+
+    def _stop(self, number: int, value: Unscored, response: str) -> NoReturn:
+        if isinstance(value, Failure) and value.error is not None and self.term.rows_per_call is None:
+            raise value.error
+        place = f"the reward term {self._name!r} failed on row {number}, response {head(response)}"
+        if isinstance(value, Failure):
+            raise FunctionError(f"{place}: {value.message}") from value.error
+        hint = f"{self._key}.call.failed=drop_row trains without such rows"
+        raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
 
 
 class Calls:

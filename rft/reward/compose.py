@@ -235,7 +235,7 @@ class SumScoring(Scoring):
             failed, places[name] = term.caller.failed, sorted(found)
             outcomes = [found[number] for number in places[name]]
             scored = [responses[number] for number in places[name]]
-            term.caller.refuse(outcomes, scored)
+            term.caller.report(outcomes, scored)
             values = [_number_of(outcome) for outcome in outcomes]
             if failed != "stop":  # otherwise `_finite` names the row
                 values = [

@@ -38,6 +38,15 @@ def test_a_failure_stops_the_run_by_default_and_names_the_line():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_the_first_failure_of_each_reason_is_logged_with_its_line(caplog):
+    reward = reward_of({"a": node("by_command", {"failed": "drop_row"})}, "a")
+    for _ in range(2):
+        reward.score(["a", "raise", "raise", "exit"], ROWS)
+    first, second = caplog.messages
+    assert first.startswith("the reward term 'a' gave no score to response 'raise': ") and "user_functions.py:" in first
+    assert "KeyError: 'no such thing'" in first and "SystemExit" in second
+
+
 def test_a_term_without_weight_drops_no_row():
     terms = {"right": EXACT, "a": node("by_command", {"failed": "drop_group"}) | {"weight": 0.0}}
     found = reward_of(terms, "right").score(["a", "raise"], ROWS[:2])
