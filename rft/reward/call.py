@@ -58,6 +58,7 @@ class Caller:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
         workers: see `CallOptions`.
+        concurrent: several calls may run at the same time.
 
     Args:
         name: of the term.
@@ -79,6 +80,7 @@ class Caller:
         _check(self.term, options, call, self._key)
         self.failed = options.failed
         self.workers = options.workers
+        self.concurrent = options.workers != "inline" or self.term.awaits
         self._name = name
         self._tries = options.tries
         self._logged: set[str] = set()

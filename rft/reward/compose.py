@@ -59,6 +59,7 @@ class WeightedSum:
         extracts: the terms of the accuracy extract answers.
         max_unscored: the share of a step's responses that may be unscored.
         workers: the kinds of workers that compute terms.
+        concurrent: several calls of a term may run at the same time.
         has_models: a term computes with a model on the device of the run.
         offload: where its weights are while it does not compute; None: on the device of the run.
         canary: tasks that no honest response solves.
@@ -103,6 +104,7 @@ class WeightedSum:
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
         self.offload: Offload = offload
         self.workers = {term.caller.workers for term in self._terms.values()}
+        self.concurrent = any(term.caller.concurrent for term in self._terms.values())
         self._routes = Routes(route, self.names, accuracy)
         for name, term in self._terms.items():
             self._check_gate(name, term)

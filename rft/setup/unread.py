@@ -111,6 +111,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
     if not parts.reward.has_models:
         found["reward.offload"] = "no term of the reward computes with a model of this process"
+    if not parts.reward.concurrent:
+        found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
     for kind in ("sandbox", "http"):
         if kind not in parts.reward.workers:
             found[f"reward.call.{kind}"] = f"no term has call.workers={kind}"
