@@ -114,13 +114,14 @@ class HFEngine(Engine):
             if stops is not None:
                 done |= stops.hit(rows, tokens)
             done &= live
-            finished = rows[done.nonzero().squeeze(1)].tolist()
-            if finished:
+            count = int(done.sum())
+            if count:
+                finished = rows[done.nonzero().squeeze(1)].tolist()
                 texts = sampled[finished, : step + 1].tolist(), sampled_logprobs[finished, : step + 1].tolist()
                 for row, ids, numbers in zip(finished, *texts, strict=True):
                     versions = [self.version] * len(ids)
                     yield row, make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
-                left -= len(finished)
+                left -= count
                 if left == 0:
                     break
                 live = live & ~done
