@@ -153,7 +153,7 @@ def explain(error: Exception) -> str:
             return f"{key}: the selected options have no such key; another option of {group} has it"
         if (ours := elsewhere(key)) is not None:
             return f"{key}: no such key; here it is {ours} (docs/elsewhere.md)"
-        if OF_ANY_TERM.match(key):
+        if (found := OF_ANY_TERM.match(key)) and (found[1] != "call" or f"reward.call{key[found.end() :]}" in known):
             return f"{key}: the yaml of this term does not have the key; add it with +{key}"
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
