@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from copy import deepcopy
 
 from rich import box
 from rich.console import Console
@@ -12,10 +11,8 @@ from rich.text import Text
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display
-from rft.registry import Target
 from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
-from rft.reward.compose import WeightedSum
 from rft.setup.components import Components
 from rft.setup.row_checks import check_rows
 
@@ -37,7 +34,8 @@ def certify_graders(job: Components, console: Console) -> bool:
     job.check.end()
     if not rows:
         return True
-    with closing(without_stop(job)) as reward:
+    job.reward.leave_unscored()  # a finding, and not the end of the command
+    with closing(job.reward) as reward:
         reward.place(job.strategy.factory.device(job.strategy.options))
         texts = probes(reward, rows)
         with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
@@ -50,15 +48,6 @@ def certify_graders(job: Components, console: Console) -> bool:
             where = f"{place(rows, fault.row)}: {fault.found}, expected {fault.expected}"
             console.print(f"    {where}: {head(fault.response)}", markup=False, highlight=False, soft_wrap=True)
     return not any(certificate.faults for certificate in found.values())
-
-
-def without_stop(job: Components) -> WeightedSum:
-    """The reward of a run, in which a response without a score is a finding and not the end of the command."""
-    node = deepcopy(job.config["reward"])
-    for term in node["terms"].values():
-        term["call"] = {**term.get("call", {}), "failed": "drop_row"}
-    reward: WeightedSum = Target(node, "reward").build()
-    return reward
 
 
 def _rows(job: Components) -> Iterator[tuple[str, Row]]:

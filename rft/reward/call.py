@@ -22,6 +22,7 @@ from rft.reward.workers import WorkerPool
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
+Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 
@@ -46,7 +47,7 @@ class CallOptions:
     concurrency: PositiveInt
     deadline_s: Seconds | None
     tries: PositiveInt
-    failed: Literal["drop_row", "drop_group", "stop"] | Score
+    failed: Failed
     sandbox: WorkerOptions
     http: HostOptions
 
@@ -78,7 +79,7 @@ class Caller:
         _check_before(node, options, call, self._key)
         self.term, self.runner = _build(name, node, self._key, options)
         _check(self.term, options, call, self._key)
-        self.failed = options.failed
+        self.failed: Failed = options.failed
         self.workers = options.workers
         self.concurrent = options.workers != "inline" or self.term.awaits
         self._name = name

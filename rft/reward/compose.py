@@ -157,6 +157,11 @@ class WeightedSum:
         for term in self._terms.values():
             term.caller.term.place(device, self.offload)
 
+    def leave_unscored(self) -> None:
+        """A response that a term cannot judge has no score from now on, whatever `call.failed` says."""
+        for term in self._terms.values():
+            term.caller.failed = "drop_row"
+
     def begin(self) -> "SumScoring":
         """Begins the scoring of a round of responses."""
         return SumScoring(self._terms, self._routes)

@@ -10,6 +10,7 @@ from rft.modes.verify import verify
 from rft.modes.verify_graders import certify_graders
 from rft.reward import REWARDS
 from rft.setup.components import Components
+from tests.reward.serving.served import served
 
 
 @pytest.fixture
@@ -35,6 +36,17 @@ def test_a_reward_is_certified(printed):
     assert "gsm8k 4 12/12 4/4 4/4 28/28" in text and "format 4 – – – 28/28" in text  # noqa: RUF001
     assert "✓ reward.terms.gsm8k: right responses have 1, others and the empty one do not" in text
     assert "✓ reward.terms.format: scores every text, twice the same; it states no right responses" in text
+
+
+def test_terms_that_servers_compute_are_certified(printed):
+    options = {"method": "strict", "markers": ["####"]}
+    with served({"gsm8k": {"name": "gsm8k", "weight": 1.0, **options}}, "gsm8k") as address:
+        remote = ("reward/terms=[remote]", "reward.accuracy=remote", f"reward.terms.remote.addresses=[{address}]")
+        holds, text = printed(*remote, "verify.rows=2")
+        assert holds and "✓ reward.terms.remote: scores every text, twice the same" in text
+        http = f"+reward.terms.gsm8k.call={{workers: http, deadline_s: 30, http: {{addresses: [{address}]}}}}"
+        holds, text = printed("reward=gsm8k", http, "verify.rows=2")
+        assert holds and "gsm8k 4 12/12 4/4 4/4 28/28" in text
 
 
 def test_a_reward_that_does_not_hold_is_shown_with_its_texts(printed, plugins_forgotten):

@@ -38,6 +38,16 @@ def test_a_failure_stops_the_run_by_default_and_names_the_line():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_every_term_leaves_unscored_what_it_cannot_score():
+    """Where it would stop the run, drop the group, or give a number."""
+    calls = {"a": {}, "b": {"tries": 1, "failed": "drop_row"}, "c": {"failed": "drop_group"}, "d": {"failed": 0.5}}
+    reward = reward_of({name: node("by_command", call) for name, call in calls.items()}, "a")
+    reward.leave_unscored()
+    found = reward.score(["a", "raise"], ROWS[:2])
+    assert found.unscored == [{}, dict.fromkeys(calls, "KeyError")] and not found.whole_group.any()
+    assert all(values[0] == 1.0 and values[1].isnan() for values in found.terms.values())
+
+
 def test_the_first_failure_of_each_reason_is_logged_with_its_line(caplog):
     reward = reward_of({"a": node("by_command", {"failed": "drop_row"})}, "a")
     for _ in range(2):

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from rft.distributed import start
-from rft.registry import Target
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
 from rft.setup.components import Components
@@ -35,8 +34,9 @@ def serve_reward(parts: Components, console: Console) -> None:
     if options.token is not None and options.token not in os.environ:
         raise ValueError(f"serve.token={options.token}: there is no such environment variable; set it")
     parts.check_dependencies()
-    node = reporting(parts.config["reward"])
-    reward: WeightedSum = Target(node, "reward").build()
+    node, reward = parts.config["reward"], parts.reward
+    check_failed(node)
+    reward.leave_unscored()
     reward.check()
     reward.place(start(parts.strategy.factory.device(parts.strategy.options)).device)
     try:
@@ -77,11 +77,11 @@ def _run(reward: WeightedSum, marks: Mapping[str | None, str], parts: Components
         return
 
 
-def reporting(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The node of a reward whose terms report every response without a score.
+def check_failed(node: Mapping[str, Any]) -> None:
+    """Refuses a reward that puts something in the place of a score.
 
     Raises:
-        ValueError: a `failed` puts something in the place of a score; names the key.
+        ValueError: names the key of the term.
     """
     nodes = {"reward": node, **{f"reward.terms.{name}": term for name, term in node["terms"].items()}}
     for key, one in nodes.items():
@@ -91,10 +91,6 @@ def reporting(node: Mapping[str, Any]) -> dict[str, Any]:
                 f"{key}.call.failed={failed}: a server answers with the reason in the place of a score, and the run "
                 f"that asks decides by its own call.failed; set {REPORTED} here"
             )
-    terms = {
-        name: {**term, "call": {**term.get("call", {}), "failed": REPORTED}} for name, term in node["terms"].items()
-    }
-    return {**node, "call": {**node["call"], "failed": REPORTED}, "terms": terms}
 
 
 def fingerprints(node: Mapping[str, Any]) -> dict[str | None, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rft.modes.serve.reward import reporting
 from rft.modes.serve.run import serve
 from rft.remote.server_process import free_port
 from tests.modes.serve.test_model import INTERRUPTIBLE, ROOT
@@ -73,12 +72,3 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
 def test_what_cannot_be_served_is_named(overrides, message, resolved):
     with pytest.raises(ValueError, match=message):
         serve(resolved("mode=serve", *overrides), Console(quiet=True))
-
-
-def test_every_term_reports_what_it_cannot_score():
-    call = {"workers": "inline", "failed": "stop"}
-    terms = {"a": {"name": "x", "call": {"tries": 2, "failed": "drop_row"}}, "b": {"name": "y"}}
-    found = reporting({"call": call, "terms": terms, "accuracy": "a"})
-    assert found["call"] == {"workers": "inline", "failed": "drop_row"} and found["accuracy"] == "a"
-    assert found["terms"]["a"]["call"] == {"tries": 2, "failed": "drop_row"}
-    assert found["terms"]["b"] == {"name": "y", "call": {"failed": "drop_row"}}
