@@ -161,7 +161,7 @@ class Actor(TrainableModel):
         """See `TrainableModel.frozen_copy`: kept adapters beside the weights of this model."""
         if self.adapters is None:
             return None
-        return AdapterReference(self.context.of(key), self, self.network, self.adapters)
+        return AdapterReference(self.context.of(key), self, self.adapters)
 
     @torch.no_grad()
     def copy_weights_from(self, other: TrainableModel) -> None:
@@ -192,7 +192,7 @@ class Actor(TrainableModel):
         self.train_state = self.strategy.begin_training(
             self.network, lambda: optimizer.build(self.network, self._blocks, updates), max_norm
         )
-        self.average = None if self._ema is None else WeightAverage(self.network, self.strategy, self._ema)
+        self.average = None if self._ema is None else WeightAverage(self.network, self._ema)
 
     @torch.no_grad()
     def compute_outputs(
@@ -332,7 +332,7 @@ class Actor(TrainableModel):
             model.save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """Network, optimizer and schedule, whole, on the CPU of rank zero. A collective.
+        """Network, optimizer, schedule and average, sharded as they are and not copied.
 
         Frozen weights are left out where they are as they were loaded.
         """

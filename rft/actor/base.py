@@ -23,6 +23,7 @@ from rft.metrics import Metrics
 from rft.strategy.base import Strategy
 
 Columns = dict[str, Tensor]  # (B, T) or (B, T, K) each
+TRAINING_STATE = ("optimizer", "scheduler", "scale", "average")  # keys of the state of a model that a stage begins anew
 
 
 class ModelHooks:
@@ -172,14 +173,19 @@ class ColumnModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no weights to sample with")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the model. A collective."""
+        """What a checkpoint holds of the model, as `rft.train.checkpoint.tree` can write it. A collective.
+
+        Tensors are not copied: a checkpoint copies them, and is loaded into those of a new model in place.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
-        """Loads what `state_dict` returned, on any number of ranks. A collective.
+        """Takes over what `state_dict` returned, on any number of ranks. A collective.
 
         Args:
-            with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded.
+            state: its tensors are those of this model's `state_dict`, filled in place; or others, where it had none.
+            with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded, and
+                the state has none of `TRAINING_STATE`.
         """
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
 from rft.actor.lora.adapters import Adapters
@@ -18,14 +18,12 @@ class AdapterReference(ColumnModel):
     Args:
         context: of the policy, with the key of the reference.
         policy: a model with adapters. Until `copy_weights_from` is called the reference is the policy as it is now.
-        network: of the policy.
         adapters: of the policy.
     """
 
-    def __init__(self, context: ModelContext, policy: TrainableModel, network: nn.Module, adapters: Adapters) -> None:
+    def __init__(self, context: ModelContext, policy: TrainableModel, adapters: Adapters) -> None:
         super().__init__(context)
         self.policy = policy
-        self._network = network
         self._adapters = adapters
         self.copy_weights_from(policy)
 
@@ -63,11 +61,11 @@ class AdapterReference(ColumnModel):
             yield from self.policy.weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept adapters, whole, on the CPU of rank zero. A collective."""
-        with self._in_place():
-            return {"network": self.context.strategy.model_state(self._network, with_frozen=False)}
+        """The kept adapters."""
+        names = (name for name, _ in self._adapters.tensors())
+        return {"network": dict(zip(names, self._kept, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
-        """Loads what `state_dict` returned. A collective."""
-        with self._in_place():
-            self.context.strategy.load_model_state(self._network, state["network"])
+        """Takes over what `state_dict` returned."""
+        for kept, tensor in zip(self._kept, state["network"].values(), strict=True):
+            kept.copy_(tensor)

@@ -1,6 +1,5 @@
 """The model of mode=evaluate, generate and chat: a checkpoint of a run, or the model that `actor` names."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
+from rft.train.checkpoint.manifest import read_manifest
 from rft.train.run_folder import CONFIG, scratch
 
 Which = Literal["latest", "best"] | int | None
@@ -163,7 +163,8 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
     cure = f"set output_dir to the folder of a run, or {key}=null for the model that actor names"
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{key}={which}: output_dir={folder} holds no run; {cure}")
-    steps = {int(path.name.removeprefix("step_")): path for path in (folder / "checkpoints").glob("step_*")}
+    exports = sorted((folder / "checkpoints").glob("step_*/actor"))
+    steps = {int(path.parent.name.removeprefix("step_")): path.parent for path in exports}
     if not steps:
         raise ValueError(f"{key}={which}: the run in output_dir={folder} has no checkpoint yet; {cure}")
     known = ", ".join(map(str, sorted(steps)))
@@ -171,7 +172,7 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
         step = max(steps)
     elif which == "best":
         watched = OmegaConf.load(folder / CONFIG).metric
-        metrics = {step: json.loads((path / "metric.json").read_text()) for step, path in steps.items()}
+        metrics = {step: read_manifest(path)["metric"] for step, path in steps.items()}
         evaluated = [(rank_key(watched, metric), step) for step, metric in metrics.items() if metric is not None]
         if not evaluated:
             raise ValueError(

@@ -33,7 +33,7 @@ from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
 from rft.setup.unread import notices
-from rft.train.checkpoint import Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
@@ -301,7 +301,7 @@ class Job(Components):
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric),
+            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),

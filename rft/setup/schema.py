@@ -15,7 +15,7 @@ from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
-from rft.train.checkpoint import CheckpointOptions
+from rft.train.checkpoint.checkpoints import CheckpointOptions
 from rft.train.run_folder import RESULT
 from rft.train.trainer import Trajectories
 

@@ -232,7 +232,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
-        """A copy of the network's whole tensors on the CPU of rank zero; other ranks may get none. A collective.
+        """The network's tensors by name, spread over the ranks as they are and not copied; a tied one once.
 
         Args:
             with_frozen: includes parameters that do not train.
@@ -240,18 +240,18 @@ class Strategy(ABC):
 
     @abstractmethod
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
-        """Loads what `model_state` returned, read by every rank, on any number of ranks. A collective.
+        """Takes over tensors that are spread as those of `model_state`; they may be its tensors, filled in place.
 
         Frozen weights that the state does not hold stay as they are.
         """
 
     @abstractmethod
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The whole state of an optimizer on the CPU of rank zero. A collective."""
+        """The state of an optimizer, its tensors spread over the ranks as they are and not copied. A collective."""
 
     @abstractmethod
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Loads what `optimizer_state` returned, read by every rank, on any number of ranks. A collective."""
+        """Takes over what `optimizer_state` returned, its tensors maybe filled in place. A collective."""
 
     def train_state(self, network: nn.Module, state: TrainState) -> dict[str, Any]:
         """The optimizer, its schedule and the loss scale for a checkpoint. A collective."""

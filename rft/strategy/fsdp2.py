@@ -1,18 +1,11 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -28,8 +21,6 @@ from rft.strategy.context import Context
 from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
-
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class FSDP2(Strategy):
@@ -238,25 +229,27 @@ class FSDP2(Strategy):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
-        """See `Strategy.model_state`; ranks other than zero get an empty state."""
-        options = replace(FULL, ignore_frozen_params=not with_frozen)
-        state: dict[str, Any] = get_model_state_dict(network, options=options)
-        left_out = set() if with_frozen else _frozen(network)  # the option knows one name of a tied weight
-        return {name: state.pop(name).clone() for name in list(state) if name not in left_out}
+        """See `Strategy.model_state`."""
+        left_out = set() if with_frozen else _frozen(network)
+        named = {id(tensor): (name, tensor) for name, tensor in reversed(network.state_dict(keep_vars=True).items())}
+        return {name: tensor.detach() for name, tensor in reversed(named.values()) if name not in left_out}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
         """See `Strategy.load_model_state`."""
-        missing = network.state_dict().keys() - state.keys() - _frozen(network)
+        own = self.model_state(network, with_frozen=True)
+        missing = own.keys() - state.keys() - _frozen(network)
         assert not missing, f"the state lacks {sorted(missing)}"
-        set_model_state_dict(network, dict(state), options=StateDictOptions(full_state_dict=True, strict=False))
+        with torch.no_grad():
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
 
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """See `Strategy.optimizer_state`."""
-        return get_optimizer_state_dict(network, optimizer, options=FULL)
+        return get_optimizer_state_dict(network, optimizer)
 
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """See `Strategy.load_optimizer_state`."""
-        set_optimizer_state_dict(network, optimizer, state, options=StateDictOptions(full_state_dict=True))
+        set_optimizer_state_dict(network, optimizer, state)
 
 
 def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rft.actor.base import ColumnModel, NonFiniteError, trainable
+from rft.actor.base import TRAINING_STATE, ColumnModel, NonFiniteError, trainable
 from rft.algorithm.mismatch import WORST
 from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY
@@ -30,7 +30,7 @@ from rft.ranges import NonNegativeInt, PositiveInt
 from rft.reward.route import SOURCE
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
-from rft.train.checkpoint import Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
 from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
@@ -126,7 +126,7 @@ class Trainer:
         else:
             self.step, self.numbers = saved["step"], saved["numbers"]
             self.log.rewind(self.step)
-            self.log.message(f"continuing from {self.checkpoints.latest()}, after step {self.step}")
+            self.log.message(f"continuing from {saved.folder}, after step {self.step}")
         for number, stage in enumerate(stages):
             if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
                 continue
@@ -151,9 +151,10 @@ class Trainer:
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics):
                         break
+        self.checkpoints.end()
         return self.numbers
 
-    def begin(self, number: int, stage: Stage, saved: dict[str, Any] | None) -> int:
+    def begin(self, number: int, stage: Stage, saved: SavedState | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
         for key, model in self.models.items():
             optimizer = stage.optimizer if model is self.policy else model.optimizer_options
@@ -161,8 +162,10 @@ class Trainer:
                 trainable(model).begin_training(optimizer, stage.updates(key))
         within = saved is not None and saved["stage"] == number
         if saved is not None:
-            for key, state in saved["actors"].items():
-                self.models[key].load_state_dict(state, with_optimizer=within)
+            left_out = () if within else TRAINING_STATE
+            for key in saved.keys_of("actors"):
+                model = self.models[key]
+                model.load_state_dict(saved.fill("actors", key, model.state_dict(), left_out), with_optimizer=within)
         done = 0
         if not within:
             for actor in self.copies:
@@ -363,7 +366,7 @@ class Trainer:
                 if actor.optimizer_options is not None or actor.stateful or replaced  # before, it is as it was loaded
             },
         }
-        self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched))
+        self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""

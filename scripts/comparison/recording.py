@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -14,12 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tensordict import TensorDict
 from torch import Tensor
 
 from comparison.runs import INPUT, Run, Spelled, Spelling
@@ -203,45 +200,12 @@ def read_steps(path: Path) -> dict[str, dict[str, float]]:
 
 
 def read_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint: weights by file and name, tensors of the state by their path in it."""
+    """Returns the tensors of a checkpoint of one process: those of the state, and those of the model, by file."""
     found = {}
-    for path in sorted(checkpoint.glob("*/*.safetensors")):
+    for path in sorted(checkpoint.rglob("*.safetensors")):
         for name, tensor in load_file(path).items():
             found[f"{path.relative_to(checkpoint)}:{name}"] = tensor
-    reader: Any = SimpleNamespace(Unpickler=Unpickler, load=pickle.load, __name__="pickle")
-    state = torch.load(checkpoint / "state.pt", weights_only=False, map_location="cpu", pickle_module=reader)
-    for name, tensor in tensors_within(state, "state.pt:"):
-        found[name] = tensor.detach().clone().contiguous()
     return found
-
-
-class Stored:
-    """Replaces an object whose class is defined in the checkout."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-
-class Unpickler(pickle.Unpickler):
-    """Reads a state without importing the `rft` that this environment has installed."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns the class that a pickle names."""
-        if module.split(".")[0] == "rft":
-            return type(name, (Stored,), {})
-        return super().find_class(module, name)
-
-
-def tensors_within(node: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of nested containers with their paths."""
-    if isinstance(node, Tensor):
-        yield path, node
-    elif isinstance(node, list | tuple):
-        for number, child in enumerate(node):
-            yield from tensors_within(child, f"{path}.{number}")
-    elif isinstance(node, dict | TensorDict | Stored):
-        for name, child in (vars(node) if isinstance(node, Stored) else node).items():
-            yield from tensors_within(child, f"{path}.{name}")
 
 
 def digest(tensor: Tensor) -> str:

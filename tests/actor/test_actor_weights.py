@@ -14,10 +14,12 @@ from tests.helpers import (
     make_algorithm,
     make_batch,
     make_optimizer,
+    restore,
     same,
     small_actor,
     update,
     weights,
+    whole_state,
 )
 
 
@@ -127,15 +129,15 @@ def test_a_plain_model_takes_no_memory_until_it_is_given_weights(world):
 
 @pytest.mark.parametrize(("key", "head"), [("actor", "lm"), ("critic", "value")])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_restored_actor_goes_on_exactly(world, tmp_path, key, head, tied):
+def test_a_restored_actor_goes_on_exactly(world, key, head, tied):
     batch, algorithm = make_batch(), make_algorithm()
     actor = small_actor(world, key, head, tie_word_embeddings=tied)
     for _ in range(2):
         update(actor, batch, algorithm)
-    torch.save(actor.state_dict(), tmp_path / "state.pt")
+    state = whole_state(actor)
     numbers = [update(actor, batch, algorithm) for _ in range(2)]
     other = small_actor(world, key, head, seed=9, tie_word_embeddings=tied)
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False), with_optimizer=True)
+    restore(other, state)
     assert [update(other, batch, algorithm) for _ in range(2)] == numbers
     same(weights(other), weights(actor), 0.0)
 
@@ -145,7 +147,7 @@ def test_a_new_stage_takes_the_weights_and_not_the_optimizer(world):
     actor, other = small_actor(world), small_actor(world, seed=9)
     for _ in range(2):
         update(actor, batch, algorithm)
-    other.load_state_dict(actor.state_dict(), with_optimizer=False)
+    restore(other, whole_state(actor), with_optimizer=False)
     same(weights(other), weights(actor), 0.0)
     actor.begin_training(make_optimizer(**OPTIMIZER), 10)
     assert update(other, batch, algorithm) == update(actor, batch, algorithm)

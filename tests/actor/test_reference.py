@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.actor.lora.adapters import held, logprobs, make, same, update, weights
-from tests.helpers import make_batch
+from tests.helpers import make_batch, restore, whole_state
 
 
 def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):
@@ -42,10 +42,10 @@ def test_the_reference_is_saved_with_its_adapters_alone(world):
     update(policy, batch)
     reference.copy_weights_from(policy)
     update(policy, batch)
-    state = reference.state_dict()
-    assert set(state["network"]) == set(policy.state_dict()["network"])
+    state = whole_state(reference)
+    assert {f"model.{name}" for name in state["network"]} == set(policy.state_dict()["network"])
     before = weights(other)
-    loaded.load_state_dict(state, with_optimizer=False)
+    restore(loaded, state, with_optimizer=False)
     same(weights(loaded), weights(reference), 0.0)
     same(weights(other), before, 0.0)
     assert not torch.equal(

@@ -11,7 +11,7 @@ from rft.actor.reference import AdapterReference
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora.adapters import same, weights
-from tests.helpers import close
+from tests.helpers import close, state
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
@@ -29,8 +29,8 @@ def test_a_run_trains_the_rest(tiny, tmp_path):
     Job(
         tiny("algorithm=ppo", "actor.frozen=[model.layers.0.*]", "critic.frozen=[model.embed_tokens.*]", "steps=2")
     ).fit("")
-    state = torch.load(tmp_path / "run" / "checkpoints" / "latest" / "state.pt", weights_only=False)["actors"]
-    trains = {key: set(state[key]["optimizer"]["state"]) for key in ("actor", "critic")}
+    saved = state(tmp_path / "run")["actors"]
+    trains = {key: set(saved[key]["optimizer"]["state"]) for key in ("actor", "critic")}
     assert not any(".layers.0." in name for name in trains["actor"]) and any(
         ".layers.1." in name for name in trains["actor"]
     )
@@ -67,10 +67,7 @@ def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
     (folder / "latest").symlink_to("step_00000004")
     (tmp_path / "cut" / "result.json").unlink()
     Job(cut).fit("")
-    ends = [
-        torch.load(tmp_path / name / "checkpoints" / "latest" / "state.pt", weights_only=False)
-        for name in ("whole", "cut")
-    ]
+    ends = [state(tmp_path / name) for name in ("whole", "cut")]
     averages = [end["actors"]["actor"]["average"] for end in ends]
     assert averages[0]["updates"] == averages[1]["updates"] == 4
     close(averages[1]["weights"], averages[0]["weights"], 0.0)

@@ -10,6 +10,7 @@ from rft.actor.actor import Actor
 from rft.batch.balance import Balance
 from rft.setup.assembly import Job
 from tests.conftest import TEACHER
+from tests.helpers import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Two updates a step, so that the second one sees what the first one did. AdamW with a large eps: with a small one the
@@ -67,8 +68,8 @@ def numbers(folder):
 
 def weights(folder):
     """Of every actor that trains, one long vector."""
-    actors = torch.load(folder / "checkpoints" / "latest" / "state.pt", weights_only=False)["actors"]
-    return {key: torch.cat([part.flatten() for part in state["network"].values()]) for key, state in actors.items()}
+    actors = state(folder)["actors"]
+    return {key: torch.cat([part.flatten() for part in saved["network"].values()]) for key, saved in actors.items()}
 
 
 def watch(monkeypatch, kind, part, calls):

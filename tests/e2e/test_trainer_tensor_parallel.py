@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft.setup.assembly import Job
+from tests.helpers import state
 
 # A large eps of AdamW: with a small one the sign of a gradient that is nothing but rounding moves a weight.
 GIVEN = ("steps=2", "warmup=none", "strategy.device=cpu", "batch.prompts=6", "batch.minibatches=2",
@@ -40,7 +41,7 @@ def runs(resolved, sized, torchrun, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_train_what_one_trains(name, runs):
-    one, two = (torch.load(runs[name] / way / "checkpoints/latest/state.pt", weights_only=False)["actors"]
+    one, two = (state(runs[name] / way)["actors"]
                 for way in ("alone", "split"))  # fmt: skip
     assert one.keys() == two.keys()
     for actor, expected in one.items():

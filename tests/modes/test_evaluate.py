@@ -10,6 +10,7 @@ from rich.console import Console
 from rft.evaluation.estimators import interval
 from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
+from rft.train.checkpoint.manifest import write_manifest
 
 HERE = Path(__file__).parent
 
@@ -52,7 +53,7 @@ def test_other_checkpoints_and_the_model_itself(evaluated, finished):
 
 def test_the_best_checkpoint(evaluated, finished, tmp_path):
     metrics = {step: logged(finished[1], step)["eval/questions/accuracy"] for step in (2, 3)}
-    (tmp_path / "run" / "checkpoints" / "step_00000002" / "metric.json").write_text(str(max(metrics.values()) + 0.1))
+    write_manifest(tmp_path / "run/checkpoints/step_00000002", {}, {"metric": max(metrics.values()) + 0.1})
     assert evaluated("evaluate.checkpoint=best")[1]["numbers"] == logged(finished[1], 2)
 
 

@@ -1,10 +1,9 @@
 """Which weights answer."""
 
-import json
-
 import pytest
 
 from rft.modes.model import Answering, find_checkpoint
+from rft.train.checkpoint.manifest import write_manifest
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def run(tmp_path):
         for step, metric in metrics.items():
             folder = tmp_path / "checkpoints" / f"step_{step:08d}"
             (folder / "actor").mkdir(parents=True)
-            (folder / "metric.json").write_text(json.dumps(metric))
+            write_manifest(folder, {}, {"metric": metric})
         return tmp_path
 
     return make

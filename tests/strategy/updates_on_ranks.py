@@ -21,7 +21,7 @@ from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import make_actor, make_optimizer, make_strategy
+from tests.helpers import make_actor, make_optimizer, make_strategy, restore, whole_state
 
 COLLECTIVES = {
     "_allgather_base_": "all_gather",
@@ -77,7 +77,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     actor = make_actor(world, strategy, optimizer, key=key, **shape)
     actor.begin_training(optimizer, 30)
     if job["state"] is not None:
-        actor.load_state_dict(job["state"], with_optimizer=True)
+        restore(actor, job["state"])
     algorithm = build_algorithm(AlgorithmOptions(**job["algorithm"]), "algorithm")
     objective = algorithm.learners["critic"] if job["head"] == "value" else algorithm.policy
     assert objective is not None
@@ -110,7 +110,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
         "column": world.all_sum(column),
         "weights": {name: tensor.clone() for name, tensor in strategy.full_tensors(actor.network.state_dict().items())},
         "names": world.gather([name for name, _ in actor.weights()]),
-        "state": actor.state_dict(),
+        "state": whole_state(actor),
     }
 
 

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import record_function
-
-from rft.strategy.base import Strategy
 
 
 class WeightAverage:
@@ -23,18 +21,17 @@ class WeightAverage:
         decay: the factor of the old average in an update, in the limit of many updates.
     """
 
-    def __init__(self, network: nn.Module, strategy: Strategy, decay: float) -> None:
+    def __init__(self, network: nn.Module, decay: float) -> None:
         self.updates = 0
         self._network = network
-        self._strategy = strategy
         self._decay = decay
-        self._pairs: list[tuple[Tensor, nn.Parameter]] = []  # average and weight; empty before the first update
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        with record_function("ema"):  # mode=plan counts what is allocated under this label
+            self._pairs = [(torch.zeros_like(weight), weight) for weight in trained]  # average and weight
 
     @torch.no_grad()
     def update(self) -> None:
         """Adds the current weights to the average."""
-        if not self.updates:
-            self._begin()
         self.updates += 1
         share = (1 - self._decay) / (1 - self._decay**self.updates)
         for average, weight in self._pairs:
@@ -50,26 +47,21 @@ class WeightAverage:
             self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """The full average on the CPU of rank zero. A collective."""
-        with self.in_network():
-            weights = self._strategy.model_state(self._network, with_frozen=False) if self.updates else {}
-        return {"updates": self.updates, "weights": weights}
+        """The average by the names of the weights, sharded as they are and not copied."""
+        names = (name for name, weight in self._network.named_parameters() if weight.requires_grad)
+        averages = [average for average, _ in self._pairs]
+        return {"updates": self.updates, "weights": dict(zip(names, averages, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned, on any number of ranks. A collective."""
+        """Takes over what `state_dict` returned; its tensors may be those of this average, filled in place."""
         self.updates = state["updates"]
-        if self.updates:
-            self._begin()
-            with self.in_network():
-                self._strategy.load_model_state(self._network, state["weights"])
-
-    def _begin(self) -> None:
-        trained = [parameter for parameter in self._network.parameters() if parameter.requires_grad]
-        with record_function("ema"):  # mode=plan counts what is allocated under this label
-            self._pairs = [(torch.zeros_like(weight), weight) for weight in trained]
+        for (average, _), tensor in zip(self._pairs, state["weights"].values(), strict=True):
+            average.copy_(tensor)
 
     @torch.no_grad()
     def _swap(self) -> None:
+        if not self.updates:
+            return
         for average, weight in self._pairs:
             current = weight.clone()
             weight.copy_(average)

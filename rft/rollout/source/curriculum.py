@@ -1,7 +1,7 @@
 """Batches of new text whose prompts are chosen by how often they are solved, which is tracked while training."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -225,11 +225,35 @@ class CurriculumSource(RolloutSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Adds counts and visits to the state of rank 0 alone, since they are the same on every rank."""
-        known = {"counts": self._counts.clone(), "visits": dict(self._visits)} if self._context.world.rank == 0 else {}
-        return super().state_dict() | known
+        if self._context.world.rank != 0:
+            return super().state_dict()
+        return super().state_dict() | {"counts": self._counts.clone(), "visits": _packed(self._visits.values())}
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         """See `Source.load_state_dict`."""
         super().load_state_dict(states)
         self._counts = states[0]["counts"].clone()
-        self._visits = dict(states[0]["visits"])
+        self._visits = {visit.row: visit for visit in _unpacked(states[0]["visits"])}
+
+
+def _packed(visits: Collection[PromptRecord]) -> dict[str, Tensor]:
+    """Records behind one another, so that a checkpoint has few tensors."""
+    lengths = torch.tensor([len(visit.ids) for visit in visits], dtype=torch.int64)
+    rows = torch.tensor([visit.row for visit in visits], dtype=torch.int64)
+    if not visits:
+        return {"rows": rows, "lengths": lengths}
+    ids, sampled, logprobs = (torch.cat(parts) for parts in list(zip(*visits, strict=True))[1:])
+    return {"rows": rows, "lengths": lengths, "ids": ids, "sampled": sampled, "logprobs": logprobs}
+
+
+def _unpacked(state: dict[str, Tensor]) -> list[PromptRecord]:
+    """The records of `_packed`."""
+    lengths = state["lengths"].tolist()
+    if not lengths:
+        return []
+    sampled = state["sampled"].split(lengths)
+    logprobs = state["logprobs"].split([int(mask.sum()) for mask in sampled])
+    return [
+        PromptRecord(*record)
+        for record in zip(state["rows"].tolist(), state["ids"].split(lengths), sampled, logprobs, strict=True)
+    ]

@@ -25,6 +25,7 @@ from tests.helpers import (
     make_batch,
     make_optimizer,
     make_strategy,
+    whole_state,
     yaml_options,
 )
 
@@ -101,8 +102,8 @@ def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float3
         "weights": {name: tensor.clone() for name, tensor in policy.weights()},
         "reference weights": {name: tensor.clone() for name, tensor in reference.weights()},
         "names": world.gather([name for name, _ in policy.weights()]),
-        "state": policy.state_dict(),
-        "reference state": reference.state_dict(),
+        "state": whole_state(policy),
+        "reference state": whole_state(reference),
         "moments": sum(world.gather(sum(moment.to_local().nbytes for moment in moments))),
     }
 

@@ -1,6 +1,5 @@
 """Adapters: what trains, what they compute, where their weights go, on one rank and two, and what is refused."""
 
-import copy
 import math
 
 import pytest
@@ -15,7 +14,7 @@ from rft.setup.assembly import Job
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
 from tests.actor.lora.lora_on_ranks import JOBS, SHARES
-from tests.helpers import MODEL, close, hf_engine, make_batch
+from tests.helpers import MODEL, close, hf_engine, make_batch, restore, whole_state
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -189,15 +188,14 @@ def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantiz
 
 
 @pytest.mark.parametrize("head", ["lm", "value"])
-def test_a_state_holds_what_trains_and_goes_on_exactly(world, tmp_path, head):
+def test_a_state_holds_what_trains_and_goes_on_exactly(world, head):
     key, batch = {"lm": "actor", "value": "critic"}[head], make_batch()
     tied = {"model_config": MODEL | {"tie_word_embeddings": True}}
     actor, other = (make(world, {}, key, head, **tied) for _ in range(2))
     update(actor, batch, 2)
-    torch.save(actor.state_dict(), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=False)
+    state = whole_state(actor)
     assert set(state["network"]) == {name for name, p in actor.network.named_parameters() if p.requires_grad}
-    other.load_state_dict(state, with_optimizer=True)
+    restore(other, state)
     assert update(actor, batch, 2) == update(other, batch, 2)
     same(weights(other), weights(actor), 0.0)
 
@@ -223,7 +221,7 @@ def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
     ).keys()
     same(weights(helper), {name: expected[name] for name in weights(helper)}, 0.0)
     other = make(world, lora, key, head, seed=5)
-    other.load_state_dict(copy.deepcopy(helper.state_dict()), with_optimizer=True)
+    restore(other, whole_state(helper))
     update(helper, batch)
     update(other, batch)
     same(weights(other), weights(helper), 0.0)

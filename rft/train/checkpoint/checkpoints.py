@@ -1,0 +1,376 @@
+"""Checkpoints: what a run writes so that it can be resumed, and so that its model can be used."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
+
+from rft.actor.base import NonFiniteError
+from rft.distributed import World
+from rft.logger.history import rank_key
+from rft.ranges import NonNegativeInt, PositiveInt
+from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, sync, write_manifest
+from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
+from rft.train.checkpoint.tree import join, places, split
+
+LATEST = "latest"
+STATE = "state.json"
+STEP = re.compile(r"step_\d{8,}")
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)  # a full disk is any of them
+
+
+@dataclass
+class CheckpointOptions:
+    """When to save and what to keep.
+
+    Attributes:
+        every: steps between checkpoints; 0 for the ends of stages alone.
+        keep_last: number of newest checkpoints that stay.
+        keep_best: number of best checkpoints, by the watched metric, that stay besides.
+        keep_every: checkpoints whose step is a multiple of this stay besides; 0 for none.
+        export_every: the model is written in `actor/` of every so many checkpoints of a stage, and of its last one.
+    """
+
+    every: NonNegativeInt
+    keep_last: PositiveInt
+    keep_best: NonNegativeInt
+    keep_every: NonNegativeInt
+    export_every: PositiveInt
+
+
+class SavedState:
+    """The state of a checkpoint. To load tensors is a collective.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tree: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+
+    def __getitem__(self, key: str) -> Any:
+        """A part of the state, its tensors whole and on the CPU."""
+        return self._load(self._tree[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def keys_of(self, key: str) -> list[str]:
+        """The keys of a part that is a mapping."""
+        return list(self._tree[key])
+
+    def fill(self, key: str, name: str, template: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
+        """One entry of a part. Tensors are loaded in place into those of a template, where it has them.
+
+        Args:
+            template: a state with the same structure, its tensors spread over the ranks.
+            left_out: keys of the entry that are not loaded.
+        """
+        node = {part: value for part, value in self._tree[key][name].items() if part not in left_out}
+        return self._load(node, template)
+
+    def _load(self, node: Any, template: Any = None) -> Any:
+        tensors = dict(places(node, template))
+        load_tensors(tensors, self.folder)
+        return join(node, tensors)
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run.
+
+    A checkpoint is a folder `step_00000010`: tensors in `*.safetensors`, of which each rank writes its shards, all else
+    in `state.json`, the policy as a Hugging Face model in `actor/`, and `MANIFEST.json` with the hash of each file.
+    `latest` links to the newest. A folder gets its name when all of it is on the disk.
+
+    The run waits while its tensors are copied to the memory of the CPU, and while the model is exported. A thread
+    writes the rest, and the next checkpoint waits for it.
+
+    Args:
+        run: the run folder.
+        options: when to save and what to keep.
+        world: rank zero names and removes folders.
+        watched: the metric that makes a checkpoint the best; of a loss or a perplexity the lowest value is.
+        warn: is called on every rank with what went wrong while a checkpoint was written or read.
+    """
+
+    def __init__(
+        self, run: Path, options: CheckpointOptions, world: World, watched: str, warn: Callable[[str], None]
+    ) -> None:
+        self.run = run
+        self.folder = run / "checkpoints"
+        self._options = options
+        self._world = world
+        self._watched = watched
+        self._warn = warn
+        self._stager = make_stager(world.device)
+        self._group: dist.ProcessGroup | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[str | None] | None = None
+        self._written = 0  # checkpoints of this process
+
+    def due(self, step: int) -> bool:
+        """True where a checkpoint is to be written after this step."""
+        return self._options.every > 0 and step % self._options.every == 0
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, or None."""
+        return max(self._steps(), default=None)
+
+    def read(self) -> SavedState | None:
+        """The state of the newest checkpoint that is whole, or None where there is no checkpoint. A collective.
+
+        A damaged checkpoint is renamed and named in a warning, and the one before it is read.
+
+        Raises:
+            ValueError: all checkpoints are damaged; names what is wrong with each.
+        """
+        self._world.decide(self._clear)
+        steps: list[Path] = self._world.decide(lambda: self._steps()[::-1])
+        problems: dict[Path, str] = {}
+        while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
+            problems[steps[len(problems)]] = problem
+        if len(problems) < len(steps):
+            self._world.decide(lambda: self._set_aside(problems, steps[len(problems)]))
+            for damaged, text in problems.items():
+                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {_aside(damaged).name}")
+            return SavedState(steps[len(problems)])
+        if problems:
+            found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
+            raise ValueError(
+                f"every checkpoint in {self.folder} is damaged ({found}); restore one, or set resume=false to start "
+                "again"
+            )
+        return None
+
+    def write(
+        self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None, last: bool
+    ) -> None:
+        """Copies a state and begins to write it as a checkpoint. The run may change the tensors then. A collective.
+
+        What cannot be written is a warning, and the checkpoints before stay.
+
+        Args:
+            save_model: writes the model into a folder. A collective.
+            metric: the value of the watched metric, where it was measured.
+            last: of a stage.
+        """
+        self.wait()
+        partial = self.folder / f".step_{step:08d}.partial"
+        tree, tensors = split(state)
+        tensors["step"] = torch.tensor([step])  # so that there is a tensor, and each rank takes part
+        problem: str | None = None
+        try:
+            self._world.decide(lambda: _make_empty(partial))
+            if last or self._written % self._options.export_every == 0:
+                save_model(partial / "actor")
+        except WRITE_ERRORS as error:
+            problem = _reason(error)
+        problem = next((text for text in self._world.gather(problem) if text is not None), None)
+        if problem is not None:
+            self._give_up(partial, step, problem)
+            return
+        staged = self._stage(tensors)
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        facts = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
+        self._writing = self._thread.submit(self._finish, partial, tree, staged, facts)
+        self._written += 1
+
+    def wait(self) -> bool:
+        """Waits until the last checkpoint is on the disk. A collective. True unless it could not be written."""
+        if self._writing is None:
+            return True
+        writing, self._writing = self._writing, None
+        problem = writing.result()
+        if problem is not None:
+            self._warn(problem)
+        return problem is None
+
+    def end(self) -> None:
+        """Waits until the last checkpoint of the run is on the disk. A collective.
+
+        Raises:
+            ValueError: it could not be written.
+        """
+        if not self.wait():
+            raise ValueError(
+                "the last checkpoint could not be written; see the warning above, free space on the disk, and run the "
+                "same command again: it continues from the checkpoint before"
+            )
+
+    def _damage(self, folder: Path) -> str | None:
+        """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""
+        found = self._world.gather(damage(folder, self._world.rank, self._world.size))
+        return next((text for text in found if text is not None), None)
+
+    def _stage(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of tensors on the CPU."""
+        spread = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        whole = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in spread}
+        staged = self._stager.stage(spread)
+        assert isinstance(staged, dict)
+        return staged | {name: tensor.contiguous() for name, tensor in whole.items()}
+
+    def _finish(self, partial: Path, tree: Any, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str | None:
+        """Writes a checkpoint in the thread of this rank; the problem if that fails, on every rank."""
+        rank, size, group = self._world.rank, self._world.size, self._group
+        assert group is not None
+        problem, files = None, dict[str, Any]()
+        try:
+            save_tensors(tensors, partial, group)
+            if rank == 0:
+                (partial / STATE).write_text(json.dumps(tree), encoding="utf-8")
+        except WRITE_ERRORS as error:
+            problem = _reason(error)
+        dist.barrier(group)
+        try:
+            for name in files_of(partial)[rank::size]:
+                sync(partial / name)
+                files[name] = describe(partial / name)
+        except OSError as error:
+            problem = problem or _reason(error)
+        found: list[Any] = [None] * size
+        dist.all_gather_object(found, (problem, files), group=group)
+        problem = next((text for text, _ in found if text is not None), None)
+        if rank == 0 and problem is None:
+            try:
+                self._complete(partial, {name: value for _, part in found for name, value in part.items()}, facts)
+            except OSError as error:
+                problem = _reason(error)
+        outcome = [problem]
+        dist.broadcast_object_list(outcome, src=0, group=group)
+        if outcome[0] is None:
+            return None
+        if rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        return self._failure(facts["step"], outcome[0])
+
+    def _complete(self, partial: Path, files: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Seals the folder, gives it its name, moves `latest` and removes what is not kept."""
+        write_manifest(partial, files, facts)
+        final = self.folder / f"step_{facts['step']:08d}"
+        if final.exists():
+            _remove(final)
+        partial.rename(final)
+        sync(self.folder)
+        self._link(final)
+        self._prune()
+
+    def _give_up(self, partial: Path, step: int, problem: str) -> None:
+        if self._world.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        self._warn(self._failure(step, problem))
+
+    def _failure(self, step: int, problem: str) -> str:
+        before = self.latest()
+        stays = f"{before} stays the newest" if before is not None else "there is none before it"
+        return f"the checkpoint of step {step} could not be written ({problem}); {stays}, and the run continues"
+
+    def _clear(self) -> None:
+        """Removes what a run that was killed has left of a checkpoint that it wrote or removed."""
+        for path in self.folder.glob(".*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if self.folder.exists():
+            self._prune()
+
+    def _set_aside(self, damaged: Mapping[Path, str], chosen: Path) -> None:
+        for folder in damaged:
+            folder.rename(_aside(folder))
+        self._link(chosen)
+
+    def _link(self, folder: Path) -> None:
+        link = self.folder / f".{LATEST}.partial"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        os.replace(link, self.folder / LATEST)
+        sync(self.folder)
+
+    def _steps(self) -> list[Path]:
+        """The folders of checkpoints, oldest first."""
+        return sorted(path for path in self.folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
+
+    def _prune(self) -> None:
+        """Removes the checkpoints that are not kept; damaged ones are neither counted nor removed."""
+        metrics: dict[Path, float | None] = {}
+        for path in self._steps():
+            try:
+                metrics[path] = read_manifest(path)["metric"]
+            except ValueError:
+                continue
+        options, steps = self._options, list(metrics)
+        ranked = {path: rank_key(self._watched, value) for path, value in metrics.items() if value is not None}
+        measured = sorted(ranked, key=lambda path: (ranked[path], path.name))
+        kept = {*steps[-max(1, options.keep_last) :], *measured[max(0, len(measured) - options.keep_best) :]}
+        for path in steps:
+            multiple = options.keep_every > 0 and int(path.name.removeprefix("step_")) % options.keep_every == 0
+            if path not in kept and not multiple:
+                _remove(path)
+
+    def nonfinite_weight(self, step: int, key: str, name: str) -> ValueError:
+        """The error for a weight of a model that is not finite after a step; step 0 is before the first."""
+        if step == 0:
+            return ValueError(f"{key}.path: the weight {name} is not finite as it was loaded; choose another model")
+        last = self.latest()
+        resume = f"the last good one is {last}" if last is not None else "there is none before it"
+        return ValueError(
+            f"step {step}: the weight {name} of the {key} is not finite after the update. Likely causes: "
+            f"{key}.optimizer.lr is too high, {key}.optimizer.max_grad_norm is null or too high, or the loss has no "
+            f"bound. No checkpoint of this step is written and nothing is sampled from it; {resume}"
+        )
+
+    def dump_nonfinite(self, step: int, problem: NonFiniteError) -> ValueError:
+        """Saves the rows of a step whose loss or gradient is not finite. Returns the error that says where they are."""
+        folder = self.run / "diverged"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"step_{step:08d}_rank_{self._world.rank}.pt"
+        torch.save(problem.batch, path)
+        found = "; ".join(f"column {name!r} in rows {rows[:16]}" for name, rows in problem.suspects.items())
+        found = found or "none of its columns (the backward pass itself overflowed, or another rank)"
+        return ValueError(
+            f"step {step}: the loss or the gradient of the {problem.actor} is not finite. "
+            f"Not finite on rank {self._world.rank}: {found}. "
+            f"The rows are saved in {path}; the weights are as they were before the step. Look at the rows, lower "
+            f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: the run goes "
+            "on from its last checkpoint"
+        )
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"damaged_{folder.name}")
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint; a kill in between leaves a folder that does not look like one."""
+    doomed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error; of torch.distributed.checkpoint that of the rank that failed."""
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {_reason(cause)}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

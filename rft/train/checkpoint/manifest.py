@@ -1,0 +1,98 @@
+"""`MANIFEST.json`: the hash of every file of a checkpoint. A checkpoint without a right manifest is not complete."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "MANIFEST.json"
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of a checkpoint beside its manifest, relative to its folder, sorted."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """Size and hash of a file."""
+    with file.open("rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def write_manifest(folder: Path, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Writes the manifest, and waits until it and all names of files are on the disk.
+
+    Args:
+        files: of the folder, with what `describe` found.
+        facts: of the checkpoint.
+    """
+    content = {**facts, "files": dict(files)}
+    content["sha256"] = _digest(content)
+    with (folder / MANIFEST).open("wb") as file:
+        file.write(_text(content).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(path)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    try:
+        text = (folder / MANIFEST).read_bytes().decode()
+        content: dict[str, Any] = json.loads(text)
+        own = content.pop("sha256")
+        whole = own == _digest(content) and text == _text({**content, "sha256": own})
+    except FileNotFoundError as error:
+        raise ValueError(f"{MANIFEST} is missing") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{MANIFEST} cannot be read") from error
+    if not whole:
+        raise ValueError(f"{MANIFEST} has changed since it was written")
+    return content
+
+
+def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint, or None.
+
+    Args:
+        part, parts: every `parts`-th file is hashed, from `part` on, so that ranks share the work.
+    """
+    try:
+        files = read_manifest(folder)["files"]
+    except ValueError as error:
+        return str(error)
+    if missing := sorted(files.keys() - set(files_of(folder))):
+        return f"{missing[0]} is missing"
+    for name in sorted(files)[part::parts]:
+        try:
+            found = describe(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if found != files[name]:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names of a folder's files, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()

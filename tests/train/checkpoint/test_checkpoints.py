@@ -1,0 +1,292 @@
+"""What a run writes, what stays of it, and what it is taken up from."""
+
+import os
+import threading
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rft.actor.base import NonFiniteError
+from rft.distributed import start
+from rft.train.checkpoint import checkpoints as module
+from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from rft.train.checkpoint.manifest import damage, read_manifest
+from tests.helpers import identical
+
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+
+
+@pytest.fixture
+def checkpoints():
+    """Makes the checkpoints of a run; `said` has their warnings."""
+    world = start("cpu")
+
+    def make(run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched="eval/heldout/accuracy"):
+        options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
+        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text))
+        made.said = []
+        return made
+
+    return make
+
+
+def save_model(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def write(saved, step, metric=None, last=False):
+    saved.write(step, {"step": step, "w": torch.full((3,), float(step))}, save_model, metric, last)
+    assert saved.wait()
+
+
+def steps(run):
+    return [int(path.name.removeprefix("step_")) for path in sorted((run / "checkpoints").glob("step_*"))]
+
+
+def newest(saved):
+    return saved.read()["step"]
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (3, [3, 6])])
+def test_due(tmp_path, checkpoints, every, due):
+    saved = checkpoints(tmp_path, every=every)
+    assert [step for step in range(1, 7) if saved.due(step)] == due
+
+
+def test_nothing_to_go_on_from(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path)
+    assert saved.latest() is None and saved.read() is None
+
+
+def test_what_is_written_is_read(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path)
+    state = {"step": 10, "actors": {"actor": {"network": {"w": torch.arange(3.0)}, "optimizer": {"m": torch.ones(2)}}}}
+    saved.write(10, state | {"sources": [{"position": 7, "row": (1, torch.eye(2))}]}, save_model, 0.25, False)
+    state["actors"]["actor"]["network"]["w"].zero_()  # the run goes on while the thread writes
+    assert saved.wait()
+    folder = tmp_path / "checkpoints" / "step_00000010"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "MANIFEST.json", "actor", "shard-00001-model-00001-of-00001.safetensors", "state.json"
+    ]  # fmt: skip
+    assert damage(folder) is None
+    assert [read_manifest(folder)[key] for key in ("step", "metric", "ranks")] == [10, 0.25, 1]
+    found = checkpoints(tmp_path).read()
+    assert identical(found["actors"]["actor"]["network"]["w"], torch.arange(3.0))
+    assert identical(found["sources"], [{"position": 7, "row": (1, torch.eye(2))}])
+    template = {"network": {"w": torch.zeros(3)}, "optimizer": {"m": torch.zeros(2)}}
+    part = found.fill("actors", "actor", template, left_out=("optimizer",))
+    assert part["network"]["w"].data_ptr() == template["network"]["w"].data_ptr() and part.keys() == {"network"}
+    assert identical(template, {"network": {"w": torch.arange(3.0)}, "optimizer": {"m": torch.zeros(2)}})
+
+
+@pytest.mark.parametrize("target", [None, "step_00000030"])
+def test_a_link_that_is_gone_or_leads_nowhere_hides_no_checkpoint(tmp_path, checkpoints, target):
+    for step in (10, 20):
+        write(checkpoints(tmp_path), step)
+    link = tmp_path / "checkpoints" / "latest"
+    link.unlink()
+    if target is not None:
+        link.symlink_to(target)
+    assert newest(checkpoints(tmp_path)) == 20
+    assert str(link.readlink()) == "step_00000020", "the link is mended"
+
+
+@pytest.mark.parametrize("file", ["state.json", "MANIFEST.json", SHARD, "actor/config.json"])
+@pytest.mark.parametrize("content", [b"", b"x", None])
+def test_of_a_damaged_checkpoint_the_one_before_is_read(tmp_path, checkpoints, file, content):
+    for step in (10, 20):
+        write(checkpoints(tmp_path), step)
+    folder = tmp_path / "checkpoints" / "step_00000020"
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+    saved = checkpoints(tmp_path)
+    assert newest(saved) == 10
+    assert saved.said[0].startswith(f"the checkpoint {folder} is damaged: {file} ")
+    assert (tmp_path / "checkpoints" / "damaged_step_00000020").is_dir()
+    assert str((tmp_path / "checkpoints" / "latest").readlink()) == "step_00000010"
+    write(saved, 20)
+    assert steps(tmp_path) == [10, 20] and newest(checkpoints(tmp_path)) == 20
+
+
+def test_where_all_are_damaged_each_is_named(tmp_path, checkpoints):
+    for step in (10, 20):
+        write(checkpoints(tmp_path), step)
+        (tmp_path / "checkpoints" / f"step_{step:08d}" / "state.json").unlink()
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged \(step_00000020: state.json is missing; "):
+        checkpoints(tmp_path).read()
+    assert steps(tmp_path) == [10, 20], "nothing is renamed"
+
+
+@pytest.mark.parametrize("name", ["step_x", "step_00000030.bak", ".DS_Store", "notes.txt", ".step_00000030.partial"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_stray_file_is_no_checkpoint(tmp_path, checkpoints, name, kind):
+    write(checkpoints(tmp_path), 10)
+    stray = tmp_path / "checkpoints" / name
+    stray.mkdir() if kind == "folder" else stray.write_text("x")
+    saved = checkpoints(tmp_path, keep_last=1)
+    assert newest(saved) == 10
+    write(saved, 20)
+    assert newest(saved) == 20 and not saved.said
+
+
+def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_path, checkpoints, monkeypatch):
+    saved = checkpoints(tmp_path)
+    write(saved, 10)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for part in ("save_tensors", "describe", "write_manifest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, part, full)
+            saved.write(20, {"step": 20}, save_model, None, False)
+            assert not saved.wait()
+    saved.write(20, {"step": 20}, full, None, False)
+    assert saved.wait(), "what was said already is not said again"
+    assert len(saved.said) == 4 and all(
+        text.startswith("the checkpoint of step 20 could not be written ([Errno 28] No space left on device); ")
+        and text.endswith("step_00000010 stays the newest, and the run continues")
+        for text in saved.said
+    )
+    assert newest(saved) == 10
+    write(saved, 20)
+    assert newest(saved) == 20
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "latest", "step_00000010", "step_00000020"
+    ]  # fmt: skip
+
+
+def test_the_end_of_a_run_needs_its_last_checkpoint(tmp_path, checkpoints, monkeypatch):
+    saved = checkpoints(tmp_path)
+    monkeypatch.setattr(module, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    saved.write(20, {"step": 20}, save_model, None, True)
+    with pytest.raises(ValueError, match="the last checkpoint could not be written"):
+        saved.end()
+
+
+def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, checkpoints, monkeypatch):
+    saved, may_end, order = checkpoints(tmp_path), threading.Event(), []
+    whole = module.write_manifest
+
+    def slow(*given):
+        assert may_end.wait(30)
+        order.append("written")
+        whole(*given)
+
+    monkeypatch.setattr(module, "write_manifest", slow)
+    saved.write(1, {"step": 1}, save_model, None, False)
+    order.append("the run continues")
+    assert steps(tmp_path) == []
+    threading.Timer(0.2, may_end.set).start()
+    saved.write(2, {"step": 2}, lambda folder: (order.append("the next one"), save_model(folder)), None, False)
+    assert order == ["the run continues", "written", "the next one"] and steps(tmp_path) == [1]
+    assert saved.wait() and steps(tmp_path) == [1, 2]
+
+
+def test_the_model_is_exported_every_so_many_checkpoints_and_at_the_end_of_a_stage(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path, keep_last=9, export_every=3)
+    for step in range(1, 8):
+        write(saved, step, last=step in (2, 7))
+    exported = [path.parent.name for path in sorted((tmp_path / "checkpoints").glob("step_*/actor"))]
+    assert exported == ["step_00000001", "step_00000002", "step_00000004", "step_00000007"]
+
+
+def test_multiples_stay(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path, keep_last=1, keep_every=3)
+    for step in range(1, 9):
+        write(saved, step)
+    assert steps(tmp_path) == [3, 6, 8]
+
+
+def test_latest_links_to_the_newest_and_moves_with_the_run(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path / "a")
+    for step in (1, 2):
+        write(saved, step)
+    link = tmp_path / "a" / "checkpoints" / "latest"
+    assert link.is_symlink() and str(link.readlink()) == "step_00000002"
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert newest(checkpoints(tmp_path / "b")) == 2
+
+
+def test_of_a_loss_the_lowest_stays(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path, keep_last=1, keep_best=1, watched="eval/heldout/loss")
+    for step, metric in enumerate([0.5, 0.2, 0.9, 0.3], start=1):
+        write(saved, step, metric)
+    assert steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "metrics", "expected"),
+    [
+        (2, 0, [0.9, 0.1, 0.2, 0.3], [3, 4]),
+        (1, 0, [0.9, 0.1, 0.2, 0.3], [4]),
+        (0, 0, [0.9, 0.1, 0.2, 0.3], [4]),  # the newest always stays: the run goes on from it
+        (1, 1, [0.9, 0.1, 0.2, 0.3], [1, 4]),
+        (1, 2, [0.5, 0.9, 0.2, 0.3], [1, 2, 4]),
+        (1, 1, [0.5, 0.2, 0.2, 0.9], [4]),  # the best is the newest
+        (1, 1, [0.5, 0.5, 0.2, 0.1], [2, 4]),  # of equals the later
+        (1, 1, [None, 0.1, None, None], [2, 4]),  # a checkpoint without a metric is never the best
+        (1, 3, [None, None, None, None], [4]),
+        (9, 9, [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]),
+    ],
+)
+def test_what_stays(tmp_path, checkpoints, keep_last, keep_best, metrics, expected):
+    saved = checkpoints(tmp_path, keep_last=keep_last, keep_best=keep_best)
+    for step, metric in enumerate(metrics, start=1):
+        write(saved, step, metric)
+    assert steps(tmp_path) == expected
+    assert newest(saved) == 4
+
+
+def test_a_run_that_was_killed_leaves_nothing_behind(tmp_path, checkpoints):
+    """Between two writes of a checkpoint, in a removal, or between a removal and the next."""
+    saved = checkpoints(tmp_path, keep_last=9)
+    for step in (1, 2, 3):
+        write(saved, step)
+    folder = tmp_path / "checkpoints"
+    (folder / ".step_00000004.partial" / "actor").mkdir(parents=True)
+    (folder / "step_00000001").rename(folder / ".step_00000001.removed")
+    (folder / ".latest.partial").symlink_to("step_00000003")
+    saved = checkpoints(tmp_path, keep_last=1)
+    assert newest(saved) == 3 and not saved.said
+    assert sorted(os.listdir(folder)) == ["latest", "step_00000003"]
+
+
+def test_the_same_step_is_written_anew(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path)
+    write(saved, 1)
+    saved.write(1, {"step": 1, "again": True}, save_model, None, False)
+    assert saved.wait() and saved.read()["again"] is True
+
+
+def test_an_inquest_saves_the_rows_and_says_where_to_look(tmp_path, checkpoints):
+    batch = TensorDict({"advantages": torch.tensor([[0.0, float("nan")], [1.0, 2.0]])}, batch_size=[2])
+    problem = NonFiniteError("critic", {"advantages": [0], "values": list(range(40))}, batch)
+    error = checkpoints(tmp_path).dump_nonfinite(12, problem)
+    path = tmp_path / "diverged" / "step_00000012_rank_0.pt"
+    assert isinstance(error, ValueError)
+    for part in (
+        "step 12: the loss or the gradient of the critic is not finite",
+        f"on rank 0: column 'advantages' in rows [0]; column 'values' in rows {list(range(16))}.",
+        str(path),
+        "critic.optimizer.lr",
+    ):
+        assert part in str(error)
+    saved = torch.load(path, weights_only=False)
+    assert saved["advantages"].isnan().tolist() == [[False, True], [False, False]]
+
+
+def test_an_inquest_without_a_suspect_says_so(tmp_path, checkpoints):
+    batch = TensorDict({"advantages": torch.zeros(1, 2)}, batch_size=[1])
+    assert "none of its columns" in str(checkpoints(tmp_path).dump_nonfinite(1, NonFiniteError("actor", {}, batch)))
+
+
+def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path, checkpoints):
+    saved = checkpoints(tmp_path)
+    assert str(saved.nonfinite_weight(0, "actor", "w")).startswith("actor.path: the weight w is not finite as it was")
+    assert str(saved.nonfinite_weight(1, "actor", "w")).endswith("there is none before it")
+    write(saved, 1)
+    said = str(saved.nonfinite_weight(2, "actor", "w"))
+    assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
+    assert said.endswith(str(tmp_path / "checkpoints" / "step_00000001"))

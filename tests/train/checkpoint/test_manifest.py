@@ -1,0 +1,67 @@
+"""The hashes of a checkpoint's files find every change."""
+
+import random
+
+import pytest
+
+from rft.train.checkpoint.manifest import MANIFEST, damage, describe, files_of, read_manifest, write_manifest
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    """A folder of three files with a manifest."""
+    (tmp_path / "actor").mkdir()
+    for name, content in {"a.bin": bytes(range(256)), "actor/b.txt": b"text\n", "empty": b""}.items():
+        (tmp_path / name).write_bytes(content)
+    write_manifest(tmp_path, {name: describe(tmp_path / name) for name in files_of(tmp_path)}, {"step": 3})
+    return tmp_path
+
+
+def test_a_whole_checkpoint(sealed):
+    assert damage(sealed) is None
+    assert read_manifest(sealed)["step"] == 3
+    assert list(read_manifest(sealed)["files"]) == ["a.bin", "actor/b.txt", "empty"]
+
+
+def test_every_changed_byte_is_found(sealed):
+    """10,000 changes of one byte, spread over all files, the manifest among them."""
+    contents = {name: (sealed / name).read_bytes() for name in ("a.bin", "actor/b.txt", MANIFEST)}
+    places = [(name, at) for name, content in contents.items() for at in range(len(content))]
+    draw = random.Random(0)
+    for _ in range(10_000):
+        name, at = draw.choice(places)
+        changed = bytearray(contents[name])
+        changed[at] ^= draw.randrange(1, 256)
+        (sealed / name).write_bytes(changed)
+        assert damage(sealed) is not None, (name, at)
+        (sealed / name).write_bytes(contents[name])
+    assert damage(sealed) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda folder: (folder / "a.bin").write_bytes(b""), "a.bin has changed"),
+        (lambda folder: (folder / "actor" / "b.txt").unlink(), "actor/b.txt is missing"),
+        (lambda folder: (folder / "empty").write_text("x"), "empty has changed"),
+        (lambda folder: (folder / MANIFEST).unlink(), f"{MANIFEST} is missing"),
+        (lambda folder: (folder / MANIFEST).write_text(""), f"{MANIFEST} cannot be read"),
+        (lambda folder: (folder / MANIFEST).write_text("[]"), f"{MANIFEST} cannot be read"),
+        (lambda folder: (folder / MANIFEST).write_text("{}"), f"{MANIFEST} cannot be read"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), f"{MANIFEST} cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(sealed, change, problem):
+    change(sealed)
+    assert damage(sealed).startswith(problem)
+
+
+def test_a_file_beside_those_of_the_checkpoint_is_no_damage(sealed):
+    (sealed / "notes.txt").write_text("mine")
+    assert damage(sealed) is None
+
+
+def test_ranks_share_the_files(sealed):
+    (sealed / "actor" / "b.txt").write_text("other\n")
+    found = [damage(sealed, part, 3) for part in range(3)]
+    assert [problem is None for problem in found] == [True, False, True]
