@@ -69,6 +69,7 @@ class Job(Components):
                 trainer.sampler.abort()
                 raise
             finally:
+                trainer.checkpoints.close()
                 trainer.sampler.close()
                 self.reward.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:

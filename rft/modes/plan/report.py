@@ -1,7 +1,7 @@
 """Prints the cost of a run before it starts: memory by stage and term, steps, and the values that are not defaults.
 
 The memory is that of tensors on the device. It does not include the process and the context of a GPU, the cache of the
-allocator, workspaces inside single operations, and checkpoints, which are gathered on the host.
+allocator, workspaces inside single operations, and checkpoints, whose shards are copied to the host.
 """
 
 from collections.abc import Iterable, Sequence

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rft.train.checkpoint.manifest import damage, describe, files_of, read_manif
 from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
 from rft.train.checkpoint.tree import join, places, split
 
+CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
 LATEST = "latest"
 STATE = "state.json"
 STEP = re.compile(r"step_\d{8,}")
@@ -210,6 +211,12 @@ class Checkpoints:
                 "the last checkpoint could not be written; see the warning above, free space on the disk, and run the "
                 "same command again: it continues from the checkpoint before"
             )
+
+    def close(self) -> None:
+        """Lets a checkpoint that is being written get onto the disk after an error of the run, if that is soon."""
+        self._thread.shutdown(wait=False)
+        if self._writing is not None:
+            wait([self._writing], CLOSE_S)  # longer where another rank, whose part is missing, has ended
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""

@@ -59,7 +59,7 @@ class PlainStrategy(Strategy):
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
         frozen = {name for name, weight in network.named_parameters(remove_duplicate=False) if not weight.requires_grad}
         left_out = set() if with_frozen else frozen
-        return {name: t.to("cpu", copy=True) for name, t in network.state_dict().items() if name not in left_out}
+        return {name: tensor for name, tensor in network.state_dict().items() if name not in left_out}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
         network.load_state_dict(state, strict=False)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -182,6 +183,14 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
     saved.write(2, {"step": 2}, lambda folder: (order.append("the next one"), save_model(folder)), None, False)
     assert order == ["the run continues", "written", "the next one"] and steps(tmp_path) == [1]
     assert saved.wait() and steps(tmp_path) == [1, 2]
+
+
+def test_after_an_error_of_the_run_a_checkpoint_is_still_written(tmp_path, checkpoints, monkeypatch):
+    saved, whole = checkpoints(tmp_path), module.write_manifest
+    monkeypatch.setattr(module, "write_manifest", lambda *given: (time.sleep(0.3), whole(*given)))
+    saved.write(1, {"step": 1}, save_model, None, False)
+    saved.close()
+    assert newest(checkpoints(tmp_path)) == 1
 
 
 def test_the_model_is_exported_every_so_many_checkpoints_and_at_the_end_of_a_stage(tmp_path, checkpoints):
