@@ -389,7 +389,7 @@ def restore(model: ColumnModel, state: Any, with_optimizer: bool = True) -> None
         save_file(tensors, folder / "model.safetensors")
     model.world.gather(None)  # a barrier
     left_out = () if with_optimizer else TRAINING_STATE
-    saved = SavedState(folder).fill("actors", model.key, model.state_dict(), left_out)
+    saved = SavedState(folder).fill("actors", model.key, model.state_to_fill(with_optimizer), left_out)
     model.load_state_dict(saved, with_optimizer=with_optimizer)
 
 

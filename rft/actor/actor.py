@@ -344,6 +344,12 @@ class Actor(TrainableModel):
             state["average"] = self.average.state_dict()
         return state
 
+    def state_to_fill(self, with_optimizer: bool) -> dict[str, Any]:
+        """See `ColumnModel.state_to_fill`."""
+        if with_optimizer and self.train_state is not None:
+            self.strategy.allocate_optimizer_state(self.train_state.optimizer)
+        return self.state_dict()
+
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """See `ColumnModel.load_state_dict`."""
         self.strategy.load_model_state(self.network, state["network"])

@@ -175,15 +175,19 @@ class ColumnModel(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the model, as `rft.train.checkpoint.tree` can write it. A collective.
 
-        Tensors are not copied: a checkpoint copies them, and is loaded into those of a new model in place.
+        Tensors are not copied: a checkpoint copies them.
         """
         return {}
+
+    def state_to_fill(self, with_optimizer: bool) -> dict[str, Any]:
+        """The state of this model, into whose tensors a checkpoint is loaded. A collective; the weights may change."""
+        return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """Takes over what `state_dict` returned, on any number of ranks. A collective.
 
         Args:
-            state: its tensors are those of this model's `state_dict`, filled in place; or others, where it had none.
+            state: its tensors are those of `state_to_fill`, filled in place; or others, where it had none.
             with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded, and
                 the state has none of `TRAINING_STATE`.
         """

@@ -249,6 +249,19 @@ class Strategy(ABC):
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The state of an optimizer, its tensors spread over the ranks as they are and not copied. A collective."""
 
+    def allocate_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gives a new optimizer its state tensors, into which a checkpoint is loaded; the weights may change.
+
+        A collective. Torch's optimizers allocate in their first step, so this is one with gradients of zero.
+        """
+        if optimizer.state:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+
     @abstractmethod
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Takes over what `optimizer_state` returned, its tensors maybe filled in place. A collective."""

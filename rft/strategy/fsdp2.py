@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -245,11 +244,24 @@ class FSDP2(Strategy):
 
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """See `Strategy.optimizer_state`."""
-        return get_optimizer_state_dict(network, optimizer)
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
+        state = {names[id(parameter)]: dict(own) for parameter, own in optimizer.state.items()}
+        groups = [
+            {**group, "params": [names[id(each)] for each in group["params"]]} for group in optimizer.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
 
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """See `Strategy.load_optimizer_state`."""
-        set_optimizer_state_dict(network, optimizer, state)
+        own = self.optimizer_state(network, optimizer)["param_groups"]
+        order = [name for group in own for name in group["params"]]  # the optimizer counts its parameters in this order
+        numbers = {name: number for number, name in enumerate(order)}
+        groups = [
+            {**saved, "params": [numbers[name] for name in group["params"]]}
+            for saved, group in zip(state["param_groups"], own, strict=True)
+        ]
+        by_number = {numbers[name]: values for name, values in state["state"].items()}
+        optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 
 def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:

@@ -165,7 +165,8 @@ class Trainer:
             left_out = () if within else TRAINING_STATE
             for key in saved.keys_of("actors"):
                 model = self.models[key]
-                model.load_state_dict(saved.fill("actors", key, model.state_dict(), left_out), with_optimizer=within)
+                template = model.state_to_fill(with_optimizer=within)
+                model.load_state_dict(saved.fill("actors", key, template, left_out), with_optimizer=within)
         done = 0
         if not within:
             for actor in self.copies:
