@@ -348,7 +348,7 @@ class Actor(TrainableModel):
         """See `ColumnModel.state_to_fill`."""
         if with_optimizer and self.train_state is not None:
             self.strategy.allocate_optimizer_state(self.train_state.optimizer)
-        return self.state_dict()
+        return self.state_dict() | {"network": self.strategy.model_state(self.network, with_frozen=True)}
 
     def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
         """See `ColumnModel.load_state_dict`."""
