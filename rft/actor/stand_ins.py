@@ -38,19 +38,24 @@ def random_numbers() -> Callable[[Tensor], Tensor]:
     """A function that makes stand-ins from one vector of random numbers: element (i, j) is number i + j + k of it.
 
     k grows from one call to the next. Matrices (out, in) have a deviation of 1 / sqrt(in), vectors are near 1. All
-    are float32.
+    are float32. The experts of a layer are one matrix, which takes memory, once for all layers.
     """
     generator, calls = torch.Generator().manual_seed(0), 0
-    numbers = torch.randn(2**16, generator=generator)
+    numbers, experts = torch.randn(2**16, generator=generator), dict[tuple[int, ...], Tensor]()
 
     def make(parameter: Tensor) -> Tensor:
         nonlocal numbers, calls
         calls += 1
-        needed = calls + sum(parameter.shape)
-        while len(numbers) < needed:
+        shape = tuple(parameter.shape[-2:])
+        if parameter.dim() > 2 and shape in experts:
+            return experts[shape].expand(parameter.shape)
+        while len(numbers) < calls + sum(shape):
             numbers = torch.cat((numbers, torch.randn(len(numbers), generator=generator)))
-        own = numbers[calls:needed]
-        scaled = 1 + 0.1 * own if parameter.dim() < 2 else own / parameter.shape[-1] ** 0.5
-        return scaled.as_strided(parameter.shape, [1] * parameter.dim())
+        own = numbers[calls : calls + sum(shape)]
+        scaled = 1 + 0.1 * own if parameter.dim() < 2 else own / shape[-1] ** 0.5
+        made = scaled.as_strided(shape, [1] * len(shape))
+        if parameter.dim() > 2:
+            made = experts[shape] = made.contiguous()  # grouped products take no overlapping rows
+        return made.expand(parameter.shape)
 
     return make
