@@ -87,6 +87,10 @@ def contents(actor: Actor) -> dict[str, Any]:
     }
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)  # packed weights are no numbers
+
+
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names of what is not the same in two `contents`; tensors are compared bit by bit."""
     found = []
@@ -95,7 +99,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
             mine, theirs = one[part], other[part]
             names = mine.keys() & theirs.keys()
             found += sorted(mine.keys() ^ theirs.keys())
-            found += sorted(name for name in names if not torch.equal(mine[name], theirs[name]))
+            found += sorted(name for name in names if not torch.equal(*map(as_bytes, (mine[name], theirs[name]))))
         elif one[part] != other[part]:
             found.append(part)
     return found
