@@ -14,12 +14,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput
 
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
+from rft.actor.stand_ins import random_numbers, stand_ins
 from rft.batch.columns import over
 
 
@@ -272,20 +273,29 @@ def check_head(model: PreTrainedModel, key: str) -> None:
     states = torch.linspace(-1, 1, 4 * width).view(1, 4, width)
 
     def logits(hidden: Tensor) -> Tensor:
-        scores = hidden.mean(-1, keepdim=True) * torch.linspace(-1, 1, vocabulary, device=hidden.device)
+        scores = hidden.mean(-1, keepdim=True) * torch.linspace(-1, 1, vocabulary)
         return 1e3 * scores  # above any cap
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(stand_ins(model, random_numbers()))  # of layers between the two
         for module in model.base_model.modules():
             if isinstance(module, PreTrainedModel):  # a model may call its decoder itself
-                stack.enter_context(_forward(module, lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=states)))
+                stack.enter_context(_forward(module, lambda *_, **__: _Given(last_hidden_state=states)))
         stack.enter_context(_forward(model.get_output_embeddings(), logits))
         computed = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
-    if computed.is_meta or not torch.allclose(computed, logits(states), rtol=1e-3, atol=1e-3):
+    if not torch.allclose(computed, logits(states), rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
             "log-probabilities here do not include; choose a model without it"
         )
+
+
+class _Given(BaseModelOutput):
+    """The output of a backbone: hidden states, and None for everything else that a model returns beside its logits."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 @contextmanager
