@@ -21,8 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rft.actor.score_moments import forget_moments
-from rft.actor.stored import (
+from rft.actor.loading.stored import (
     StoredWeights,
     UnreadTensor,
     check_stored,
@@ -33,6 +32,7 @@ from rft.actor.stored import (
     needs_transformers,
     open_tensors,
 )
+from rft.actor.score_moments import forget_moments
 from rft.errors import listed
 
 CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values

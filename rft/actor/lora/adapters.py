@@ -19,8 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rft.actor.init import meta_model
+from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
-from rft.actor.stand_ins import stand_ins, zeros
 from rft.ranges import PositiveInt
 
 NAME = "default"  # what peft calls an adapter that is given no name

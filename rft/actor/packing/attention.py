@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
-from rft.actor.stand_ins import random_numbers, stand_ins
 
 NAME = "rft_packed"
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well

@@ -41,7 +41,7 @@ def random_numbers() -> Callable[[Tensor], Tensor]:
     are float32. The experts of a layer are one matrix, which takes memory, once for all layers.
     """
     generator, calls = torch.Generator().manual_seed(0), 0
-    numbers, experts = torch.randn(2**16, generator=generator), dict[tuple[int, ...], Tensor]()
+    numbers, experts = torch.randn(2**12, generator=generator), dict[tuple[int, ...], Tensor]()
 
     def make(parameter: Tensor) -> Tensor:
         nonlocal numbers, calls

@@ -218,9 +218,7 @@ def _local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(
-        slice(start, start + size) for start, size in zip(offset, shape, strict=True)
-    )
+    return tensor.to_local(), tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def _same(one: Any, other: Any) -> bool:

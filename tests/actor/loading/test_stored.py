@@ -6,9 +6,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rft.actor.init import load_model, load_scorer, read_config
-from rft.actor.stored import StoredWeights, find_files, open_tensors
+from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.distributed import start
-from tests.actor.stored_on_ranks import CASES, MODELS, SPLIT, perform
+from tests.actor.loading.stored_on_ranks import CASES, MODELS, SPLIT, perform
 from tests.helpers import MODEL
 
 VOCABULARY = {"large": 4000}  # of the others: that of the tests' tokenizer
@@ -37,7 +37,7 @@ def one_rank(folder):
 @pytest.fixture(scope="module")
 def two_ranks(torchrun, folder, tmp_path_factory):
     results = tmp_path_factory.mktemp("stored") / "results.pt"
-    torchrun("tests/actor/stored_on_ranks.py", folder, results)
+    torchrun("tests/actor/loading/stored_on_ranks.py", folder, results)
     return torch.load(results, weights_only=True)
 
 
@@ -65,7 +65,7 @@ def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(one_rank, two_rank
     assert whole > 2**25
     for shard, peak in (*one_rank["peaks"]["FSDP2"], *two_ranks["peaks"]["FSDP2"]):
         assert shard + EMBEDDING <= peak <= shard + EMBEDDING + SMALL
-    for shard, peak in two_ranks["peaks"]["FSDP2"]:
+    for shard, _ in two_ranks["peaks"]["FSDP2"]:
         assert shard == whole / 2
     for _, peak in two_ranks["peaks"]["WholeFirst"]:
         assert peak > whole
