@@ -11,11 +11,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rft.actor.actor import Actor
+from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.lora.nf4 import PackedLinear
+from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import MODEL, make_actor, make_optimizer, make_strategy, yaml_options
+from tests.helpers import MODEL, make_actor, make_batch, make_optimizer, make_strategy, yaml_options
 
 TINY = MODEL | {"num_hidden_layers": 3}
 LARGE = TINY | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16}
@@ -70,6 +72,13 @@ def build(
     return make_actor(world, strategy, optimizer, key=key, path=path, model_config=None, lora=adapters, **options)
 
 
+def columns(actor: Actor) -> dict[str, torch.Tensor]:
+    """What a model computes; a forward gathers its shards."""
+    batch, outputs = make_batch(), {LanguageNetwork: "logprobs", ValueNetwork: "values"}
+    output = next((name for kind, name in outputs.items() if isinstance(actor.network, kind)), "score")
+    return {output: actor.compute(batch, (output,), 1.0, dummy_row(batch, batch))[output]}
+
+
 def contents(actor: Actor) -> dict[str, Any]:
     """Everything that loading decides: whole tensors, what trains, ties, scales of packed weights, what is exported."""
     network, plain = actor.network, actor.plain_model()
@@ -78,6 +87,7 @@ def contents(actor: Actor) -> dict[str, Any]:
     return {
         "tensors": {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in network.state_dict().items()},
         "buffers": dict(network.named_buffers()),
+        "columns": columns(actor),
         "trains": {name: (p.requires_grad, p.dtype) for name, p in parameters.items()},
         "ties": [[n for n, q in parameters.items() if q is p] for p in network.parameters()],
         "scales": {name: module.state.absmax for name, module in packed.items()},
@@ -95,7 +105,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names of what is not the same in two `contents`; tensors are compared bit by bit."""
     found = []
     for part in one:
-        if part in ("tensors", "buffers", "scales"):
+        if part in ("tensors", "buffers", "scales", "columns"):
             mine, theirs = one[part], other[part]
             names = mine.keys() & theirs.keys()
             found += sorted(mine.keys() ^ theirs.keys())
