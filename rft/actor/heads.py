@@ -5,13 +5,18 @@ sharded. No attention mask is needed: packed rows have their own attention funct
 causal mask hides the padding.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
+from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
@@ -259,22 +264,45 @@ def check_scorer(model: PreTrainedModel, key: str) -> None:
 def check_head(model: PreTrainedModel, key: str) -> None:
     """Checks that a model does not change its logits after the head (soft-capping, scaling), as this module assumes.
 
+    No weight is read: hidden states and logits are given to what the model computes around the two.
+
     Raises:
         ValueError: it does; names the key and the architecture.
     """
-    model.eval()
-    ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
-    head = model.get_output_embeddings()
-    hook = head.register_forward_hook(
-        lambda module, arguments, logits: 1e3 * logits
-    )  # a new model's logits lie below any cap
-    with torch.no_grad():
-        plain_logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        expected = 1e3 * nn.functional.linear(hidden, head.weight, head.bias).float()
-    hook.remove()
-    if not torch.allclose(expected, plain_logits, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+    vocabulary, width = model.get_output_embeddings().weight.shape
+    states = torch.linspace(-1, 1, 4 * width).view(1, 4, width)
+
+    def logits(hidden: Tensor) -> Tensor:
+        scores = hidden.mean(-1, keepdim=True) * torch.linspace(-1, 1, vocabulary)
+        return 1e3 * scores  # above any cap
+
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(stand_ins(model, random_numbers()))  # of layers between the two
+        for module in model.base_model.modules():
+            if isinstance(module, PreTrainedModel):  # a model may call its decoder itself
+                stack.enter_context(_forward(module, lambda *_, **__: _Given(last_hidden_state=states)))
+        stack.enter_context(_forward(model.get_output_embeddings(), logits))
+        computed = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
+    if not torch.allclose(computed, logits(states), rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
             "log-probabilities here do not include; choose a model without it"
         )
+
+
+class _Given(BaseModelOutput):
+    """The output of a backbone: hidden states, and None for everything else that a model returns beside its logits."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+@contextmanager
+def _forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """In the block, a function stands in the place of a module's forward."""
+    vars(module)["forward"] = function
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]

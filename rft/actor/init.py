@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch.profiler import record_function
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
@@ -20,6 +21,17 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rft.actor.loading.stored import (
+    StoredWeights,
+    UnreadTensor,
+    check_stored,
+    fill,
+    find_files,
+    initialize,
+    needed_names,
+    needs_transformers,
+    open_tensors,
+)
 from rft.actor.score_moments import forget_moments
 from rft.errors import listed
 
@@ -94,7 +106,7 @@ def read_config(
 
 
 def load_scorer(
-    path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str
+    path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str, on_meta: bool = False
 ) -> PreTrainedModel:
     """A model of `CLASSIFIERS`, loaded as in `load_model`; if the path has no head, it is drawn from the seed.
 
@@ -115,7 +127,7 @@ def load_scorer(
             f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
             "another model"
         )
-    return load_model(path, config, seed, classifier.kind, headed=False)
+    return load_model(path, config, seed, classifier.kind, headed=False, on_meta=on_meta)
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
@@ -139,27 +151,83 @@ def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
 
 
 def load_model(
-    path: str | None, config: PretrainedConfig, seed: int, kind: Any = AutoModelForCausalLM, headed: bool = True
+    path: str | None,
+    config: PretrainedConfig,
+    seed: int,
+    kind: Any = AutoModelForCausalLM,
+    headed: bool = True,
+    on_meta: bool = False,
 ) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed.
 
     Args:
         headed: the path must have the weights of the head. Without them they are drawn from the seed.
+        on_meta: weights that `read_weights` can read later stay on the meta device. A model without a path is drawn
+            whole, in the order of transformers, so that its numbers depend on the seed alone.
 
     Raises:
-        ValueError: the path lacks weights.
+        ValueError: the path lacks weights, or has some of another shape.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
+        if path is not None and on_meta and (model := _model_to_fill(path, config, kind, headed)) is not None:
+            return model
         if path is not None and LOAD_WEIGHTS.get():
             model, report = kind.from_pretrained(
                 path, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
             )
-            needed = "" if headed else f"{model.base_model_prefix}."
-            if lacking := sorted(name for name in report["missing_keys"] if name.startswith(needed)):
-                raise ValueError(f"{path}: the weights lack {listed(lacking)}; copy the whole model there")
+            _check_lacking(needed_names(model, report["missing_keys"], headed), path)
             return model
         return kind.from_config(config, dtype=torch.float32, **attention(config))
+
+
+def _model_to_fill(path: str, config: PretrainedConfig, kind: Any, headed: bool) -> PreTrainedModel | None:
+    """The model of a path, on the meta device but for what no file holds; None if `from_pretrained` has to read it."""
+    config = copy.deepcopy(config)
+    config.name_or_path = path
+    read = LOAD_WEIGHTS.get()
+    files = find_files(path, config) if read else []
+    if not files and (read or needs_transformers(path, config)):
+        return None
+    with torch.device("meta"):
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
+    if not read:
+        initialize(model, set())
+        return model
+    with open_tensors(files) as tensors:
+        weights = StoredWeights(model, tensors)
+        check_stored(model, weights, path)
+        if weights.ties_differ():
+            return None
+    missing = weights.missing()
+    _check_lacking(needed_names(model, missing, headed), path)
+    initialize(model, missing)
+    if model.can_generate():
+        download = dict.fromkeys(("cache_dir", "proxies", "token", "revision")) | {"subfolder": ""}
+        no = dict.fromkeys(("force_download", "local_files_only", "trust_remote_code"), False)
+        model.adjust_generation_fn(None, True, None, path, **download, **no)
+    return model.eval()
+
+
+def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> None:
+    """Reads the weights of a model that `load_model` has left on the meta device; by now they have memory.
+
+    Args:
+        model: may be sharded and have adapters.
+        plain: the same model as it was before, for its names and shapes.
+        path: that it was made from.
+    """
+    with record_function("loading"):
+        if not LOAD_WEIGHTS.get():
+            fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
+            return
+        with open_tensors(find_files(path, plain.config)) as tensors:
+            fill(model, StoredWeights(plain, tensors).items())
+
+
+def _check_lacking(names: list[str], path: str) -> None:
+    if names:
+        raise ValueError(f"{path}: the weights lack {listed(names)}; copy the whole model there")
 
 
 def attention(config: PretrainedConfig) -> dict[str, str]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
-from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config
+from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config, read_weights
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.packing.attention import use_packed_attention
 
@@ -50,6 +50,8 @@ def build_model(
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
+    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone.
+
     Args:
         context: of the model.
         trains: it has an optimizer; the others are options of `Actor`.
@@ -64,12 +66,10 @@ def build_model(
     if lora is not None:
         lora.find(config, key)
 
-    def load() -> PreTrainedModel:
-        if head in CLASSIFIERS:
-            return load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key)
-        return load_model(path, config, context.seed, headed=head == "lm")
-
-    model = strategy.init_model(load)
+    if head in CLASSIFIERS:
+        model = load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key, strategy.shards_meta)
+    else:
+        model = load_model(path, config, context.seed, headed=head == "lm", on_meta=strategy.shards_meta)
     model_blocks = blocks(model)
     network = add_head(model, head, key)
     plain = empty_like(network.model, device)
@@ -85,6 +85,9 @@ def build_model(
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
+    if path is not None and any(parameter.is_meta for parameter in network.parameters()):
+        strategy.materialize(network)
+        read_weights(network.model, plain, path)
     return ShardedModel(network, model_blocks, plain, adapters)
 
 

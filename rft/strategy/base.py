@@ -75,7 +75,7 @@ class StepResult(NamedTuple):
 class Strategy(ABC):
     """How the models of a run are spread over its processes.
 
-    The life of a model: `check` (the config), `check_model` (the architecture), `init_model`, `parallelize`, `shard`,
+    The life of a model: `check` (the config), `check_model` (the architecture), `parallelize`, `shard`, `materialize`,
     then `begin_training` and, for each update, `backward` for every micro-batch and one `step`.
 
     Args:
@@ -84,10 +84,13 @@ class Strategy(ABC):
         context: the ranks that compute one sequence together, or None where each rank computes its own rows.
 
     Attributes:
+        shards_meta: `shard` takes parameters on the meta device, and `materialize` gives them memory. Otherwise every
+            process loads the whole model before `shard`.
         memory_labels: for `mode=plan`: beginnings of the labels of `torch.profiler.record_function` under which the
             strategy or its library allocates tensors, and the term that these tensors count for.
     """
 
+    shards_meta: ClassVar[bool] = False
     memory_labels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, world: World, dtype: torch.dtype = torch.float32, context: Context | None = None) -> None:
@@ -145,13 +148,6 @@ class Strategy(ABC):
             ValueError: the model cannot be spread; names the key.
         """
 
-    def init_model(self, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-        """The model as `load` makes it, with all of its weights in the memory of this process.
-
-        A strategy may call `load` under another device and fill in the weights in `shard`.
-        """
-        return load()
-
     def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
         """Splits layers in place among the ranks of `context`; called before `shard`.
 
@@ -171,6 +167,9 @@ class Strategy(ABC):
             network: its parameter names stay as they are.
             blocks: parts of the network that are computed one after another.
         """
+
+    def materialize(self, network: nn.Module) -> None:
+        """Gives memory to the shards that `shard` has left on the meta device; they are filled afterwards."""
 
     def loss_scale(self) -> LossScale:
         """The factor of the loss before the backward pass; it moves only where gradients are float16."""

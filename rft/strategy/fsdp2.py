@@ -47,6 +47,7 @@ class FSDP2(Strategy):
         ValueError: names the key where an option does not fit the number of processes or another option.
     """
 
+    shards_meta: ClassVar[bool] = True
     memory_labels: ClassVar[Mapping[str, str]] = {"FSDP::": "gathered", "full_tensor": "gathered"}
 
     def __init__(
@@ -173,7 +174,6 @@ class FSDP2(Strategy):
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one, and all other weights with the root; see `Strategy.shard`."""
-        network.to(self.world.device)
         for block in blocks:
             if self._compile:
                 block.forward = torch.compile(block.forward, dynamic=True)
@@ -188,6 +188,13 @@ class FSDP2(Strategy):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def materialize(self, network: nn.Module) -> None:
+        """See `Strategy.materialize`. Parameters stay the same objects, so tied ones stay tied."""
+        for parameter in network.parameters():
+            if parameter.is_meta:
+                empty = torch.empty_like(parameter, device=self.world.device)
+                torch.utils.swap_tensors(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
 
     def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
         """Adds the gradient of one micro-batch of an update; see `Strategy.backward`.

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rft.actor.init import meta_model
+from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
 from rft.ranges import PositiveInt
 
@@ -138,7 +139,7 @@ class Lora:
             base_model_name_or_path=_unmoved(path),
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), stand_ins(model, zeros):  # peft draws no adapter on the meta device
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model, NAME)
         if self.quantize is not None:

@@ -13,22 +13,32 @@ class PackedLinear(nn.Module):
     The parameter holds the packed bytes, viewed as the compute dtype: FSDP would cast any other dtype.
 
     Args:
-        layer: the layer to quantize; its bias is kept.
+        layer: the layer to quantize; its bias is kept. With a weight on the meta device, `pack` quantizes it later.
         dtype: the compute dtype.
         device: where the scales stay, which are not sharded (at most half a bit per weight).
     """
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.shape, self.bytes = layer.weight.shape, (layer.weight.numel() + 1) // 2
+        self.state: Any = None
+        self._dtype, self._device = dtype, device
+        if layer.weight.is_meta:
+            packed = torch.empty(-(-self.bytes // dtype.itemsize), dtype=dtype, device="meta")
+        else:
+            packed = self.pack(layer.weight.detach())
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = layer.bias
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Quantizes the whole matrix (out, in) and keeps its scales; returns the packed bytes as the compute dtype."""
         from bitsandbytes.functional import quantize_4bit
 
-        super().__init__()
-        numbers = layer.weight.detach().to(device).view(1, -1)  # on CPUs bitsandbytes 0.50 mixes up blocks across rows
+        # on CPUs bitsandbytes 0.50 mixes up blocks across rows
+        numbers = weight.to(self._device, torch.float32).view(1, -1)
         packed, self.state = quantize_4bit(numbers, quant_type="nf4", compress_statistics=True)
-        self.state.dtype = dtype
-        self.shape, self.bytes = layer.weight.shape, packed.numel()
-        packed = nn.functional.pad(packed.flatten(), (0, -self.bytes % dtype.itemsize))
-        self.weight = nn.Parameter(packed.view(dtype), requires_grad=False)
-        self.bias = layer.bias
+        self.state.dtype = self._dtype
+        return nn.functional.pad(packed.flatten(), (0, -self.bytes % self._dtype.itemsize)).view(self._dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., in) to (..., out)."""

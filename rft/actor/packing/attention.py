@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
 
 NAME = "rft_packed"
@@ -142,10 +143,9 @@ def _keeps_rows_apart(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     ids = ids % config.vocab_size
     tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
     rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
-    layout = pack_layout(rows, torch.tensor([2, 2, 0])).to(model.device)
-    ids = ids.to(model.device)
+    layout = pack_layout(rows, torch.tensor([2, 2, 0]))
     packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
-    with _narrow_windows(model, config):
+    with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
         apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         config._attn_implementation = NAME
         together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]

@@ -24,6 +24,7 @@ TERMS = (
     "ema",
     "other models",
     "engine",
+    "loading",
     "gathered",
     "activations",
     "logits",

@@ -1,5 +1,6 @@
 """What a run takes, gone through without numbers: every part of it follows from the config, byte by byte."""
 
+import copy
 import json
 import os
 import subprocess
@@ -144,7 +145,16 @@ def test_the_device_of_the_run_need_not_be_here(forecasts):
 
 
 def test_a_path_is_planned_from_its_config_alone(forecasts):
-    assert forecasts["a path without weights"] == forecasts["plain"]
+    """A new model is drawn whole; one of a path is read into its shards, tensor by tensor."""
+    stored, drawn = (copy.deepcopy(forecasts[name]) for name in ("a path without weights", "plain"))
+    begin, whole = stored["memory"].pop("begin"), drawn["memory"].pop("begin")
+    weights = drawn["memory"]["update"]["weights"]
+    assert 0 < begin["loading"] < weights
+    assert sum(begin.values()) < sum(whole.values())
+    for stage, terms in drawn["memory"].items():
+        assert {term: size for term, size in stored["memory"][stage].items() if term != "loading"} == terms
+        assert stored["memory"][stage]["loading"] == 0
+    assert stored | {"memory": None} == drawn | {"memory": None}
 
 
 def test_models_beside_the_policy_are_counted_where_something_reads_them(terms):

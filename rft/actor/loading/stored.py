@@ -1,0 +1,230 @@
+"""Reads the weights of a model from safetensors files, so that each rank reads its own shards alone.
+
+`from_pretrained` of transformers makes the whole model in each process. Here the model stands on the meta device until
+its strategy has sharded it; then each shard is read from the files, one tensor after another. transformers renames the
+tensors of a checkpoint, and merges or splits some of them (the experts of a layer are one tensor); its own converters
+do so here, for one target after another. Only such a group, and a weight that is packed into 4 bits, is read whole.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
+
+from rft.actor.lora.nf4 import PackedLinear
+
+COMPARED = 2**24  # numbers of two tensors that are compared at a time
+
+
+def needs_transformers(path: str, config: PretrainedConfig) -> bool:
+    """`from_pretrained` has to read the model: it is stored quantized, in other files or as pytorch_model.bin."""
+    pickled = any(Path(path).glob("pytorch_model*.bin")) and not any(Path(path).glob("*.safetensors"))
+    return pickled or not {"quantization_config", "transformers_weights"}.isdisjoint(vars(config))
+
+
+def find_files(path: str, config: PretrainedConfig) -> list[str]:
+    """The safetensors files of a folder or hub name; none where `from_pretrained` has to read the model.
+
+    It also has to where the path is that of an adapter beside a model.
+    """
+    find = partial(cached_file, path, _raise_exceptions_for_missing_entries=False)
+    if needs_transformers(path, config) or find("adapter_config.json") is not None:
+        return []
+    if (single := find(SAFE_WEIGHTS_NAME)) is not None:
+        return [single]
+    if (index := find(SAFE_WEIGHTS_INDEX_NAME)) is None:
+        return []
+    files: list[str] = get_checkpoint_shard_files(path, index)[0]
+    return files
+
+
+@contextmanager
+def open_tensors(files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The tensors of files by their keys. Numbers are read where one of them is indexed."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
+        yield {key: file.get_slice(key) for file in opened for key in file.keys()}
+
+
+class StoredWeights:
+    """The tensors of a checkpoint under the names that they have in a model.
+
+    Args:
+        model: decides the names; its own tensors are not read.
+        tensors: see `open_tensors`.
+
+    Attributes:
+        shapes: of the tensors of the model that the checkpoint holds.
+    """
+
+    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Any]) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._keys: dict[str, str] = {}  # of tensors that are stored as they are in the model, by their names there
+        self._groups: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}  # by the first name that they make
+        transforms = get_model_conversion_mapping(model)
+        self._match(transforms)
+        model._weight_conversions = [transform for transform in transforms if transform.was_used()]  # for its export
+        self.shapes = {name: list(tensors[key].get_shape()) for name, key in self._keys.items()}
+        for name in self._groups:
+            self.shapes |= {made: list(tensor.shape) for made, tensor in self._convert(name, self._outline)}
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Names, and tensors of which only what is indexed is read; those that a converter makes are whole."""
+        for name, key in self._keys.items():
+            yield name, self._tensors[key]
+        for name in self._groups:
+            yield from self._convert(name, self._whole)
+
+    def missing(self) -> set[str]:
+        """The names of the model's tensors that the checkpoint does not hold, under any name of a tied one."""
+        tensors = self._model.state_dict(keep_vars=True)
+        stored = {id(tensors[name]) for name in self.shapes if name in tensors}
+        return {name for name, tensor in tensors.items() if id(tensor) not in stored}
+
+    def ties_differ(self) -> bool:
+        """The checkpoint holds two different tensors for a weight that the config ties. transformers unties them."""
+        tensors, first = self._model.state_dict(keep_vars=True), dict[int, str]()
+        for name in (name for name in self._keys if name in tensors):
+            other = first.setdefault(id(tensors[name]), name)
+            if other != name and not _same(*(self._tensors[self._keys[tied]] for tied in (other, name))):
+                return True
+        return False
+
+    def _match(self, transforms: Sequence[Any]) -> None:
+        """Finds the place of each tensor, as `convert_and_load_state_dict_in_model` of transformers does."""
+        expected, prefix = self._model.state_dict(), self._model.base_model_prefix
+        renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        for key in sorted(self._tensors, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
+            if name not in expected and key in expected:
+                name, pattern = rename_source_key(key, [], [], prefix, expected)
+            if name in expected and pattern is None:
+                self._keys.setdefault(name, key)
+            elif name in expected:
+                self._groups.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, key))
+
+    def _convert(self, name: str, read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        converter, members = self._groups[name]
+        converter = deepcopy(converter)
+        for pattern, key in members:
+            converter.add_tensor(name, key, pattern, partial(read, key))
+        made = converter.convert(name, model=self._model, config=self._model.config)
+        for target, tensor in made.items():
+            yield target, tensor[0] if isinstance(tensor, list) else tensor
+
+    def _whole(self, key: str) -> Tensor:
+        tensor: Tensor = self._tensors[key][...].float()
+        return tensor
+
+    def _outline(self, key: str) -> Tensor:
+        return torch.empty(self._tensors[key].get_shape(), device="meta")
+
+
+class UnreadTensor:
+    """Stands for a stored tensor in `mode=plan`: memory for what is indexed, without numbers, as if it were float32."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = shape
+
+    def __getitem__(self, region: tuple[slice, ...]) -> Tensor:
+        return torch.empty([len(range(size)[part]) for size, part in zip(self._shape, region, strict=True)])
+
+
+def initialize(model: PreTrainedModel, missing: set[str]) -> None:
+    """Gives numbers to what no file holds, on the CPU, as `from_pretrained` does: buffers are computed, weights drawn.
+
+    Args:
+        model: on the meta device, where its other parameters stay.
+        missing: names of parameters.
+    """
+    for path, module in model.named_modules():
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            drawn = f"{path}.{name}".removeprefix(".") in missing
+            real: Tensor = tensor
+            if isinstance(tensor, nn.Parameter) and drawn:
+                real = nn.Parameter(torch.empty_like(tensor, device="cpu"))
+            elif not isinstance(tensor, nn.Parameter):
+                real = torch.empty_like(tensor, device="cpu")
+                drawn |= name in module._non_persistent_buffers_set
+            real._is_hf_initialized = not drawn  # type: ignore[attr-defined]  # `initialize_weights` leaves it
+            setattr(module, name, real)
+    model.initialize_weights()
+
+
+def check_stored(model: PreTrainedModel, weights: StoredWeights, path: str) -> None:
+    """Compares the shapes of a checkpoint with those of a model.
+
+    Raises:
+        ValueError: a tensor has another shape.
+    """
+    for name, tensor in model.state_dict().items():
+        if weights.shapes.get(name, list(tensor.shape)) != list(tensor.shape):
+            raise ValueError(
+                f"{path}: {name} has the shape {weights.shapes[name]}, but the model needs {list(tensor.shape)}; one "
+                "of the two belongs to another model"
+            )
+
+
+def needed_names(model: PreTrainedModel, missing: set[str], headed: bool) -> list[str]:
+    """The missing names that a checkpoint must have: those of the head only if it is `headed`; sorted."""
+    prefix = "" if headed else f"{model.base_model_prefix}."
+    ignored = re.compile("|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ["(?!)"]))
+    return sorted(name for name in missing if name.startswith(prefix) and not ignored.search(name))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, stored: Iterator[tuple[str, Any]]) -> None:
+    """Writes stored tensors into the parameters of a model, which may be sharded, have adapters or be packed.
+
+    Args:
+        stored: names in a model without adapters, and tensors that are indexed by a slice of each dimension.
+    """
+    places = {
+        f"{path}.{name}".removeprefix(".").replace(".base_layer.", "."): (module, tensor)
+        for path, module in model.named_modules()
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    }
+    for name, source in stored:
+        if name not in places:
+            continue
+        module, tensor = places[name]
+        if isinstance(module, PackedLinear) and tensor is module.weight:
+            source = module.pack(source[tuple(slice(0, size) for size in module.shape)])
+        local, region = _local_part(tensor)
+        if local.numel():
+            local.copy_(source[region])
+
+
+def _local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """This rank's part of a tensor, and where it lies in the whole one."""
+    if not isinstance(tensor, DTensor):
+        return tensor, tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Two stored tensors are equal; read in parts."""
+    shape = one.get_shape()
+    if shape != other.get_shape():
+        return False
+    step = max(1, COMPARED // max(1, shape[-1]))
+    return all(torch.equal(one[i : i + step], other[i : i + step]) for i in range(0, shape[0], step))
