@@ -160,12 +160,15 @@ def engine_context(
     **engine_args: Any,
 ) -> EngineContext:
     """What a run gives to an engine; without a world, for engines that need none."""
-    return EngineContext(world, model, tokenizer, folder, engine_args, lora)
+    return EngineContext(world, model, tokenizer, folder, engine_args, lora, model.dtype)
 
 
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
-    """The engine of rollout=hf."""
-    return HFEngine(engine_context(model, tokenizer), max_rows)
+    """The engine of rollout=hf, with the weights of the model."""
+    weights = list(model.state_dict().items())
+    engine = HFEngine(engine_context(model, tokenizer), max_rows, None)
+    engine.update_weights(0, weights)
+    return engine
 
 
 def batch_of(keep: Any, group: Any = None, **columns: Any) -> TensorDict:

@@ -178,9 +178,10 @@ class DryRun:
 
     def _publish(self, stage: str) -> None:
         def tracked() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in self.policy.weights():
+            for name, tensor in self.policy.weights(self._sampler.gather_options):
                 self._tracker.assign("engine", [tensor])
                 yield name, tensor
+                del tensor  # before the next one is gathered
 
         with self._tracker.stage(stage):
             self._sampler.publish(self._version, tracked())

@@ -34,7 +34,12 @@ from rft.modes.plan.skip_compute import tensors_in
 COMPOSITE = "CompositeImplicitAutograd"
 UNLABELLED = "activations"
 GATHERED = "gathered"
-LABELS = {"logits": "logits", "ema": "ema", "kv cache": "kv cache"}  # of `record_function` in this package
+LABELS = {
+    "logits": "logits",
+    "ema": "ema",
+    "kv cache": "kv cache",
+    "engine": "engine",
+}  # of `record_function` in this package
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose results are gathered tensors
 
 
