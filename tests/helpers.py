@@ -157,10 +157,11 @@ def engine_context(
     folder: Path = Path("/nowhere"),
     world: Any = None,
     lora: Lora | None = None,
+    computes: torch.dtype | None = None,
     **engine_args: Any,
 ) -> EngineContext:
-    """What a run gives to an engine; without a world, for engines that need none."""
-    return EngineContext(world, model, tokenizer, folder, engine_args, lora, model.dtype)
+    """What a run gives to an engine; without a world, for engines that need none. `computes`: as the trainer does."""
+    return EngineContext(world, model, tokenizer, folder, engine_args, lora, computes or model.dtype)
 
 
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
