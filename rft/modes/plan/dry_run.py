@@ -97,6 +97,7 @@ class DryRun:
             for self._hooks.limit in (1, 2):
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
+                self._sampler.release()
                 tracker.assign("batch", _tensors(batch))
                 with tracker.stage(names["annotate"]):
                     step = trainer.compute_columns(stage, batch, metrics)
