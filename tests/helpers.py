@@ -166,9 +166,8 @@ def engine_context(
 
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
     """The engine of rollout=hf, with the weights of the model."""
-    weights = list(model.state_dict().items())
-    engine = HFEngine(engine_context(model, tokenizer), max_rows, None)
-    engine.update_weights(0, weights)
+    weights, engine = model.state_dict(), HFEngine(engine_context(model, tokenizer), max_rows, None)
+    engine.update_weights(0, weights.items())
     return engine
 
 
@@ -311,8 +310,7 @@ def update(
 
 
 def weights(actor: Actor) -> dict[str, Tensor]:
-    tensors = actor.network.state_dict().items()
-    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(tensors)}
+    return {name: full.clone() for name, full in actor.strategy.full_tensors(actor.network.state_dict().items())}
 
 
 def job(shares: list[list[int]] = EVEN, **changes: Any) -> dict[str, Any]:
