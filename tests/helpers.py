@@ -162,15 +162,18 @@ def engine_context(
     folder: Path = Path("/nowhere"),
     world: Any = None,
     lora: Lora | None = None,
+    computes: torch.dtype | None = None,
     **engine_args: Any,
 ) -> EngineContext:
-    """What a run gives to an engine; without a world, for engines that need none."""
-    return EngineContext(world, model, tokenizer, folder, engine_args, lora)
+    """What a run gives to an engine; without a world, for engines that need none. `computes`: as the trainer does."""
+    return EngineContext(world, model, tokenizer, folder, engine_args, lora, computes or model.dtype)
 
 
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
-    """The engine of rollout=hf."""
-    return HFEngine(engine_context(model, tokenizer), max_rows)
+    """The engine of rollout=hf, with the weights of the model."""
+    weights, engine = model.state_dict(), HFEngine(engine_context(model, tokenizer), max_rows, None)
+    engine.update_weights(0, weights.items())
+    return engine
 
 
 def batch_of(keep: Any, group: Any = None, **columns: Any) -> TensorDict:
@@ -312,8 +315,7 @@ def update(
 
 
 def weights(actor: Actor) -> dict[str, Tensor]:
-    tensors = actor.network.state_dict().items()
-    return {name: tensor.detach().clone() for name, tensor in actor.strategy.full_tensors(tensors)}
+    return {name: full.clone() for name, full in actor.strategy.full_tensors(actor.network.state_dict().items())}
 
 
 def job(shares: list[list[int]] = EVEN, **changes: Any) -> dict[str, Any]:

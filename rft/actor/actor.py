@@ -31,6 +31,7 @@ from rft.batch.columns import candidates
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
+from rft.strategy.gather import WHOLE, GatherOptions
 
 
 class Actor(TrainableModel):
@@ -146,11 +147,12 @@ class Actor(TrainableModel):
             return None
         return model_flops(self.cost, batch, self.micro_batcher.shared(batch))
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """See `ColumnModel.weights`. On one rank the tensors are not copies. With adapters they are `LoraWeights`."""
+    def weights(self, options: GatherOptions = WHOLE) -> Iterable[tuple[str, Tensor]]:
+        """See `ColumnModel.weights`. On one rank tensors that are not rounded are no copies. With adapters they are
+        `LoraWeights`."""
         if self.adapters is not None:
-            return LoraWeights(self.adapters, self.strategy.full_tensors, self._base_version)
-        return self.strategy.full_tensors(self._tensors())
+            return LoraWeights(self.adapters, self.strategy.full_tensors, options, self._base_version)
+        return self.strategy.full_tensors(self._tensors(), options)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         if self.adapters is not None:

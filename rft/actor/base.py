@@ -21,6 +21,7 @@ from rft.algorithm.objective import Update
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.base import Strategy
+from rft.strategy.gather import WHOLE, GatherOptions
 
 Columns = dict[str, Tensor]  # (B, T) or (B, T, K) each
 TRAINING_STATE = ("optimizer", "scheduler", "scale", "average")  # keys of the state of a model that a stage begins anew
@@ -168,8 +169,12 @@ class ColumnModel(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot become a copy of the policy")
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Names and whole tensors of the model, one at a time, for an engine that samples with it. A collective."""
+    def weights(self, options: GatherOptions = WHOLE) -> Iterable[tuple[str, Tensor]]:
+        """Names and whole tensors of the model, one at a time, for an engine that samples with it. A collective.
+
+        Args:
+            options: what the engine needs; see `Strategy.full_tensors`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no weights to sample with")
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import processors
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
@@ -113,9 +113,14 @@ def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        zeros = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+        zeros = expanded_zero(parameter.shape, parameter.dtype, device)
         memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
     return copy.deepcopy(model, memo).to(device)
+
+
+def expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One zero, expanded to a shape: a tensor that takes no memory."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

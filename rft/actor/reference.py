@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
 from rft.actor.lora.adapters import Adapters
+from rft.strategy.gather import WHOLE, GatherOptions
 
 
 class AdapterReference(ColumnModel):
@@ -55,10 +56,10 @@ class AdapterReference(ColumnModel):
         with self._in_place():
             return self.policy.compute_outputs(batch, outputs, temperature, dummy)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, options: GatherOptions = WHOLE) -> Iterator[tuple[str, Tensor]]:
         """See `ColumnModel.weights`."""
         with self._in_place():
-            yield from self.policy.weights()
+            yield from self.policy.weights(options)
 
     def state_dict(self) -> dict[str, Any]:
         """The kept adapters."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from rft.algorithm.roles import POLICY
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
+from rft.strategy.gather import WHOLE, GatherOptions
 
 
 class Sampler(ABC):
@@ -22,14 +23,19 @@ class Sampler(ABC):
     ) -> list[list[Completion]]:
         """Samples every request of this rank with the published weights; see `Engine.generate`."""
 
+    @property
+    def gather_options(self) -> GatherOptions:
+        """How `publish` takes the weights of a sharded model."""
+        return WHOLE
+
     @abstractmethod
     def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
         """Hands over the weights that sample from now on. A collective.
 
         Args:
             version: of the weights; every token sampled from now on is stamped with it.
-            weights: names and whole tensors as in the state dict of the transformers model. They are read only if the
-                sampler does not hold them yet.
+            weights: names and whole tensors as in the state dict of the transformers model, gathered by
+                `gather_options`. They are read only if the sampler does not hold them yet.
             model: the key in the config of the model that they belong to. Versions of different models are unrelated.
         """
 
@@ -65,6 +71,11 @@ class EngineSampler(Sampler):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.held: tuple[str, int] | None = None
+
+    @property
+    def gather_options(self) -> GatherOptions:
+        """Those of the engine."""
+        return self.engine.gather_options
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None

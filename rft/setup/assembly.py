@@ -331,10 +331,9 @@ class Job(Components):
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
         run = self.run
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
-        engine = run.rollout.engine_args.get("dtype", DTYPE)
         fresh = run.algorithm.old_logprobs == "actor" or run.batch.minibatches * run.batch.epochs == 1
         same = run.algorithm.sampler == POLICY and not run.rollout.truncates()
-        return fresh and same and (trainer, engine) == (DTYPE, DTYPE)
+        return fresh and same and (trainer, self.engine_dtype()) == (DTYPE, DTYPE)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""

@@ -26,11 +26,13 @@ from rft.registry import Target
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.sampler import Sampler
+from rft.setup.constraints import engine_options
 from rft.setup.parts import check_config, check_steps, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
 from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
+from rft.strategy.base import DTYPES
 from rft.train.schedules import Schedule
 
 
@@ -166,6 +168,7 @@ class Components:
         self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
     ) -> Engine:
         """The engine of `rollout`, without weights; see `EngineContext`."""
+        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         context = EngineContext(
             world=world,
             model=model,
@@ -173,8 +176,15 @@ class Components:
             folder=folder,
             engine_args=self.run.rollout.engine_args,
             lora=self.actor.options["lora"],
+            dtype=DTYPES[trainer],
         )
         return self.engine.build(context=context)
+
+    def engine_dtype(self) -> str:
+        """The name of the dtype in which the engine computes."""
+        options = engine_options(self.run.rollout, self.engine, self.actor)
+        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        return self.engine.factory.compute_dtype(options, trainer)
 
     def evaluator(
         self,

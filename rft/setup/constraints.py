@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -136,6 +137,11 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
             )
 
 
+def engine_options(rollout: Rollout, engine: Target, actor: Target) -> dict[str, Any]:
+    """The options by which an engine checks itself; see `Engine.check`."""
+    return engine.options | {"engine_args": rollout.engine_args, "lora": actor.options["lora"]}
+
+
 def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
     """Checks the options of the engine, how it samples, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:
@@ -144,8 +150,7 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    options = engine.options | {"engine_args": rollout.engine_args, "lora": actor.options["lora"]}
-    engine.factory.check(options, rollout)
+    engine.factory.check(engine_options(rollout, engine, actor), rollout)
     with prefixed("rollout."):
         engine.factory.check_sampling(rollout, logprobs=True)
 

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
 from rft.strategy.context import Context
+from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -223,10 +224,15 @@ class Strategy(ABC):
         """Frees what a forward without a backward has gathered."""
 
     @abstractmethod
-    def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole tensors from sharded ones, one at a time. A collective.
+    def full_tensors(
+        self, tensors: Iterable[tuple[str, Tensor]], options: GatherOptions = WHOLE
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors from sharded ones, one at a time. A collective: every rank reads it to its end.
 
         On one rank they may share the storage of what is given.
+
+        Args:
+            options: what the reader needs; a strategy may yield more, and tensors of more bytes.
         """
 
     @abstractmethod

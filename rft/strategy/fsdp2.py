@@ -17,6 +17,7 @@ from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.base import DTYPES, ModelFacts, Strategy
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
+from rft.strategy.gather import WHOLE, GatherOptions, gather
 from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
@@ -219,13 +220,20 @@ class FSDP2(Strategy):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """See `Strategy.full_tensors`. On one rank they share the storage of the given tensors."""
+    def full_tensors(
+        self, tensors: Iterable[tuple[str, Tensor]], options: GatherOptions = WHOLE
+    ) -> Iterator[tuple[str, Tensor]]:
+        """See `Strategy.full_tensors`. On one rank they share the storage of given tensors that are not rounded."""
+        taken = self.world.rank == 0 or not options.rank_zero_only
         for name, tensor in tensors:
+            whole: Tensor | None = tensor
             if isinstance(tensor, DTensor):
                 with record_function("full_tensor"):
-                    tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
-            yield name, tensor
+                    whole = gather(tensor, options)
+            del tensor
+            if taken and whole is not None:
+                yield name, whole
+            del whole  # before the next one is gathered
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm`."""

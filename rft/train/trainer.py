@@ -264,7 +264,7 @@ class Trainer:
         """Publishes the weights that a stage samples with; the version of the policy is the number of the step."""
         key = stage.sampler
         version = self.step if key == POLICY else self.step - stage.weights_age(key, done)
-        self.sampler.publish(version, self.models[key].weights(), key)
+        self.sampler.publish(version, self.models[key].weights(self.sampler.gather_options), key)
 
     def describe(self, batch: TensorDict, metrics: Metrics, seconds: float) -> None:
         """Adds what is known of the batch as a whole."""
@@ -323,7 +323,7 @@ class Trainer:
             return {}
         started = time.perf_counter()
         if self.evaluator.samples:
-            self.sampler.publish(self.step, self.policy.weights(), POLICY)
+            self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
             numbers, answers = self.evaluator.run(self.log.progress)
         self.evaluated = self.step
@@ -335,7 +335,7 @@ class Trainer:
         """Answers the canary tasks if that is due, adds to the numbers and texts, and says why the run must stop."""
         if self.canary is None or not stage.source.samples() or not self.canary.due(self.step):
             return ""
-        self.sampler.publish(self.step, self.policy.weights(), POLICY)
+        self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
             result = self.canary.run(self.step, self.log.progress)
         if result.accuracy is not None:

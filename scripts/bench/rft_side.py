@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -22,12 +22,18 @@ class ForcedLengths(HFEngine):
     A step begins with sampling and ends with new weights; `cpu.json` holds the processor seconds of every step.
 
     Args:
-        context, max_rows: as in `HFEngine`.
+        context, max_rows, dtype: as in `HFEngine`.
         workload: its folder.
     """
 
-    def __init__(self, context: EngineContext, max_rows: int, workload: str) -> None:
-        super().__init__(context, max_rows)
+    def __init__(
+        self,
+        context: EngineContext,
+        max_rows: int,
+        dtype: Literal["float32", "bfloat16", "float16"] | None,
+        workload: str,
+    ) -> None:
+        super().__init__(context, max_rows, dtype)
         self.ends = []
         self._lengths = Lengths(Path(workload), context.tokenizer)
         self._file = Path(workload) / "cpu.json"

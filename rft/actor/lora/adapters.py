@@ -7,7 +7,7 @@ adapters on the head, whose weight the log-probabilities are computed with direc
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
 from rft.ranges import PositiveInt
+from rft.strategy.gather import GatherOptions
 
 NAME = "default"  # what peft calls an adapter that is given no name
 
@@ -221,24 +222,26 @@ class LoraWeights(Iterable[tuple[str, Tensor]]):
 
     Attributes:
         adapters: of the model.
-        gather: makes tensors whole, one at a time.
+        gather: `Strategy.full_tensors`.
+        options: how merged weights and base weights are gathered. Adapters are not rounded.
         base_version: another number when the weights beside the adapters have changed.
     """
 
     adapters: Adapters
-    gather: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
+    gather: Callable[[Iterator[tuple[str, Tensor]], GatherOptions], Iterator[tuple[str, Tensor]]]
+    options: GatherOptions
     base_version: int
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self.gather(self.adapters.merged())
+        return self.gather(self.adapters.merged(), self.options)
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
         """See `Adapters.base`."""
-        return self.gather(self.adapters.base())
+        return self.gather(self.adapters.base(), self.options)
 
     def alone(self) -> Iterator[tuple[str, Tensor]]:
         """What `Adapters.save` writes."""
-        return self.gather(self.adapters.tensors())
+        return self.gather(self.adapters.tensors(), replace(self.options, dtype=None))
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:

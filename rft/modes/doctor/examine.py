@@ -37,12 +37,12 @@ class RunFacts:
     Attributes:
         truncates: whether training samples from a truncated distribution.
         dtype: strategy.dtype.
-        engine_dtype: rollout.engine_args.dtype, or None.
+        engine_dtype: in which the engine computes.
     """
 
     truncates: bool
     dtype: str
-    engine_dtype: str | None
+    engine_dtype: str
 
 
 class Examination:
@@ -112,7 +112,7 @@ class Examination:
 
     def publish(self, factor: float = 1.0) -> None:
         """Publishes the policy's weights times a factor."""
-        weights = self.trainer.policy.weights()
+        weights = self.trainer.policy.weights(self.sampler.gather_options)
         self.sampler.release()
         self.trainer.step += 1  # every publication needs a new version
         if factor != 1.0:
@@ -283,10 +283,10 @@ class Examination:
     def unexplained(self) -> str:
         """The message for a gap that no cause explains."""
         dtype, engine_dtype = self.facts.dtype, self.facts.engine_dtype
-        if engine_dtype not in (None, dtype):
+        if engine_dtype != dtype:
             return (
-                f"rollout.engine_args.dtype={engine_dtype} is not strategy.dtype={dtype}, and no other cause explains "
-                "the gap"
+                f"the engine computes in {engine_dtype}, which is not strategy.dtype={dtype}, and no other cause "
+                "explains the gap"
             )
         return "trainer and engine disagree, and no known cause explains the gap; see the worst tokens"
 

@@ -8,6 +8,7 @@ from rft.algorithm.roles import POLICY
 from rft.rollout.engine.base import Completion, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
+from rft.strategy.gather import GatherOptions
 
 
 class OverridingSampler(Sampler):
@@ -25,6 +26,11 @@ class OverridingSampler(Sampler):
         self.plain = False
         self.greedy = False
         self._own = own
+
+    @property
+    def gather_options(self) -> GatherOptions:
+        """Those of the sampler of the run."""
+        return self._own.gather_options
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None

@@ -78,7 +78,7 @@ def run(config: dict[str, Any], console: Console) -> float:
             facts = RunFacts(
                 run.rollout.truncates(),
                 spread.compute_dtype(job.strategy.options),
-                run.rollout.engine_args.get("dtype"),
+                job.engine_dtype(),
             )
             report = DoctorReport(world, console)
             return Examination(trainer, stage, job.sampler, facts, twin, report).examine()

@@ -97,6 +97,7 @@ class DryRun:
             for self._hooks.limit in (1, 2):
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
+                self._sampler.release()
                 tracker.assign("batch", _tensors(batch))
                 with tracker.stage(names["annotate"]):
                     step = trainer.compute_columns(stage, batch, metrics)
@@ -178,9 +179,10 @@ class DryRun:
 
     def _publish(self, stage: str) -> None:
         def tracked() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in self.policy.weights():
+            for name, tensor in self.policy.weights(self._sampler.gather_options):
                 self._tracker.assign("engine", [tensor])
                 yield name, tensor
+                del tensor  # before the next one is gathered
 
         with self._tracker.stage(stage):
             self._sampler.publish(self._version, tracked())

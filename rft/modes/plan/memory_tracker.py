@@ -39,6 +39,7 @@ LABELS = {
     "ema": "ema",
     "kv cache": "kv cache",
     "loading": "loading",
+    "engine": "engine",
 }  # of `record_function` in this package
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose results are gathered tensors
 

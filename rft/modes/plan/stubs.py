@@ -13,6 +13,7 @@ from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
+from rft.strategy.gather import GatherOptions
 
 
 class StubTokenizer:
@@ -91,6 +92,11 @@ class StubSampler(Sampler):
 
     encoder: StubEncoder
     own: Sampler
+
+    @property
+    def gather_options(self) -> GatherOptions:
+        """Those of the sampler of the run."""
+        return self.own.gather_options
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.lora.adapters import Lora
 from rft.distributed import World
 from rft.rollout.engine.sampling import Sampling
+from rft.strategy.gather import WHOLE, GatherOptions
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class EngineContext:
         folder: of the run; all ranks can read and write it.
         engine_args: `rollout.engine_args` of the config.
         lora: `actor.lora` of the config, or None.
+        dtype: in which the trainer computes.
     """
 
     world: World
@@ -98,6 +101,7 @@ class EngineContext:
     folder: Path
     engine_args: dict[str, Any]
     lora: Lora | None
+    dtype: torch.dtype
 
 
 class Engine(ABC):
@@ -113,9 +117,12 @@ class Engine(ABC):
 
     Attributes:
         facts: what is true of every engine of the class.
+        gather_options: how `update_weights` takes the weights of a sharded model; by default whole, as they are, on
+            every rank.
     """
 
     facts: ClassVar[EngineFacts] = EngineFacts()
+    gather_options: GatherOptions = WHOLE
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
@@ -140,6 +147,16 @@ class Engine(ABC):
         Raises:
             ValueError: it cannot; the message begins with the option (`top_p=0.9: ...`), without its node.
         """
+
+    @classmethod
+    def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
+        """The name of the dtype in which the engine computes.
+
+        Args:
+            options: as for `check`.
+            trainer: the name of the dtype in which the trainer computes.
+        """
+        return str(options["engine_args"].get("dtype", trainer))
 
     @classmethod
     def unread(cls, options: dict[str, Any]) -> dict[str, str]:

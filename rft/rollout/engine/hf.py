@@ -4,18 +4,23 @@ Left out: paged storage, and rows that join a running batch (rows above `max_row
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
-from rft.actor.model import end_tokens
+from rft.actor.logprobs import LogitBlocks
+from rft.actor.model import end_tokens, expanded_zero
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
 from rft.rollout.engine.texts import decode, in_order, make_completion
+from rft.strategy.base import DTYPES
+from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
@@ -24,19 +29,43 @@ FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, whic
 class HFEngine(Engine):
     """Samples from a causal language model of transformers, in this process.
 
+    While it is awake, every rank holds all weights in `dtype`; asleep, none. It does not sample from the shards, since
+    that would gather every block once for each token.
+
     Args:
         context: of the run. `update_weights` replaces the parameters of its model.
         max_rows: most rows decoded at once; more is faster and takes more memory for keys and values.
+        dtype: of the weights and of what they compute, but for the logits, which are float32; null: the dtype in which
+            the trainer computes.
     """
 
     facts = EngineFacts(plain_torch=True)
 
-    def __init__(self, context: EngineContext, max_rows: PositiveInt) -> None:
+    def __init__(
+        self, context: EngineContext, max_rows: PositiveInt, dtype: Literal["float32", "bfloat16", "float16"] | None
+    ) -> None:
+        self.dtype = context.dtype if dtype is None else DTYPES[dtype]
+        self.gather_options = GatherOptions(self.dtype)
         self.model = context.model.eval().requires_grad_(False)
+        self.sleep()
+        if self.dtype.itemsize < torch.float32.itemsize:
+            head = self.model.get_output_embeddings()
+            vars(head)["forward"] = partial(float32_logits, head)
         self.tokenizer = context.tokenizer
         self.max_rows = max_rows
         self.version = 0
         self.ends = end_tokens(self.model, self.tokenizer)
+
+    @classmethod
+    def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
+        """See `Engine.compute_dtype`."""
+        return str(options["dtype"] or trainer)
+
+    def sleep(self) -> None:
+        """Drops the weights: each parameter is one zero, expanded to its shape."""
+        for parameter in self.model.parameters():
+            dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
+            parameter.data = expanded_zero(parameter.shape, dtype, parameter.device)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
@@ -51,8 +80,10 @@ class HFEngine(Engine):
             assert name in targets, f"the model has no weight {name!r}"
             target = targets[name]
             assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
-            target.data = tensor.detach().to(target.device, target.dtype)
+            with record_function("engine"):  # mode=plan counts what is allocated under this label
+                target.data = tensor.detach().to(target.device, target.dtype)
             missing.pop(id(target), None)
+            del tensor  # before the next one is gathered
         assert not missing, f"missing weights: {sorted(missing.values())}"
         self.version = version
 
@@ -183,6 +214,15 @@ class StopStrings:
             self.tails[row] = [*self.tails[row][1 - self.window :], token]
         texts = decode(self.tokenizer, [self.tails[row] for row in places])
         return torch.tensor([any(s in text for s in self.strings) for text in texts], device=rows.device)
+
+
+def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
+    """The logits (R, T, V) of states (R, T, D) in float32, computed as the trainer does, for a head of fewer bits."""
+    blocks = LogitBlocks(states.flatten(0, 1), head.weight, head.bias, 1.0)
+    logits = torch.empty(*states.shape[:2], len(head.weight), dtype=blocks.dtype, device=states.device)
+    for part, _, values in blocks:
+        logits[..., part] = values.view(*states.shape[:2], -1)
+    return logits
 
 
 def draw(logits: Tensor, streams: Tensor, step: int, sampling: Sampling) -> tuple[Tensor, Tensor]:

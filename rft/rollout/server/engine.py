@@ -32,6 +32,7 @@ from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import Sampled
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
+from rft.strategy.gather import GatherOptions
 
 Written = WeightVersion | OSError | ValueError | None  # on rank 0 the weights, or the error; None on other ranks
 
@@ -69,6 +70,7 @@ class ServersEngine(ServableEngine):
                 f"are reachable from one machine only; start them with mode=serve and give {KEY}.addresses"
             )
         self.version = 0
+        self.gather_options = GatherOptions(servers.torch_dtype, rank_zero_only=True)
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)

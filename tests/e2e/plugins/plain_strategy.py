@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
 from rft.strategy.base import ModelFacts, Strategy
+from rft.strategy.gather import WHOLE, GatherOptions
 
 
 class PlainStrategy(Strategy):
@@ -53,7 +54,9 @@ class PlainStrategy(Strategy):
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(list(parameters), max_norm)
 
-    def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(
+        self, tensors: Iterable[tuple[str, Tensor]], options: GatherOptions = WHOLE
+    ) -> Iterator[tuple[str, Tensor]]:
         return iter(tensors)
 
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:

@@ -73,8 +73,8 @@ class Rounds(HFEngine):
 
 
 class ComputesInBfloat16(HFEngine):
-    def __init__(self, context, max_rows):
-        super().__init__(replace(context, model=context.model.to(torch.bfloat16)), max_rows)
+    def __init__(self, context, max_rows, dtype):
+        super().__init__(replace(context, dtype=torch.bfloat16), max_rows, dtype)
 
 
 class Lies(HFEngine):

@@ -13,8 +13,9 @@ import torch
 from rft.distributed import World, pretend, start, stop
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
+from rft.rollout.engine.hf import HFEngine
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import TERMS, make_algorithm, make_batch, small_actor, update
+from tests.helpers import TERMS, engine_context, make_algorithm, make_batch, small_actor, update
 
 
 def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]:
@@ -28,6 +29,14 @@ def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]
         with tracker.stage("weights"):
             tensors = [tensor for _, tensor in actor.weights()]
         assert tensors
+        del tensors
+        engine = HFEngine(engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16), 8, None)
+        for stage in ("sync", "another sync"):
+            with tracker.stage(stage):
+                engine.update_weights(0, actor.weights(engine.gather_options))
+        engine.sleep()
+        with tracker.stage("asleep"):
+            pass
     return tracker.peaks()
 
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from rft.rollout.engine.base import Request
-from tests.helpers import hf_engine
-from tests.rollout.word_models import MODELS, build, prompts_of, sampling
+from rft.rollout.engine.hf import HFEngine, float32_logits
+from rft.strategy.gather import GatherOptions
+from tests.helpers import engine_context, hf_engine
+from tests.rollout.word_models import MODELS, VOCABULARY, build, prompts_of, sampling, word_tokenizer
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
@@ -49,3 +51,60 @@ def test_weights_must_be_all_there_and_known(tokenizer):
     tensors.pop("model.norm.weight")
     with pytest.raises(AssertionError, match=r"model\.norm\.weight"):
         engine.update_weights(1, tensors.items())
+
+
+def bare(dtype, own=None):
+    """An engine without weights, whose trainer computes in a dtype, and weights for it in float32."""
+    model = build().float()
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    return HFEngine(engine_context(model, word_tokenizer(VOCABULARY), computes=dtype), 64, own), weights
+
+
+def held(engine):
+    """Bytes of the storages of the parameters."""
+    return sum(parameter.untyped_storage().nbytes() for parameter in engine.model.parameters())
+
+
+def test_the_engine_holds_the_trainers_dtype_unless_it_has_its_own():
+    for trainer, own, dtype in (
+        (torch.float32, None, torch.float32),
+        (torch.bfloat16, None, torch.bfloat16),
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.float32, "float16", torch.float16),
+    ):
+        engine, weights = bare(trainer, own)
+        assert engine.gather_options == GatherOptions(dtype)
+        engine.update_weights(1, weights.items())
+        assert {parameter.dtype for parameter in engine.model.parameters()} == {dtype}
+        shared = engine.model.model.norm.weight.data_ptr() == weights["model.norm.weight"].data_ptr()
+        assert shared == (dtype == torch.float32), "what is not rounded is not copied"
+        assert HFEngine.compute_dtype({"dtype": own}, str(trainer).removeprefix("torch.")) == str(dtype)[6:]
+
+
+def test_asleep_it_holds_nothing_and_wakes_with_the_same_answers():
+    for dtype in (torch.float32, torch.bfloat16):
+        engine, weights = bare(dtype)
+        names = len(list(engine.model.parameters()))
+        assert held(engine) == names * dtype.itemsize, "it comes without weights"
+        requests = [Request(prompts_of(5)[0], [1, 2])]
+        engine.update_weights(1, weights.items())
+        first = engine.generate(requests, sampling())
+        assert held(engine) > 100 * names * dtype.itemsize
+        engine.sleep()
+        assert held(engine) == names * dtype.itemsize
+        engine.update_weights(1, weights.items())
+        assert engine.generate(requests, sampling()) == first
+
+
+def test_logits_of_a_narrow_head_are_float32():
+    """Logits near 300 in bfloat16 would be multiples of 2."""
+    head = torch.nn.Linear(2, 3, dtype=torch.bfloat16).requires_grad_(False)
+    head.weight.data = torch.tensor([[256.0, 1.0], [256.0, 1.5], [0.0, 1.0]], dtype=torch.bfloat16)
+    head.bias.data = torch.tensor([0.5, 0.0, 0.0], dtype=torch.bfloat16)
+    states = torch.tensor([[[1.0, 1.0]], [[0.0, 2.0]]], dtype=torch.bfloat16)
+    found = float32_logits(head, states)
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[[257.5, 257.5, 1.0]], [[2.5, 3.0, 2.0]]]
+    engine, weights = bare(torch.bfloat16)
+    engine.update_weights(1, weights.items())
+    assert engine.model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
