@@ -302,8 +302,10 @@ def model_facts(
             hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
             optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
         head = options["head"]
-        lora, partly_frozen = options["lora"] is not None, bool(options["lora"] or options["frozen"])
-        facts[key] = ModelFacts(head, head in CLASSIFIERS, lora, optimizers, hooked, partly_frozen)
+        lora, partly_frozen = options["lora"], bool(options["lora"] or options["frozen"])
+        quantized = lora is not None and lora.quantize is not None
+        own_rows = head in CLASSIFIERS
+        facts[key] = ModelFacts(head, own_rows, lora is not None, optimizers, hooked, partly_frozen, quantized)
     return facts
 
 
