@@ -19,9 +19,9 @@ LABEL = "offload activations"  # of `record_function`: mode=plan counts what is 
 class ActivationOffload:
     """Copies what the blocks of a network keep for the backward pass to host memory, and back.
 
-    On a GPU the host memory is pinned, and a second stream copies while the network computes: the activations of a block
-    to the host during the forward of the next block, and back during the backward of the next block. So the device holds
-    those of two blocks. Those of the last block stay, as its backward pass comes first.
+    On a GPU the host memory is pinned, and a second stream copies while the network computes: the activations of a
+    block to the host during the forward of the next block, and back during the backward of the next block. So the
+    device holds those of two blocks. Those of the last block stay, as its backward pass comes first.
 
     Args:
         device: of the network.
@@ -94,7 +94,7 @@ class BlockActivations:
         self._offload = offload
         self._staying = staying
         self._before = before
-        self._numbers: dict[tuple[int, int], int] = {}  # of the storages on the device, by address and version
+        self._numbers: dict[int, int] = {}  # of the storages on the device, by their addresses
         self._on_device: list[Tensor] | None = []  # None between the forward of the next block and its backward
         self._copied: torch.cuda.Event | None = None  # after the last copy, to the host or back
 
@@ -104,11 +104,10 @@ class BlockActivations:
         elsewhere = tensor.device != self._offload.device or storage._cdata in self._staying
         if type(tensor) is not Tensor or not tensor.is_floating_point() or elsewhere:
             return tensor
-        state = (storage._cdata, tensor._version)
-        if state not in self._numbers:
-            self._numbers[state] = len(self.host)
+        if storage._cdata not in self._numbers:
+            self._numbers[storage._cdata] = len(self.host)
             self._copy_to_host(tensor.detach())
-        number = self._numbers[state]
+        number = self._numbers[storage._cdata]
         return SavedView(self, number, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def unpack(self, saved: Tensor | SavedView) -> Tensor:

@@ -117,8 +117,8 @@ class FSDP2(Strategy):
             )
         if param_offload == "all" and optimizer_offload:
             raise ValueError(
-                "strategy.optimizer_offload=true: with strategy.param_offload=all the optimizer state is in host memory "
-                "already; set strategy.optimizer_offload=false, or strategy.param_offload=none or frozen"
+                "strategy.optimizer_offload=true: with strategy.param_offload=all the optimizer state is in host "
+                "memory already; set strategy.optimizer_offload=false, or strategy.param_offload=none or frozen"
             )
         if activation_offload and activation_checkpointing == "selective":
             raise ValueError(
@@ -272,11 +272,11 @@ class FSDP2(Strategy):
                 module.reshard()
 
     def full_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """See `Strategy.full_tensors`. They are on the device; on one rank they share the storage of tensors there."""
+        """See `Strategy.full_tensors`. On one rank they share the storage of given tensors that are on the device."""
         for name, tensor in tensors:
             if isinstance(tensor, DTensor):
                 with record_function("full_tensor"):
-                    tensor = tensor.to(self.world.device)
+                    tensor = tensor.to(self.world.device, copy=self._param_offload == "all")
                     tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
             yield name, tensor
 
