@@ -293,9 +293,11 @@ def models_with_weights(actor: Target, helpers: Mapping[str, Target]) -> dict[st
 def model_facts(
     models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None
 ) -> dict[str, ModelFacts]:
-    """What the strategy needs to know of the models whose weights are in this process, by their keys."""
-    facts = {}
+    """What the strategy needs to know of the models that the run loads into this process, by their keys."""
+    facts, used = {}, {POLICY, *(role.key for role in ROLES if role.writes(algorithm.reads()))}
     for key, options in models.items():
+        if key not in used:
+            continue
         optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
         hooked: tuple[str, ...] = ()
         if key == POLICY:

@@ -181,6 +181,10 @@ class FSDP2(Strategy):
         check, size = Checks(), options["tensor_parallel"]
         if size > 1:
             check.attempt(_check_tensor_parallel, size, models)
+        if options["param_offload"] == "frozen" and all(facts.optimizers for facts in models.values()):
+            check.messages.append(
+                "strategy.param_offload=frozen: all models of the run train; set it to all, or to none"
+            )
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
                 check.messages.append(

@@ -144,7 +144,19 @@ def test_what_cannot_step_or_merge_on_the_cpu_is_refused(facts, message):
     options = yaml_options("strategy/fsdp2.yaml")
     with pytest.raises(ValueError, match=message):
         FSDP2.check(options | {"param_offload": "all"}, {"actor": facts})
-    FSDP2.check(options | {"param_offload": "frozen", "optimizer_offload": True}, {"actor": facts})
+    FSDP2.check(options | {"optimizer_offload": True}, {"actor": facts})
+
+
+def test_frozen_models_can_be_offloaded_if_there_are_any():
+    options, actor = (
+        yaml_options("strategy/fsdp2.yaml", param_offload="frozen"),
+        ModelFacts("lm", optimizers={"actor": "adamw"}),
+    )
+    FSDP2.check(options, {"actor": actor, "reference": ModelFacts("lm")})
+    with pytest.raises(
+        ValueError, match=r"^strategy\.param_offload=frozen: all models of the run train; set it to all, or"
+    ):
+        FSDP2.check(options, {"actor": actor})
 
 
 def test_an_optimizer_is_offloaded_once():
