@@ -108,7 +108,7 @@ class BlockActivations:
             self._numbers[storage._cdata] = len(self.host)
             self._copy_to_host(tensor.detach())
         number = self._numbers[storage._cdata]
-        return SavedView(self, number, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return SavedView(self, number, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(self, saved: Tensor | SavedView) -> Tensor:
         """The tensor on the device, when the backward pass asks for it. Starts to fetch those of the block before."""

@@ -280,8 +280,9 @@ class FSDP2(Strategy):
         for name, tensor in tensors:
             if isinstance(tensor, DTensor):
                 with record_function("full_tensor"):
-                    tensor = tensor.to(self.world.device, copy=self._param_offload == "all")
-                    tensor = tensor.to_local() if self.world.size == 1 else tensor.full_tensor()
+                    shard = tensor.to(self.world.device, copy=self._param_offload == "all")
+                    assert isinstance(shard, DTensor)
+                    tensor = shard.to_local() if self.world.size == 1 else shard.full_tensor()
             yield name, tensor
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -333,7 +334,7 @@ def _check_param_offload(key: str, facts: ModelFacts) -> None:
     if muon := [name for name, optimizer in facts.optimizers.items() if optimizer == "muon"]:
         raise ValueError(
             f"{muon[0]}.optimizer.name=muon: with strategy.param_offload=all the CPU would orthogonalize the matrices, "
-            f"which takes minutes; set {muon[0]}.optimizer.name=adamw, or strategy.optimizer_offload=true and "
+            f"which is slow; set {muon[0]}.optimizer.name=adamw, or strategy.optimizer_offload=true and "
             "strategy.param_offload=none"
         )
     if facts.quantized:
