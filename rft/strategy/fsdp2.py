@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
@@ -23,13 +23,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
-from rft.strategy.activation_offload import LABEL as ACTIVATIONS
-from rft.strategy.activation_offload import ActivationOffload
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
-from rft.strategy.optimizer_offload import LABEL as OPTIMIZER
-from rft.strategy.optimizer_offload import OptimizerOffload
+from rft.strategy.offload.activations import LABEL as ACTIVATIONS
+from rft.strategy.offload.activations import ActivationOffload
+from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
+from rft.strategy.offload.optimizer import OptimizerOffload
+from rft.strategy.offload.parameters import offload_policy, param_offload_errors
 from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
@@ -181,18 +182,13 @@ class FSDP2(Strategy):
         check, size = Checks(), options["tensor_parallel"]
         if size > 1:
             check.attempt(_check_tensor_parallel, size, models)
-        if options["param_offload"] == "frozen" and all(facts.optimizers for facts in models.values()):
-            check.messages.append(
-                "strategy.param_offload=frozen: all models of the run train; set it to all, or to none"
-            )
+        check.messages += param_offload_errors(options["param_offload"], models)
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
                 check.messages.append(
                     f"strategy.peak_tflops={options['peak_tflops']}: throughput/mfu counts models all of whose weights "
                     f"train; set {key}.lora=null and {key}.frozen=[], or strategy.peak_tflops=null"
                 )
-            if options["param_offload"] == "all":
-                check.attempt(_check_param_offload, key, facts)
             for name in ("context_parallel", "tensor_parallel"):
                 if facts.own_rows and options[name] > 1:
                     check.messages.append(
@@ -227,8 +223,8 @@ class FSDP2(Strategy):
         device = self.world.device
         network.to(device)
         trains = any(parameter.requires_grad for parameter in network.parameters())
-        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if self.offloads(trains) else OffloadPolicy()
-        shard = partial(fully_shard, mp_policy=self._policy, offload_policy=offload)
+        policies = {"mp_policy": self._policy, "offload_policy": offload_policy(self.offloads(trains), device)}
+        shard = partial(fully_shard, **policies)
         activations = ActivationOffload(device) if self._activation_offload and trains else None
         for block in blocks:
             if self._compile:
@@ -328,20 +324,6 @@ def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:
                 f"{key}.lora: adapters cannot be split over the ranks of strategy.tensor_parallel={size}; set "
                 f"{key}.lora=null, or strategy.tensor_parallel=1"
             )
-
-
-def _check_param_offload(key: str, facts: ModelFacts) -> None:
-    if muon := [name for name, optimizer in facts.optimizers.items() if optimizer == "muon"]:
-        raise ValueError(
-            f"{muon[0]}.optimizer.name=muon: with strategy.param_offload=all the CPU would orthogonalize the matrices, "
-            f"which is slow; set {muon[0]}.optimizer.name=adamw, or strategy.optimizer_offload=true and "
-            "strategy.param_offload=none"
-        )
-    if facts.quantized:
-        raise ValueError(
-            f"{key}.lora.quantize: packed weights cannot be merged in host memory; set {key}.lora.quantize=null, or "
-            "strategy.param_offload=none or frozen"
-        )
 
 
 def _frozen(network: nn.Module) -> set[str]:

@@ -6,7 +6,7 @@ from torch import nn
 
 from rft.distributed import start
 from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
-from rft.strategy.activation_offload import ActivationOffload, BlockActivations
+from rft.strategy.offload.activations import ActivationOffload, BlockActivations
 from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import LENGTHS, MODEL, OPTIMIZER, make_actor, make_batch, make_optimizer, make_strategy, update
 
