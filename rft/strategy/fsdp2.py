@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
@@ -30,7 +30,7 @@ from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
 from rft.strategy.offload.optimizer import OptimizerOffload
-from rft.strategy.offload.parameters import offload_policy, param_offload_errors
+from rft.strategy.offload.parameters import param_offload_errors
 from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
@@ -223,8 +223,8 @@ class FSDP2(Strategy):
         device = self.world.device
         network.to(device)
         trains = any(parameter.requires_grad for parameter in network.parameters())
-        policies = {"mp_policy": self._policy, "offload_policy": offload_policy(self.offloads(trains), device)}
-        shard = partial(fully_shard, **policies)
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if self.offloads(trains) else OffloadPolicy()
+        shard = partial(fully_shard, mp_policy=self._policy, offload_policy=offload)
         activations = ActivationOffload(device) if self._activation_offload and trains else None
         for block in blocks:
             if self._compile:

@@ -1,16 +1,8 @@
-"""Weights, gradients and optimizer state in host memory: the policy of FSDP2, and the models that it does not suit."""
+"""Weights, gradients and optimizer state in host memory: the models that this does not suit."""
 
 from collections.abc import Iterator, Mapping
 
-import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
 from rft.strategy.base import ModelFacts
-
-
-def offload_policy(offloaded: bool, device: torch.device) -> OffloadPolicy:
-    """The policy of a network; host memory is pinned for a GPU, so that copies run beside the computation."""
-    return CPUOffloadPolicy(pin_memory=device.type == "cuda") if offloaded else OffloadPolicy()
 
 
 def param_offload_errors(option: str, models: Mapping[str, ModelFacts]) -> Iterator[str]:
@@ -20,8 +12,8 @@ def param_offload_errors(option: str, models: Mapping[str, ModelFacts]) -> Itera
     for key, facts in models.items() if option == "all" else ():
         for name in (name for name, optimizer in facts.optimizers.items() if optimizer == "muon"):
             yield (
-                f"{name}.optimizer.name=muon: with strategy.param_offload=all the CPU would orthogonalize the matrices, "
-                f"which is slow; set {name}.optimizer.name=adamw, or strategy.param_offload=none and "
+                f"{name}.optimizer.name=muon: with strategy.param_offload=all the CPU would orthogonalize the matrices "
+                f"slowly; set {name}.optimizer.name=adamw, or strategy.param_offload=none and "
                 "strategy.optimizer_offload=true"
             )
         if facts.quantized:

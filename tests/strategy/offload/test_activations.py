@@ -6,8 +6,8 @@ from torch import nn
 
 from rft.distributed import start
 from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
-from rft.strategy.offload.activations import ActivationOffload, BlockActivations
 from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.offload.activations import ActivationOffload, BlockActivations
 from tests.helpers import LENGTHS, MODEL, OPTIMIZER, make_actor, make_batch, make_optimizer, make_strategy, update
 
 BLOCKS, WIDTH = 6, 64
