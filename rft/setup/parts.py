@@ -293,17 +293,21 @@ def models_with_weights(actor: Target, helpers: Mapping[str, Target]) -> dict[st
 def model_facts(
     models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None
 ) -> dict[str, ModelFacts]:
-    """What the strategy needs to know of the models whose weights are in this process, by their keys."""
-    facts = {}
+    """What the strategy needs to know of the models that the run loads into this process, by their keys."""
+    facts, used = {}, {POLICY, *(role.key for role in ROLES if role.writes(algorithm.reads()))}
     for key, options in models.items():
+        if key not in used:
+            continue
         optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
         hooked: tuple[str, ...] = ()
         if key == POLICY:
             hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
             optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
         head = options["head"]
-        lora, partly_frozen = options["lora"] is not None, bool(options["lora"] or options["frozen"])
-        facts[key] = ModelFacts(head, head in CLASSIFIERS, lora, optimizers, hooked, partly_frozen)
+        lora, partly_frozen = options["lora"], bool(options["lora"] or options["frozen"])
+        quantized = lora is not None and lora.quantize is not None
+        own_rows = head in CLASSIFIERS
+        facts[key] = ModelFacts(head, own_rows, lora is not None, optimizers, hooked, partly_frozen, quantized)
     return facts
 
 

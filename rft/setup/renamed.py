@@ -43,6 +43,12 @@ ELSEWHERE = {
     ".lora_alpha": "actor/lora=lora actor.lora.alpha",
     ".gradient_checkpointing": "strategy.activation_checkpointing",
     ".enable_gradient_checkpointing": "strategy.activation_checkpointing",
+    ".param_offload": "strategy.param_offload",
+    ".offload_policy": "strategy.param_offload=all",
+    ".optimizer_offload": "strategy.optimizer_offload",
+    ".adam_offload": "strategy.optimizer_offload",
+    ".enable_activation_offload": "strategy.activation_offload",
+    ".activation_offloading": "strategy.activation_offload",
     ".bf16": "strategy.dtype",
     ".zero_stage": "strategy",
     # data

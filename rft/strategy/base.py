@@ -19,6 +19,7 @@ from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HOST = " (CPU)"  # ends the names of terms of mode=plan that are in host memory
 MakeOptimizer = Callable[[], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]]
 
 
@@ -33,6 +34,7 @@ class ModelFacts:
         optimizers: the names of the optimizers that train it, by their yaml keys.
         hooked: outputs that forward hooks inside the blocks record.
         partly_frozen: some of its weights do not train: it has adapters or frozen parameters.
+        quantized: its frozen weights are packed.
     """
 
     head: str
@@ -41,6 +43,7 @@ class ModelFacts:
     optimizers: Mapping[str, str] = field(default_factory=dict)
     hooked: tuple[str, ...] = ()
     partly_frozen: bool = False
+    quantized: bool = False
 
 
 @dataclass
@@ -159,6 +162,14 @@ class Strategy(ABC):
     def peak_tflops(self) -> float | None:
         """The peak speed of one process's device, for `throughput/mfu`; None if it is not known."""
         return None
+
+    def offloads(self, trains: bool) -> bool:
+        """Whether the weights of a network, with gradients and optimizer state, are in host memory.
+
+        Args:
+            trains: some of its weights train.
+        """
+        return False
 
     @abstractmethod
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:

@@ -1,12 +1,13 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
@@ -14,10 +15,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
-from rft.strategy.base import DTYPES, ModelFacts, Strategy
+from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions, gather
+from rft.strategy.offload.activations import LABEL as ACTIVATIONS
+from rft.strategy.offload.activations import ActivationOffload
+from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
+from rft.strategy.offload.optimizer import OptimizerOffload
+from rft.strategy.offload.parameters import param_offload_errors
 from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
@@ -41,6 +47,10 @@ class FSDP2(Strategy):
         tensor_parallel: number of ranks that compute each sequence together with a part of each weight matrix of the
             blocks; all other weights are sharded.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
+        param_offload: models whose sharded weights, gradients and optimizer state are in host memory (pinned for a
+            GPU): `none`, `frozen` (those that never train) or `all`. Blocks are copied to the device to compute.
+        optimizer_offload: the optimizer state is in host memory between the steps of the optimizer.
+        activation_offload: what the blocks keep for the backward pass is in host memory until then.
         compile: compiles the blocks, once for all of them and all lengths.
         peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
 
@@ -49,7 +59,12 @@ class FSDP2(Strategy):
     """
 
     shards_meta: ClassVar[bool] = True
-    memory_labels: ClassVar[Mapping[str, str]] = {"FSDP::": "gathered", "full_tensor": "gathered"}
+    memory_labels: ClassVar[Mapping[str, str]] = {
+        "FSDP::": "gathered",
+        "full_tensor": "gathered",
+        OPTIMIZER: f"optimizer{HOST}",
+        ACTIVATIONS: f"activations{HOST}",
+    }
 
     def __init__(
         self,
@@ -63,6 +78,9 @@ class FSDP2(Strategy):
         context_parallel: PositiveInt,
         tensor_parallel: PositiveInt,
         activation_checkpointing: Literal["none", "full", "selective"],
+        param_offload: Literal["none", "frozen", "all"],
+        optimizer_offload: bool,
+        activation_offload: bool,
         compile: bool,
         peak_tflops: PositiveFloat | None,
     ) -> None:
@@ -90,11 +108,25 @@ class FSDP2(Strategy):
                 "themselves compute again what is fast; set strategy.activation_checkpointing=none or full, or "
                 "strategy.compile=false"
             )
+        if param_offload == "all" and optimizer_offload:
+            raise ValueError(
+                "strategy.optimizer_offload=true: with strategy.param_offload=all the optimizer state is in host "
+                "memory already; set strategy.optimizer_offload=false, or strategy.param_offload=none or frozen"
+            )
+        if activation_offload and activation_checkpointing == "selective":
+            raise ValueError(
+                "strategy.activation_offload=true cannot move the results that strategy.activation_checkpointing="
+                "selective keeps; set strategy.activation_checkpointing=none or full, or "
+                "strategy.activation_offload=false"
+            )
         context = Context(world, context_parallel) if context_parallel > 1 else None
         super().__init__(world, DTYPES[dtype], context)
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
+        self._param_offload = param_offload
+        self._optimizer_offload = optimizer_offload
+        self._activation_offload = activation_offload
         self._compile = compile
         self._peak_tflops = peak_tflops
         self._policy = MixedPrecisionPolicy(
@@ -122,6 +154,10 @@ class FSDP2(Strategy):
             return self._peak_tflops
         return known_peak(torch.cuda.get_device_name(device), self.dtype)
 
+    def offloads(self, trains: bool) -> bool:
+        """See `Strategy.offloads`."""
+        return self._param_offload == "all" or (self._param_offload == "frozen" and not trains)
+
     @classmethod
     def compute_dtype(cls, options: Mapping[str, Any]) -> str:
         """See `Strategy.compute_dtype`."""
@@ -138,6 +174,7 @@ class FSDP2(Strategy):
         check, size = Checks(), options["tensor_parallel"]
         if size > 1:
             check.attempt(_check_tensor_parallel, size, models)
+        check.messages += param_offload_errors(options["param_offload"], models)
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
                 check.messages.append(
@@ -175,16 +212,21 @@ class FSDP2(Strategy):
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one, and all other weights with the root; see `Strategy.shard`."""
+        device = self.world.device
+        trains = any(parameter.requires_grad for parameter in network.parameters())
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if self.offloads(trains) else OffloadPolicy()
+        shard = partial(fully_shard, mp_policy=self._policy, offload_policy=offload)
+        activations = ActivationOffload(device) if self._activation_offload and trains else None
         for block in blocks:
             if self._compile:
                 block.forward = torch.compile(block.forward, dynamic=True)
             if self._checkpointing != "none":
                 recompute(block, self._checkpointing)
-            fully_shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard, mp_policy=self._policy)
+            if activations is not None:
+                activations.wrap(block)
+            shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard)
         # None: the weights of the root are needed first in the backward pass, so they stay gathered
-        fully_shard(
-            network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False, mp_policy=self._policy
-        )
+        shard(network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False)
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -192,10 +234,19 @@ class FSDP2(Strategy):
 
     def materialize(self, network: nn.Module) -> None:
         """See `Strategy.materialize`. Parameters stay the same objects, so tied ones stay tied."""
+        trains = any(parameter.requires_grad for parameter in network.parameters())
+        device = torch.device("cpu") if self.offloads(trains) else self.world.device
         for parameter in network.parameters():
             if parameter.is_meta:
-                empty = torch.empty_like(parameter, device=self.world.device)
+                empty = torch.empty_like(parameter, device=device)
                 torch.utils.swap_tensors(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+
+    def begin_training(self, network: nn.Module, make: MakeOptimizer, max_grad_norm: float) -> TrainState:
+        """See `Strategy.begin_training`."""
+        state = super().begin_training(network, make, max_grad_norm)
+        if self._optimizer_offload:
+            OptimizerOffload(state.optimizer, self.world.device)
+        return state
 
     def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
         """Adds the gradient of one micro-batch of an update; see `Strategy.backward`.
@@ -223,13 +274,19 @@ class FSDP2(Strategy):
     def full_tensors(
         self, tensors: Iterable[tuple[str, Tensor]], options: GatherOptions = WHOLE
     ) -> Iterator[tuple[str, Tensor]]:
-        """See `Strategy.full_tensors`. On one rank they share the storage of given tensors that are not rounded."""
+        """See `Strategy.full_tensors`.
+
+        On one rank they share the storage of given tensors that are on the device and not rounded.
+        """
         taken = self.world.rank == 0 or not options.rank_zero_only
         for name, tensor in tensors:
             whole: Tensor | None = tensor
             if isinstance(tensor, DTensor):
                 with record_function("full_tensor"):
-                    whole = gather(tensor, options)
+                    shard = tensor.to(self.world.device, copy=self._param_offload == "all")
+                    assert isinstance(shard, DTensor)
+                    whole = gather(shard, options)
+                    del shard
             del tensor
             if taken and whole is not None:
                 yield name, whole
@@ -240,7 +297,7 @@ class FSDP2(Strategy):
         if isinstance(self.context, TensorParallel):
             return self.context.clip_grad_norm(parameters, max_norm)
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.world.device)
 
     def model_state(self, network: nn.Module, with_frozen: bool) -> dict[str, Any]:
         """See `Strategy.model_state`."""

@@ -98,7 +98,7 @@ class TensorParallel(Context):
         dist.all_reduce(square := square.to(self._device))
         norm = square.sqrt()
         for gradient in (*whole, *shards):
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradient.device))
         return norm
 
     def _gradients(self, parameters: Iterable[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:

@@ -25,6 +25,7 @@ from rft.modes.plan.stubs import StubEncoder, StubSampler
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
+from rft.strategy.base import HOST
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
@@ -124,14 +125,19 @@ class DryRun:
         """Bytes of every term at the peak of each stage; the key-value cache has its final size."""
         for key, model in self._trainer.models.items():
             if key != POLICY:
-                self._tracker.assign("other models", model.own_tensors())
-        self._tracker.assign("weights", self.policy.own_tensors())
+                trains = model.optimizer_options is not None
+                self._tracker.assign(self._term("other models", trains), model.own_tensors())
+        self._tracker.assign(self._term("weights"), self.policy.own_tensors())
         found = self._tracker.peaks()
         prompt, longest = self._encoder.prompt_tokens, self._longest
         for terms in found.values():
             if "kv cache" in terms:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
         return found
+
+    def _term(self, name: str, trains: bool = True) -> str:
+        """The term of weights, gradients or optimizer state of a model, on the device or in host memory."""
+        return f"{name}{HOST}" if self.policy.strategy.offloads(trains) else name
 
     def _precompute(self, reference: PrecomputedReference, stage: Stage) -> None:
         self._fill_forwards(stage)
@@ -142,7 +148,7 @@ class DryRun:
             with self._skip.creating(), init_without_loading():
                 model = reference.load()
             self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
-        self._tracker.assign("other models", model.own_tensors())
+        self._tracker.assign(self._term("other models", trains=False), model.own_tensors())
         del model
         gc.collect()  # the parts of a sharded model refer to each other
         self._hooks.limit = None
@@ -194,11 +200,11 @@ class DryRun:
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._tracker.assign("gradients", [p.grad for p in parameters if p.grad is not None])
+            self._tracker.assign(self._term("gradients"), [p.grad for p in parameters if p.grad is not None])
 
         def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             leaves = tree_leaves(list(optimizer.state.values()))
-            self._tracker.assign("optimizer", [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            self._tracker.assign(self._term("optimizer"), [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
         handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:

@@ -19,7 +19,7 @@ from rft.errors import Checks
 from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.hooks import PlanHooks
-from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_scoring
 from rft.registry import Target
@@ -36,7 +36,7 @@ class Forecast:
     """What a run needs on each rank.
 
     Attributes:
-        memory: bytes of every term at the peak of each stage.
+        memory: bytes of every term at the peak of each stage; terms that end with `HOST` are in host memory.
         parameters, trained: parameters of the policy, over all ranks, and those that train.
         prompt_tokens, answer_tokens: of the longest row.
         rows: of a step.
@@ -54,8 +54,8 @@ class Forecast:
     fullest: int
 
     def peak(self) -> tuple[str, int]:
-        """The stage that needs the most memory, and its bytes."""
-        return max(((stage, sum(terms.values())) for stage, terms in self.memory.items()), key=lambda item: item[1])
+        """The stage that needs the most memory of the device, and its bytes."""
+        return max(((stage, device_bytes(terms)) for stage, terms in self.memory.items()), key=lambda item: item[1])
 
 
 class PlanJob(Job):

@@ -17,9 +17,10 @@ byte (tests/modes/plan/test_memory_tracker.py). The plan does not use it for fou
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.modes.plan.skip_compute import tensors_in
+from rft.strategy.base import HOST
 
 COMPOSITE = "CompositeImplicitAutograd"
 UNLABELLED = "activations"
@@ -42,6 +44,11 @@ LABELS = {
     "engine": "engine",
 }  # of `record_function` in this package
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose results are gathered tensors
+
+
+def device_bytes(terms: Mapping[str, int]) -> int:
+    """The bytes of the terms on the device."""
+    return sum(size for term, size in terms.items() if not term.endswith(HOST))
 
 
 @dataclass(eq=False)
@@ -95,18 +102,17 @@ class MemoryTracker(TorchDispatchMode):
         self._stages.append((name, start, len(self._events)))
 
     def assign(self, term: str, tensors: Iterable[Tensor]) -> None:
-        """Counts tensors for a term, from their creation on."""
+        """Counts tensors for a term, from their creation on; those made under a label of host memory stay there."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._track(local)
-            self._blocks[local.untyped_storage()._cdata].term = term
+            block = self._blocks[local.untyped_storage()._cdata]
+            if not block.term.endswith(HOST):
+                block.term = term
 
     def peaks(self) -> dict[str, dict[str, int]]:
-        """Bytes of every term at the memory peak of each stage."""
-        level, levels = 0, [0]
-        for _, change in self._events:
-            level += change
-            levels.append(level)
+        """Bytes of every term in each stage: when the device holds most, and of terms of host memory the most."""
+        levels = self._levels(lambda term: not term.endswith(HOST))
         fullest: dict[str, int] = {}
         for name, start, end in self._stages:
             top = max(range(start, end + 1), key=lambda event: levels[event])
@@ -117,7 +123,18 @@ class MemoryTracker(TorchDispatchMode):
             for block, change in self._events[done:top]:
                 sums[block.term] = sums.get(block.term, 0) + change
             found[name], done = dict(sums), top
+        for host in {block.term for block, _ in self._events if block.term.endswith(HOST)}:
+            levels = self._levels(host.__eq__)
+            for name in fullest:
+                found[name][host] = max(
+                    max(levels[start : end + 1]) for stage, start, end in self._stages if stage == name
+                )
         return {name: found[name] for name in fullest}
+
+    def _levels(self, counts: Callable[[str], bool]) -> list[int]:
+        """Bytes of the terms that count, before the first event and after each."""
+        changes = (change if counts(block.term) else 0 for block, change in self._events)
+        return list(accumulate(changes, initial=0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, nn.Parameter, FakeTensor) for kind in types):

@@ -16,6 +16,8 @@ from rich.tree import Tree
 from rft.algorithm.roles import ROLES
 from rft.modes.plan.config_origin import Origin
 from rft.modes.plan.job import Forecast, PlanJob
+from rft.modes.plan.memory_tracker import device_bytes
+from rft.strategy.base import HOST
 
 TERMS = (
     "weights",
@@ -112,13 +114,19 @@ def _memory(forecast: Forecast) -> Table:
     table = _table(f"memory of the tensors of each rank in {unit}, at the peak of each stage")
     table.add_column("", no_wrap=True)
     for stage, terms in forecast.memory.items():
-        table.add_column(stage, justify="right", no_wrap=True, style="bold" if sum(terms.values()) == most else "")
-    for term in TERMS:
-        sizes = [terms.get(term, 0) for terms in forecast.memory.values()]
-        if any(sizes):
-            table.add_row(term, *(f"{part / size:,.2f}" if part else "" for part in sizes))
+        table.add_column(stage, justify="right", no_wrap=True, style="bold" if device_bytes(terms) == most else "")
+
+    def add_rows(terms: Iterable[str]) -> None:
+        for term in terms:
+            sizes = [stage.get(term, 0) for stage in forecast.memory.values()]
+            if any(sizes):
+                table.add_row(term, *(f"{part / size:,.2f}" if part else "" for part in sizes))
+
+    add_rows(TERMS)
     table.add_section()
-    table.add_row("total", *(f"{sum(terms.values()) / size:,.2f}" for terms in forecast.memory.values()))
+    table.add_row("total", *(f"{device_bytes(terms) / size:,.2f}" for terms in forecast.memory.values()))
+    table.add_section()
+    add_rows(f"{term}{HOST}" for term in TERMS)
     return table
 
 

@@ -12,6 +12,7 @@ import pytest
 from transformers import Qwen3Config
 
 import rft
+from rft.modes.plan.memory_tracker import device_bytes
 from rft.rollout.engine.kv_cache import capacity
 
 ROOT = Path(rft.__file__).parent.parent
@@ -42,6 +43,13 @@ CASES = {
     "bfloat16": ("strategy=bf16",),
     "two ranks in bfloat16": ("plan.ranks=2", "strategy=bf16"),
     "an engine in float32": ("strategy=bf16", "rollout.engine.dtype=float32"),
+    "offloaded parameters": ("strategy.param_offload=all",),
+    "offloaded": (
+        "strategy.param_offload=frozen",
+        "strategy.optimizer_offload=true",
+        "strategy.activation_offload=true",
+        "algorithm/terms=[kl]",
+    ),
     "small forwards": ("actor.micro_batch_tokens=100",),
     "padded": ("actor.packing=false",),
     "shared prefixes": ("actor.share_prefix=true",),
@@ -196,6 +204,19 @@ def test_what_an_option_saves_is_seen(forecasts, terms):
     assert terms("small forwards")["activations"] < 0.5 * plain["activations"]
     few, many = (terms(name, "rollout")["kv cache"] for name in ("few rows at once", "plain"))
     assert few == pytest.approx(many / 4, rel=0.01)
+
+
+def test_what_is_offloaded_is_host_memory_and_not_in_the_total(forecasts, terms):
+    plain, parameters = terms("plain"), terms("offloaded parameters")
+    for term in ("weights", "gradients", "optimizer"):
+        assert parameters[f"{term} (CPU)"] == plain[term] > 0 == parameters[term], term
+    assert terms("offloaded parameters", "rollout")["engine"] == plain["weights"], "the engine shares no weights"
+    others, scalars = terms("offloaded"), 1024
+    assert others["other models (CPU)"] == others["weights"] == plain["weights"] and not others["other models"]
+    assert others["optimizer (CPU)"] >= plain["optimizer"] - scalars and others["optimizer"] < scalars
+    assert others["activations (CPU)"] > 0.8 * plain["activations"]
+    assert device_bytes(parameters) < device_bytes(plain) == sum(plain.values())
+    assert device_bytes(others) < sum(others.values()) - others["activations (CPU)"] - others["optimizer (CPU)"]
 
 
 def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
