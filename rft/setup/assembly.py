@@ -34,6 +34,7 @@ from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
 from rft.setup.unread import notices
 from rft.train.checkpoint import Checkpoints
+from rft.train.diverged import NonFinitePolicy
 from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
@@ -302,6 +303,7 @@ class Job(Components):
             watched=self.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric),
+            nonfinite=NonFinitePolicy(run.faults, folder, world, log),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),
