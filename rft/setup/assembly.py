@@ -19,7 +19,7 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
+from rft.distributed import SINGLE_PROCESS, World, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
@@ -40,6 +40,7 @@ from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
+from rft.watchdog import Watchdog
 
 
 class Job(Components):
@@ -53,12 +54,14 @@ class Job(Components):
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
         """
-        run = self.run
-        world, loaded = self.begin()
-        wanted = Path(run.output_dir + suffix)
-        folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
-        opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
-        with opened as log, FirstFailure():
+        run, world = self.run, self.join()
+        timeouts = (run.faults.dead_after_s, run.faults.collective_timeout_s)
+        with Watchdog(world, *timeouts):
+            loaded = self.prepare(world)
+            wanted = Path(run.output_dir + suffix)
+            folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+            opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+        with opened as log, Watchdog(world, *timeouts):
             for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)
             for text in notices(run, self.algorithm, self.exact()):
@@ -80,7 +83,15 @@ class Job(Components):
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""
-        world = start(self.strategy.factory.device(self.strategy.options))
+        world = self.join()
+        return world, self.prepare(world)
+
+    def join(self) -> World:
+        """Joins the process group."""
+        return start(self.strategy.factory.device(self.strategy.options))
+
+    def prepare(self, world: World) -> Datasets:
+        """Loads the tokenizer and the rows. A collective."""
         self.check.attempt(self.engine.factory.check_here, self.engine.options)
         self.check.attempt(self.reward.place, world.device)
         loaded = self.load(world.size, world)
@@ -89,7 +100,7 @@ class Job(Components):
             if role.writes(self.algorithm.reads()):
                 model = self.helpers[role.key]
                 model.factory.check_here(world, model.options, loaded.tokenizer, lambda: self.longest(loaded))
-        return world, loaded
+        return loaded
 
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
         """Loads tokenizer and rows. Mistakes in them, and mismatches with the model, are added to `check`.

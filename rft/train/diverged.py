@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -136,7 +136,7 @@ def save_rows(path: Path, problem: NonFiniteError) -> None:
         {name: torch.clone(tensor.cpu(), memory_format=torch.contiguous_format) for name, tensor in tensors.items()},
         path,
     )
-    facts = {"model": problem.actor, "suspects": problem.suspects}
+    facts: dict[str, Any] = {"model": problem.actor, "suspects": problem.suspects}
     if "fields" in batch.keys():
         facts["fields"] = fields(batch)
     path.with_suffix(".json").write_text(json.dumps(facts, ensure_ascii=False, default=str), encoding="utf-8")
