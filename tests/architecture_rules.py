@@ -35,7 +35,6 @@ ROOT_MODULES = (
     "errors",
     "metrics",
     "distributed",
-    "watchdog",
 )  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)

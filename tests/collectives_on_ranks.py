@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rft.distributed import start
-from rft.watchdog import Watchdog
+from rft.remote.watchdog import Watchdog
 
 
 def refuse():

@@ -24,6 +24,7 @@ from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
+from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
@@ -40,7 +41,6 @@ from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
-from rft.watchdog import Watchdog
 
 
 class Job(Components):

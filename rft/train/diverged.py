@@ -34,8 +34,8 @@ class FaultOptions:
         nonfinite: `stop` or `skip` an update whose loss or gradient is not finite.
         max_skipped: skipped updates of a model in a row; one more stops the run.
         saved_updates: skipped updates of a run whose rows are saved.
-        dead_after_s: see `rft.watchdog.Watchdog`.
-        collective_timeout_s: see `rft.watchdog.Watchdog`.
+        dead_after_s: see `rft.remote.watchdog.Watchdog`.
+        collective_timeout_s: see `rft.remote.watchdog.Watchdog`.
     """
 
     nonfinite: Literal["stop", "skip"]

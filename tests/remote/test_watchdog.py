@@ -13,7 +13,7 @@ import pytest
 
 import rft
 from rft.distributed import PeerError, start
-from rft.watchdog import Watchdog, from_collective, lost_connection, stack_of, where
+from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stack_of, where
 
 SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
 

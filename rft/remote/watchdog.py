@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rft.distributed import PeerError, Wait, World, first_failure
 from rft.errors import report_to_torchrun
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 EVERY = 1.0  # seconds between two signs of life
 SEARCH = 5.0  # seconds in which a rank that lost a connection looks for the cause

@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-from rft import watchdog
 from rft.distributed import leave, start
+from rft.remote import watchdog
 
 
 def slow():
