@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -184,3 +185,9 @@ def report_to_torchrun(message: str, late: bool) -> None:
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"timestamp": str(int(time.time()) + late)}
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
+
+
+def same_command(mode: str) -> str:
+    """The command of this process with another mode."""
+    words = [word for word in sys.argv[1:] if not word.startswith("mode=")]
+    return shlex.join(["python", "-m", "rft.main", *words, f"mode={mode}"])

@@ -37,6 +37,7 @@ from rft.setup.unread import notices
 from rft.train.checkpoint import Checkpoints
 from rft.train.diverged import NonFinitePolicy
 from rft.train.engine_gap import DTYPE
+from rft.train.memory import explain_out_of_memory
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
 from rft.train.stage import Stage
@@ -68,7 +69,8 @@ class Job(Components):
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log)
             try:
-                numbers = trainer.fit(stages)
+                with explain_out_of_memory(trainer, self.config):
+                    numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
                 raise
