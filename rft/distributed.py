@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +21,28 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 FAILURE = "rft/failure"  # key in the store of the process group: [rank, message] of the first error
 
 
+class Wait:
+    """The collective of a World in which this process waits.
+
+    Attributes:
+        count: collectives that have begun so far, the same on all ranks that wait in one.
+        name: of the collective; empty between collectives.
+        since: when it began, by `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.name, self.since = 0, "", 0.0
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """The block is the collective `name`."""
+        self.count, self.since, self.name = self.count + 1, time.monotonic(), name
+        try:
+            yield
+        finally:
+            self.name = ""
+
+
 class World:
     """The process group as the rest of the code sees it.
 
@@ -27,6 +50,7 @@ class World:
         rank, size: the rank of this process, and the number of processes.
         device: where this process computes.
         mesh: a one-dimensional device mesh over all processes.
+        wait: the collective in which this process waits.
     """
 
     def __init__(self, device: torch.device, mesh: DeviceMesh) -> None:
@@ -34,11 +58,13 @@ class World:
         self.size = dist.get_world_size()
         self.device = device
         self.mesh = mesh
+        self.wait = Wait()
 
     def all_sum(self, tensor: Tensor) -> Tensor:
         """Sum of a tensor over all ranks, on every rank."""
         total = tensor.detach().clone().to(self.device)
-        dist.all_reduce(total)
+        with self.wait.within("all_sum"):
+            dist.all_reduce(total)
         return total.to(tensor.device)
 
     def gather(self, thing: Any) -> list[Any]:
@@ -46,7 +72,8 @@ class World:
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
-        dist.all_gather_object(things, thing)
+        with self.wait.within("gather"):
+            dist.all_gather_object(things, thing)
         return things
 
     def exchange(self, items: list[Any]) -> list[Any]:
@@ -59,10 +86,11 @@ class World:
         pickled = [b"" if rank == self.rank else pickle.dumps(item) for rank, item in enumerate(items)]
         sizes = torch.tensor([len(data) for data in pickled], device=self.device)
         received_sizes = torch.empty_like(sizes)
-        dist.all_to_all_single(received_sizes, sizes)
-        outgoing = torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8).to(self.device)
-        incoming = outgoing.new_empty(int(received_sizes.sum()))
-        dist.all_to_all_single(incoming, outgoing, received_sizes.tolist(), sizes.tolist())
+        with self.wait.within("exchange"):
+            dist.all_to_all_single(received_sizes, sizes)
+            outgoing = torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8).to(self.device)
+            incoming = outgoing.new_empty(int(received_sizes.sum()))
+            dist.all_to_all_single(incoming, outgoing, received_sizes.tolist(), sizes.tolist())
         received = [data.numpy().tobytes() for data in incoming.cpu().split(received_sizes.tolist())]
         return [items[rank] if rank == self.rank else pickle.loads(data) for rank, data in enumerate(received)]
 
@@ -75,7 +103,8 @@ class World:
             except (ValueError, OSError) as error:
                 result = [None, error]
         if self.size > 1:
-            dist.broadcast_object_list(result, src=0)
+            with self.wait.within("decide"):
+                dist.broadcast_object_list(result, src=0)
         if result[1] is not None:
             raise result[1]
         return result[0]
@@ -85,7 +114,7 @@ class SingleProcess(World):
     """A world of one process without a process group; it has no device and no mesh."""
 
     def __init__(self) -> None:
-        self.rank, self.size = 0, 1
+        self.rank, self.size, self.wait = 0, 1, Wait()
 
 
 SINGLE_PROCESS = SingleProcess()
@@ -140,38 +169,19 @@ class PeerError(ValueError):
     """This rank stops because another rank has failed; the message is that of the other rank."""
 
 
-class FirstFailure:
-    """Makes the first error of any rank in the block the error of all ranks.
+def first_failure(store: dist.Store, own: str) -> tuple[int, str]:
+    """The rank that failed first and its message; (-1, "") if none has.
 
-    An error in the block is published to the other ranks. If the collective of a waiting rank then fails, or torchrun
-    terminates that rank, a PeerError with the published message replaces its own error.
+    Args:
+        store: of the process group.
+        own: what this rank publishes if no rank has failed before, as the JSON of [rank, message]; may be empty.
     """
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and dist.is_initialized() and "RANK" in os.environ:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; this one ends by itself
-            own = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            rank, text = _failure(json.dumps([dist.get_rank(), own]))
-            if rank != dist.get_rank() and _from_collective(error):
-                raise PeerError(f"rank {rank} failed first: {text}") from None
-
-
-def _failure(own: str) -> tuple[int, str]:
-    """The rank that failed first and its message; publishes this rank's own if there is none. `own` may be empty."""
-    store = dist.distributed_c10d._get_default_store()
     rank, text = json.loads(store.compare_set(FAILURE, "", own) or '[-1, ""]')
     return rank, text
 
 
-def _from_collective(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, may be that of a collective."""
-    while error is not None:
-        if isinstance(error, PeerError | RuntimeError):
-            return True
-        error = error.__cause__
-    return False
+def _failure(own: str) -> tuple[int, str]:
+    return first_failure(dist.distributed_c10d._get_default_store(), own)
 
 
 def _on_terminate(number: int, _: Any) -> None:

@@ -1,6 +1,10 @@
 """Reports all mistakes of a config at once: every check whose parts exist runs, then one error has all messages."""
 
+import json
+import os
+import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,3 +174,20 @@ def messages_of(error: ValueError) -> list[str]:
 def listed(names: Sequence[str]) -> str:
     """The first names of a list, and how many follow."""
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def report_to_torchrun(message: str, late: bool) -> None:
+    """Writes the error of this rank to the file that torchrun prints last; it prints the earliest as the cause.
+
+    Args:
+        late: the error follows from that of another rank.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"timestamp": str(int(time.time()) + late)}
+        Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
+
+
+def same_command(mode: str) -> str:
+    """The command of this process with another mode."""
+    words = [word for word in sys.argv[1:] if not word.startswith("mode=")]
+    return shlex.join(["python", "-m", "rft.main", *words, f"mode={mode}"])

@@ -8,11 +8,9 @@
 No slow module is imported before the config is composed, so `--help` and `--cfg job` are fast.
 """
 
-import json
 import os
 import re
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from rft.errors import Problems
+from rft.errors import Problems, report_to_torchrun
 from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
@@ -122,17 +120,6 @@ def unknown_flag(flag: str) -> str:
     name = flag.lstrip("-").split("=")[0]
     ours = elsewhere(name) or "key=value"
     return f"{flag}: no such flag; options are keys without dashes: {ours} (--help lists them)"
-
-
-def report_to_torchrun(message: str, late: bool) -> None:
-    """Writes the error of this rank to the file that torchrun prints last; it prints the earliest as the cause.
-
-    Args:
-        late: the error follows from that of another rank.
-    """
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        extra = {"timestamp": str(int(time.time()) + late)}
-        Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
 
 
 def explain(error: Exception) -> str:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -79,6 +80,16 @@ class Metrics:
             name = f"time/{stage}_s"
             self._largest[name] = self._largest.get(name, 0.0) + time.perf_counter() - start
 
+    @contextmanager
+    def unless(self, error: type[Exception]) -> Iterator[None]:
+        """Drops what the block has added if it raises this error."""
+        before = {name: _copied(table) for name, table in vars(self).items()}
+        try:
+            yield
+        except error:
+            vars(self).update(before)
+            raise
+
     def reduce(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
         """The numbers of the step over all ranks.
 
@@ -113,6 +124,11 @@ class Metrics:
 def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:
     """Adds numbers to the entry of a name."""
     sums[name] = tuple(before + number for before, number in zip(sums.get(name, (0.0,) * len(part)), part, strict=True))
+
+
+def _copied(table: Any) -> Any:
+    """A copy of a table or list; the lists in a table are copied too."""
+    return {name: copy(entry) for name, entry in table.items()} if isinstance(table, dict) else copy(table)
 
 
 def _largest(notes: list[tuple[float, dict[str, Any]]], count: int) -> list[tuple[float, dict[str, Any]]]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rft.distributed import FirstFailure, start
+from rft.distributed import start
+from rft.remote.watchdog import Watchdog
 
 
 def refuse():
@@ -70,7 +71,7 @@ def main() -> None:
 def failure(world) -> str:
     """The error of this rank where rank 1 fails while rank 0 waits for it."""
     try:
-        with FirstFailure():
+        with Watchdog(world, 60.0, 60.0):
             if world.rank == 1:
                 raise KeyError("difficulty")
             world.gather(None)

@@ -1,5 +1,6 @@
 """An algorithm: the registered functions that its yaml names, their options bound. `step.py` calls them in order."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -297,12 +298,13 @@ class Algorithm:
         batch["unit_weights"] = unit_weights(batch["loss_mask"], all_sum=all_sum)
 
     def update_controllers(self, numbers: dict[str, float], rows: int) -> None:
-        """Updates the adaptive coefficients from the numbers that were measured over the step."""
-        if "kl/reward" in numbers:
-            self.reward_control.update(numbers["kl/reward"], rows)
+        """Updates the adaptive coefficients from the finite numbers that were measured over the step."""
+        finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+        if "kl/reward" in finite:
+            self.reward_control.update(finite["kl/reward"], rows)
         for term in self.policy.terms[1:]:
-            if term.plugin.facts.controlled_by in numbers:
-                term.coef.update(numbers[term.plugin.facts.controlled_by], rows)
+            if term.plugin.facts.controlled_by in finite:
+                term.coef.update(finite[term.plugin.facts.controlled_by], rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The controllers' coefficients, and what shapings remember."""

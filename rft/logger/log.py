@@ -6,6 +6,7 @@ evaluation before the first step. Rank 0 has a `RunLog`; the other ranks have a 
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,7 @@ class RunLog:
         finite = {name: value if math.isfinite(value) else None for name, value in plain.items()}
         self._file.write(json.dumps({"step": step, "stage": stage, **finite}) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())  # a power cut loses no logged step
         self.console.log(step, stage, plain)
         for sink in self._sinks:
             sink.log(step, stage, plain)

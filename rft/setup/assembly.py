@@ -19,11 +19,12 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
+from rft.distributed import SINGLE_PROCESS, World, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.registry import Target
+from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
@@ -34,7 +35,9 @@ from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
 from rft.setup.unread import notices
 from rft.train.checkpoint.checkpoints import Checkpoints
+from rft.train.diverged import NonFinitePolicy
 from rft.train.engine_gap import DTYPE
+from rft.train.memory import explain_out_of_memory
 from rft.train.profiler import Profiler
 from rft.train.run_folder import choose_folder, finish_folder
 from rft.train.stage import Stage
@@ -52,19 +55,22 @@ class Job(Components):
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
         """
-        run = self.run
-        world, loaded = self.begin()
-        wanted = Path(run.output_dir + suffix)
-        folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
-        opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
-        with opened as log, FirstFailure():
+        run, world = self.run, self.join()
+        timeouts = (run.faults.dead_after_s, run.faults.collective_timeout_s)
+        with Watchdog(world, *timeouts):
+            loaded = self.prepare(world)
+            wanted = Path(run.output_dir + suffix)
+            folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+            opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+        with opened as log, Watchdog(world, *timeouts):
             for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)
             for text in notices(run, self.algorithm, self.exact()):
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log)
             try:
-                numbers = trainer.fit(stages)
+                with explain_out_of_memory(trainer, self.config):
+                    numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
                 raise
@@ -80,7 +86,15 @@ class Job(Components):
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""
-        world = start(self.strategy.factory.device(self.strategy.options))
+        world = self.join()
+        return world, self.prepare(world)
+
+    def join(self) -> World:
+        """Joins the process group."""
+        return start(self.strategy.factory.device(self.strategy.options))
+
+    def prepare(self, world: World) -> Datasets:
+        """Loads the tokenizer and the rows. A collective."""
         self.check.attempt(self.engine.factory.check_here, self.engine.options)
         self.check.attempt(self.reward.place, world.device)
         loaded = self.load(world.size, world)
@@ -89,7 +103,7 @@ class Job(Components):
             if role.writes(self.algorithm.reads()):
                 model = self.helpers[role.key]
                 model.factory.check_here(world, model.options, loaded.tokenizer, lambda: self.longest(loaded))
-        return world, loaded
+        return loaded
 
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:
         """Loads tokenizer and rows. Mistakes in them, and mismatches with the model, are added to `check`.
@@ -303,6 +317,7 @@ class Job(Components):
             watched=self.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning),
+            nonfinite=NonFinitePolicy(run.faults, folder, world, log),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),

@@ -16,6 +16,7 @@ from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTempe
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.checkpoints import CheckpointOptions
+from rft.train.diverged import FaultOptions
 from rft.train.run_folder import RESULT
 from rft.train.trainer import Trajectories
 
@@ -274,6 +275,7 @@ class Run:
     batch: Batch
     eval: Eval
     checkpoint: CheckpointOptions
+    faults: FaultOptions
     trajectories: Trajectories
     profile: Profile
     plan: Plan

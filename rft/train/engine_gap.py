@@ -1,10 +1,9 @@
 """The warning of a run whose engine samples from another distribution than the one that trains."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 
 from rft.algorithm.mismatch import TOLERANCE
+from rft.errors import same_command
 
 DTYPE = "float32"  # in other dtypes rounding explains large gaps
 GAP = "rollout/logprob_gap_max"
@@ -19,9 +18,8 @@ def gap_warning(step: int, numbers: Mapping[str, float]) -> str:
     """
     if numbers[GAP] <= TOLERANCE[DTYPE]:
         return ""
-    words = [word for word in sys.argv[1:] if not word.startswith("mode=")]
     return (
         f"WARNING: {GAP}={numbers[GAP]:.2g} at step {step}; {DTYPE} allows {TOLERANCE[DTYPE]:g}. The engine does not "
         "sample from the distribution that trains, so the run learns from wrong log-probabilities. This command finds "
-        f"the cause: {shlex.join(['python', '-m', 'rft.main', *words, 'mode=doctor'])}"
+        f"the cause: {same_command('doctor')}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rft.actor.base import TRAINING_STATE, ColumnModel, NonFiniteError, trainable
+from rft.actor.base import TRAINING_STATE, ColumnModel, trainable
 from rft.algorithm.mismatch import WORST
 from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY
@@ -31,6 +31,7 @@ from rft.reward.route import SOURCE
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
+from rft.train.diverged import NonFinitePolicy, nonfinite_weight
 from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
@@ -61,6 +62,7 @@ class Trainer:
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
         log: where numbers go.
         checkpoints: where states go.
+        nonfinite: what happens at an update that is not finite.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
@@ -83,6 +85,7 @@ class Trainer:
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,
+        nonfinite: NonFinitePolicy,
         trajectories: Trajectories,
         profiler: Profiler,
         peak_tflops: float | None,
@@ -102,6 +105,7 @@ class Trainer:
         self.watched = watched
         self.log = log
         self.checkpoints = checkpoints
+        self.nonfinite = nonfinite
         self.trajectories = trajectories
         self.profiler = profiler
         self.peak_tflops = peak_tflops
@@ -125,6 +129,7 @@ class Trainer:
                 self.record(stages[0].name, self.evaluate(texts), texts)
         else:
             self.step, self.numbers = saved["step"], saved["numbers"]
+            self.nonfinite.resume(self.numbers)
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
         for number, stage in enumerate(stages):
@@ -215,6 +220,7 @@ class Trainer:
                         if stage.trains(key, stage_step):
                             self.minimise(self.models[key], rows, dummy, update, stage.source.temperature, metrics)
                             flops.append(trainable(self.models[key]).flops(rows))
+        self.nonfinite.record(metrics)
         self.record_flops(flops, time.perf_counter() - started, metrics)
 
     def record_flops(self, flops: list[float | None], seconds: float, metrics: Metrics) -> None:
@@ -234,17 +240,15 @@ class Trainer:
         temperature: float,
         metrics: Metrics,
     ) -> None:
-        """One optimizer step of one model; rows whose loss is not finite are saved before the run ends."""
-        try:
+        """One optimizer step of one model; one that is not finite stops the run or is skipped."""
+        with self.nonfinite.around_update(self.step, model.key, metrics):
             trainable(model).update(rows, dummy, update, temperature, metrics)
-        except NonFiniteError as problem:
-            raise self.checkpoints.dump_nonfinite(self.step, problem) from problem
 
     def check_weights(self) -> None:
         """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""
         for key, model in self.models.items():
             if model.optimizer_options is not None and (name := trainable(model).nonfinite_tensor()) is not None:
-                raise self.checkpoints.nonfinite_weight(self.step, key, name)
+                raise nonfinite_weight(self.step, key, name, self.checkpoints.latest())
 
     def compute(
         self, actor: ColumnModel, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float

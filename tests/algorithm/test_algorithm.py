@@ -1,5 +1,7 @@
 """An algorithm from its yaml: which columns it reads, in which order it shapes, and what it refuses."""
 
+import math
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -316,7 +318,9 @@ def test_controllers_are_steered_by_their_own_kl():
     assert algorithm.reward_control.coef == pytest.approx(1.0 * (1 + 0.1 * 50 / 100))
     assert [term.coef.coef for term in algorithm.policy.terms] == pytest.approx([1.0, 0.1 * (1 + 0.2 * 50 / 100), 0.5])
     algorithm.update_controllers({}, rows=50)
+    algorithm.update_controllers({"kl/reward": math.nan, "kl/ref": math.inf}, rows=50)
     assert algorithm.reward_control.coef == pytest.approx(1.05)
+    assert algorithm.policy.terms[1].coef.coef == pytest.approx(0.11)
 
 
 def test_coefficients_come_back():

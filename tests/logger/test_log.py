@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,21 @@ def test_every_row_is_on_disk_at_once(tmp_path: Path) -> None:
     assert 0 <= found[0]["time/elapsed_s"] <= found[1]["time/elapsed_s"] < 60
     assert STARTED[-1] == tmp_path / "run"
     log.close()
+
+
+def test_every_row_is_synced_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def recorded(number: int) -> None:
+        fsync(number)
+        synced.append(os.fstat(number).st_size)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    with RunLog(tmp_path, {}, console=quiet()) as log:
+        for step in (1, 2):
+            log.log(step, "train", {"loss/nll": 1.0})
+            assert len(synced) == step and synced[-1] == (tmp_path / "metrics.jsonl").stat().st_size > 0
 
 
 def test_nan_and_infinity_are_null_on_disk_and_themselves_for_sinks(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rft.algorithm import ADVANTAGES, LOSSES
 from rft.setup.assembly import Job
@@ -282,10 +283,10 @@ def test_a_number_that_is_not_finite_stops_the_run(node, options, found, tiny, t
     assert said.startswith(
         "step 4: the loss or the gradient of the actor is not finite. Not finite on rank 0: " + found
     )
-    saved = run / "diverged" / "step_00000004_rank_0.pt"
+    saved = run / "diverged" / "step_00000004_actor_1_rank_0.safetensors"
     assert str(saved) in said
-    batch = torch.load(saved, weights_only=False)
-    assert len(batch) == 16 and len(batch["fields"]) == 16
+    assert len(load_file(saved)["tokens.input_ids"]) == 16
+    assert len(json.loads(saved.with_suffix(".json").read_text())["fields"]) == 16
     assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == [f"step_{n:08d}" for n in (1, 2, 3)]
     assert not (run / "result.json").exists()
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()] == [0, 1, 2, 3]
@@ -311,6 +312,8 @@ NUMBERS = {
     "checkpoint.every": (("-5",), "0"),
     "checkpoint.keep_last": (("0", "-1"), "1"),
     "checkpoint.keep_best": (("-1",), "0"),
+    "faults.dead_after_s": (("0", "nan"), "5"),
+    "faults.collective_timeout_s": (("0", "-1"), "90.5"),
     "strategy.replicas": (("-1", "0"), "1"),
     "steps": (("0", "-1", "1000000000000", "1.5"), "2"),
     "seed": (("-1", "1000000000000"), "3"),

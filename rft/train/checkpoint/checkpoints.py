@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from rft.actor.base import NonFiniteError
 from rft.distributed import World
 from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
@@ -328,34 +327,6 @@ class Checkpoints:
             multiple = options.keep_every > 0 and int(path.name.removeprefix("step_")) % options.keep_every == 0
             if path not in kept and not multiple:
                 _remove(path)
-
-    def nonfinite_weight(self, step: int, key: str, name: str) -> ValueError:
-        """The error for a weight of a model that is not finite after a step; step 0 is before the first."""
-        if step == 0:
-            return ValueError(f"{key}.path: the weight {name} is not finite as it was loaded; choose another model")
-        last = self.latest()
-        resume = f"the last good one is {last}" if last is not None else "there is none before it"
-        return ValueError(
-            f"step {step}: the weight {name} of the {key} is not finite after the update. Likely causes: "
-            f"{key}.optimizer.lr is too high, {key}.optimizer.max_grad_norm is null or too high, or the loss has no "
-            f"bound. No checkpoint of this step is written and nothing is sampled from it; {resume}"
-        )
-
-    def dump_nonfinite(self, step: int, problem: NonFiniteError) -> ValueError:
-        """Saves the rows of a step whose loss or gradient is not finite. Returns the error that says where they are."""
-        folder = self.run / "diverged"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"step_{step:08d}_rank_{self._world.rank}.pt"
-        torch.save(problem.batch, path)
-        found = "; ".join(f"column {name!r} in rows {rows[:16]}" for name, rows in problem.suspects.items())
-        found = found or "none of its columns (the backward pass itself overflowed, or another rank)"
-        return ValueError(
-            f"step {step}: the loss or the gradient of the {problem.actor} is not finite. "
-            f"Not finite on rank {self._world.rank}: {found}. "
-            f"The rows are saved in {path}; the weights are as they were before the step. Look at the rows, lower "
-            f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: the run goes "
-            "on from its last checkpoint"
-        )
 
 
 def _aside(folder: Path) -> Path:

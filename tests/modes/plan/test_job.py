@@ -157,9 +157,9 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
         "two ranks in bfloat16": weights / 2,
     }
     shared = {"plain": 0, "an engine in float32": 0}  # with the only rank
-    for name, copy in (copies | shared).items():
+    for name, size in (copies | shared).items():
         for stage in ("sync", "rollout"):  # the last tensor may come after the peak of a sync
-            assert 0.95 * copy <= terms(name, stage)["engine"] <= 1.05 * copy + 1024, (name, stage)
+            assert 0.95 * size <= terms(name, stage)["engine"] <= 1.05 * size + 1024, (name, stage)
         for stage in ("annotate", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
 

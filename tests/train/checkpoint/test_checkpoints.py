@@ -6,9 +6,7 @@ import time
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from rft.actor.base import NonFiniteError
 from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
 from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
@@ -267,35 +265,3 @@ def test_the_same_step_is_written_anew(tmp_path, checkpoints):
     write(saved, 1)
     saved.write(1, {"step": 1, "again": True}, save_model, None, False)
     assert saved.wait() and saved.read()["again"] is True
-
-
-def test_an_inquest_saves_the_rows_and_says_where_to_look(tmp_path, checkpoints):
-    batch = TensorDict({"advantages": torch.tensor([[0.0, float("nan")], [1.0, 2.0]])}, batch_size=[2])
-    problem = NonFiniteError("critic", {"advantages": [0], "values": list(range(40))}, batch)
-    error = checkpoints(tmp_path).dump_nonfinite(12, problem)
-    path = tmp_path / "diverged" / "step_00000012_rank_0.pt"
-    assert isinstance(error, ValueError)
-    for part in (
-        "step 12: the loss or the gradient of the critic is not finite",
-        f"on rank 0: column 'advantages' in rows [0]; column 'values' in rows {list(range(16))}.",
-        str(path),
-        "critic.optimizer.lr",
-    ):
-        assert part in str(error)
-    saved = torch.load(path, weights_only=False)
-    assert saved["advantages"].isnan().tolist() == [[False, True], [False, False]]
-
-
-def test_an_inquest_without_a_suspect_says_so(tmp_path, checkpoints):
-    batch = TensorDict({"advantages": torch.zeros(1, 2)}, batch_size=[1])
-    assert "none of its columns" in str(checkpoints(tmp_path).dump_nonfinite(1, NonFiniteError("actor", {}, batch)))
-
-
-def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path, checkpoints):
-    saved = checkpoints(tmp_path)
-    assert str(saved.nonfinite_weight(0, "actor", "w")).startswith("actor.path: the weight w is not finite as it was")
-    assert str(saved.nonfinite_weight(1, "actor", "w")).endswith("there is none before it")
-    write(saved, 1)
-    said = str(saved.nonfinite_weight(2, "actor", "w"))
-    assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
-    assert said.endswith(str(tmp_path / "checkpoints" / "step_00000001"))

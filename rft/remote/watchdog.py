@@ -1,0 +1,244 @@
+"""Ends every rank of a run when one of them fails, dies or no longer answers, and says which one and who waited where.
+
+The ranks share a store, that of the process group. In it each rank publishes once a second that it lives, where its
+main thread is and in which collective it waits; the first error of any rank; and the ranks that are found dead.
+"""
+
+import json
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import torch.distributed as dist
+
+from rft.distributed import PeerError, Wait, World, first_failure
+from rft.errors import report_to_torchrun
+
+PACKAGE = Path(__file__).parent.parent
+INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+EVERY = 1.0  # seconds between two signs of life
+SEARCH = 5.0  # seconds in which a rank that lost a connection looks for the cause
+GRACE = 15.0  # seconds in which a rank may end by itself after another one has failed
+
+
+class Beat(NamedTuple):
+    """The last sign of life of a rank.
+
+    Attributes:
+        number: counts the signs; -1 at the end of the block.
+        calls, name: `count` and `name` of `Wait`.
+        place: of the main thread.
+    """
+
+    number: int
+    calls: int
+    name: str
+    place: str
+
+
+class Watchdog:
+    """Makes the first failure of any rank in the block the failure of all ranks.
+
+    A rank that raises publishes its error. A rank that gives no sign of life for `dead_after_s` has died; the rank
+    before it finds that. A rank that waits for a living one in a collective for `collective_timeout_s` publishes which
+    rank it waited for. The other ranks then end: with a PeerError where their collective fails, and otherwise after 15
+    seconds, with exit status 1. Without torchrun, or with one rank, the block runs as if it were alone.
+
+    Args:
+        world: all processes.
+        dead_after_s: seconds; larger than any time in which one call may keep the interpreter lock.
+        collective_timeout_s: seconds; larger than the longest work of one rank that others wait for.
+    """
+
+    def __init__(self, world: World, dead_after_s: float, collective_timeout_s: float) -> None:
+        self._world = world
+        self._dead_after = dead_after_s
+        self._timeout = collective_timeout_s
+        self._active = "RANK" in os.environ and world.size > 1
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._beats = 0
+        self._leaving = False  # the main thread has seen an error and ends by itself
+        self._failure = (0, "the store of the process group, which rank 0 or its torchrun holds, is gone")
+        self._main = threading.get_ident()
+        if self._active:
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = store.clone()  # a connection of its own
+
+    def __enter__(self) -> None:
+        if self._active:
+            # The watchdog, which can say more, is faster than the timeout of the process group.
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout + SEARCH + GRACE))
+            self._publish(self._beat())
+            self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if not self._active:
+            return
+        if not isinstance(error, Exception):
+            self._end_thread()
+            self._publish(Beat(-1, 0, "", ""))
+            return
+        self._leaving = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; this one ends by itself
+        place = where(traceback.walk_tb(error.__traceback__))
+        own = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        try:
+            if lost_connection(error):
+                self._search()
+            self._failure = first_failure(self._store, json.dumps([self._world.rank, own]))
+            self._keep_store()
+        except dist.DistError:
+            pass  # the failure that the thread has read stands
+        self._end_thread()
+        rank, text = self._failure
+        if rank != self._world.rank and from_collective(error):
+            raise PeerError(f"rank {rank} failed first: {text}; rank {self._world.rank} waited in {place}") from None
+
+    def _end_thread(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> Beat:
+        wait = self._world.wait
+        self._beats += 1
+        return Beat(self._beats, wait.count, wait.name, where(stack_of(self._main)))
+
+    def _publish(self, beat: Beat) -> None:
+        self._store.set(f"rft/beat/{self._world.rank}", json.dumps(beat))
+
+    def _read(self, rank: int) -> Beat | None:
+        """The last sign of life of a rank; None before the first."""
+        found = self._store.compare_set(f"rft/beat/{rank}", "", "")
+        return Beat(*json.loads(found)) if found else None
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._world.size) if rank != self._world.rank]
+
+    def _fail(self, rank: int, text: str) -> None:
+        first_failure(self._store, json.dumps([rank, text]))
+
+    def _watch(self) -> None:
+        """The thread: publishes signs of life, watches the next rank, and ends the process."""
+        following = (self._world.rank + 1) % self._world.size
+        last, changed, failed = self._read(following), time.monotonic(), 0.0
+        try:
+            while not self._ended.wait(EVERY):
+                now = time.monotonic()
+                self._publish(self._beat())
+                beat = self._read(following)
+                if beat != last or beat is None or beat.number < 0:
+                    last, changed = beat, now
+                elif now - changed > self._dead_after:
+                    self._fail(following, f"it gives no sign of life for {self._dead_after:g} s (faults.dead_after_s)")
+                if self._leaving:
+                    continue
+                self._check_timeout(self._world.wait)
+                found = first_failure(self._store, "")
+                if found[0] >= 0:
+                    self._failure, failed = found, failed or now
+                    if now - failed > GRACE:
+                        self._exit()
+        except dist.DistError:
+            if not self._ended.wait(GRACE) and not self._leaving:
+                self._exit()
+
+    def _check_timeout(self, wait: Wait) -> None:
+        """Ends the process where a collective takes too long."""
+        count, name, waited = wait.count, wait.name, time.monotonic() - wait.since
+        if not name or waited < self._timeout:
+            return
+        beats = {rank: beat for rank in self._others() if (beat := self._read(rank)) is not None}
+        missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name) != (count, name)] or self._others()
+        at = f", which is at {beats[missing[0]].place}" if missing[0] in beats else ""
+        own = (
+            f"rank {self._world.rank} waited {waited:.0f} s in {where(stack_of(self._main))} for rank {missing[0]}{at}"
+        )
+        self._fail(missing[0], f"{own} (faults.collective_timeout_s={self._timeout:g})")
+        self._failure = first_failure(self._store, "")
+        self._keep_store()
+        self._exit()
+
+    def _search(self) -> None:
+        """After a lost connection: waits for the error of another rank, or publishes the rank that is dead."""
+        first, began = {rank: self._read(rank) for rank in self._others()}, time.monotonic()
+        while time.monotonic() - began < SEARCH:
+            time.sleep(EVERY / 4)
+            if first_failure(self._store, "")[0] >= 0:
+                return
+        for rank, beat in first.items():
+            if beat is not None and beat.number >= 0 and self._read(rank) == beat:
+                self._fail(rank, "its process ended without an error message")
+
+    def _keep_store(self) -> None:
+        """Rank 0 lives until the others have read the failure, if it holds the store."""
+        if self._world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            time.sleep(3 * EVERY)
+
+    def _exit(self) -> NoReturn:
+        """Ends this process, whatever its main thread does."""
+        (rank, text), own = self._failure, self._world.rank
+        waited = f"; rank {own} waited in {where(stack_of(self._main))}" if rank != own else ""
+        message = f"rank {rank} failed first: {text}{waited}"
+        report_to_torchrun(message, late=rank != own)
+        sys.stdout.flush()
+        sys.stderr.write(f"rank {own}: error: {message}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def stack_of(thread: int) -> list[tuple[FrameType, int]]:
+    """The frames of a thread with their lines, outermost first."""
+    return list(traceback.walk_stack(sys._current_frames()[thread]))[::-1]
+
+
+def where(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The innermost of some frames that is not of an installed package: "Metrics.reduce (rft/metrics.py:126)".
+
+    In a collective of `World` it is the caller, with the collective before it: "`gather` of Metrics.reduce (...)".
+
+    Args:
+        frames: with their lines, outermost first.
+    """
+    call, place = "", "the start of the program"
+    for frame, line in frames:
+        code = frame.f_code
+        file = Path(code.co_filename)
+        own = file.is_relative_to(PACKAGE)
+        if file == Path(__file__) or not (own or (file.is_absolute() and not any(map(file.is_relative_to, INSTALLED)))):
+            continue
+        if file == PACKAGE / "distributed.py":
+            call = call or f"`{code.co_name}` of "
+        else:
+            call, place = "", f"{code.co_qualname} ({file.relative_to(PACKAGE.parent) if own else file.name}:{line})"
+    return f"{call}{place}"
+
+
+def causes(error: BaseException) -> Iterable[BaseException]:
+    """An error, and those that caused it."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def from_collective(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, may be that of a collective."""
+    return any(isinstance(cause, PeerError | RuntimeError) for cause in causes(error))
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, is that of a connection to another rank."""
+    return any(
+        isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "gloo" in str(cause))
+        for cause in causes(error)
+    )

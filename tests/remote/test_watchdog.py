@@ -1,0 +1,104 @@
+"""A rank that raises, dies or hangs ends the others, which name it and where they waited; a slow one does not."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rft
+from rft.distributed import PeerError, start
+from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stack_of, where
+
+SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
+
+
+def run_ranks(kind, ranks, dead_after=3, timeout=60):
+    """Exit statuses and errors of all ranks but 1, and the seconds until the last ended; processes without torchrun."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    root = {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(SCRIPT), kind, str(dead_after), str(timeout)]
+    processes = [
+        subprocess.Popen(
+            command, env=os.environ | root | shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(ranks)
+    ]
+    began = time.monotonic()
+    try:
+        others = [process.communicate(timeout=90)[1] for process in processes[:1] + processes[2:]]
+        seconds = time.monotonic() - began
+    finally:
+        processes[1].kill()
+    return [process.returncode for process in processes[:1] + processes[2:]], others, seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "dead_after", "text"),
+    [
+        ("raise", 60, "data.train: the file is damaged"),
+        ("kill", 60, "its process ended without an error message"),
+        ("stop", 3, "it gives no sign of life for 3 s (faults.dead_after_s)"),
+    ],
+)
+def test_the_others_end_and_name_the_rank_and_the_collective(kind, dead_after, text, ranks):
+    codes, said, seconds = run_ranks(kind, ranks, dead_after)
+    assert codes == [1] * (ranks - 1) and seconds < 30
+    for rank, stderr in zip([0, 2], said, strict=False):
+        expected = f"rank 1 failed first: {text}; rank {rank} waited in `gather` of main (watchdog_on_ranks.py:"
+        assert expected in stderr, stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
+    codes, said, seconds = run_ranks("hang", 2, timeout=5)
+    assert codes == [1] and 5 < seconds < 30
+    place = r"`gather` of main \(watchdog_on_ranks\.py:\d+\)"
+    assert re.search(
+        rf"rank 1 failed first: rank 0 waited [56] s in {place} for rank 1, which is at hang "
+        rf"\(watchdog_on_ranks\.py:\d+\) \(faults\.collective_timeout_s=5\); rank 0 waited in {place}",
+        said[0],
+    ), said[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_slow_ends_nothing():
+    codes, _, seconds = run_ranks("slow", 3, dead_after=2, timeout=60)
+    assert codes == [0, 0] and seconds > 4
+
+
+def test_one_process_needs_no_watchdog():
+    with pytest.raises(KeyError), Watchdog(start("cpu"), 1.0, 1.0):
+        raise KeyError
+    with Watchdog(start("cpu"), 1.0, 1.0):
+        pass
+
+
+def test_the_place_is_that_of_the_caller_of_the_collective():
+    assert re.fullmatch(
+        r"test_the_place_is_that_of_the_caller_of_the_collective \(test_watchdog\.py:\d+\)",
+        where(stack_of(threading.get_ident())),
+    )
+    assert where([]) == "the start of the program"
+
+    frames = []
+    start("cpu").decide(lambda: frames.extend(stack_of(threading.get_ident())[:-2]))
+    assert re.fullmatch(r"`decide` of test_the_place\w+ \(test_watchdog\.py:\d+\)", where(frames))
+
+
+def test_errors_of_collectives_are_told_from_others():
+    gloo = RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    wrapped = ValueError("step 3")
+    wrapped.__cause__ = gloo
+    assert lost_connection(gloo) and lost_connection(wrapped) and not lost_connection(RuntimeError("shape"))
+    assert from_collective(wrapped) and from_collective(PeerError("")) and not from_collective(KeyError("x"))

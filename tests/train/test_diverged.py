@@ -1,0 +1,222 @@
+"""Updates that are not finite: what stops the run, what is skipped and counted, and the rows that are saved."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from rft.actor.base import NonFiniteError
+from rft.logger.log import SilentLog
+from rft.metrics import Metrics
+from rft.setup.assembly import Job
+from rft.train.diverged import FaultOptions, NonFinitePolicy, nonfinite_weight, save_rows
+from rft.train.trainer import Trainer
+from tests.helpers import Interrupted, identical, interrupt, numbers, state
+from tests.train import skips_on_ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Warnings(SilentLog):
+    def __init__(self):
+        self.texts = []
+
+    def warning(self, text):
+        self.texts.append(text)
+
+
+def make_policy(run, rank=0, **changes):
+    plain = {
+        "nonfinite": "skip",
+        "max_skipped": 2,
+        "saved_updates": 1,
+        "dead_after_s": 1.0,
+        "collective_timeout_s": 1.0,
+    }
+    return NonFinitePolicy(FaultOptions(**plain | changes), run, SimpleNamespace(rank=rank), Warnings())
+
+
+def make_problem(key="actor", suspects=None):
+    batch = TensorDict({"advantages": torch.tensor([[0.0, math.nan], [1.0, 2.0]])}, batch_size=[2])
+    return NonFiniteError(key, {"advantages": [0]} if suspects is None else suspects, batch)
+
+
+def spoil(policy, step, key="actor", **problem):
+    with policy.around_update(step, key, Metrics()):
+        raise make_problem(key, **problem)
+
+
+def apply(policy, step, key="actor"):
+    with policy.around_update(step, key, Metrics()):
+        pass
+
+
+def test_stop_saves_the_rows_and_names_columns_rows_and_cures(tmp_path):
+    policy = make_policy(tmp_path, rank=1, nonfinite="stop")
+    with pytest.raises(ValueError) as caught:
+        spoil(policy, 12, "critic", suspects={"advantages": [0], "values": list(range(40))})
+    path = tmp_path / "diverged" / "step_00000012_critic_1_rank_1.safetensors"
+    for part in (
+        "step 12: the loss or the gradient of the critic is not finite. ",
+        f"on rank 1: column 'advantages' in rows [0]; column 'values' in rows {list(range(16))}.",
+        str(path),
+        "critic.optimizer.lr",
+        "faults.nonfinite=skip",
+    ):
+        assert part in str(caught.value)
+    assert load_file(path)["advantages"].isnan().tolist() == [[False, True], [False, False]]
+
+
+def test_a_rank_without_a_suspect_says_so(tmp_path):
+    with pytest.raises(ValueError, match="none of its columns"):
+        spoil(make_policy(tmp_path, nonfinite="stop"), 1, suspects={})
+
+
+def test_skipped_updates_are_counted_by_step_and_in_a_row_for_each_model(tmp_path):
+    policy, found = make_policy(tmp_path, saved_updates=9), []
+    for step, calls in enumerate([[spoil, apply], [spoil], [spoil], [apply]], start=1):
+        metrics = Metrics()
+        for call in calls:
+            call(policy, step)
+        apply(policy, step, "critic")
+        policy.record(metrics)
+        found.append(metrics.reduce(lambda part: [part, part]))  # two ranks
+    names = [f"{prefix}faults/{name}" for prefix in ("", "critic/") for name in ("skipped_updates", "skipped_in_a_row")]
+    assert [[row[name] for name in names] for row in found] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 2, 0, 0], [0, 0, 0, 0]]
+
+
+def test_one_more_than_max_skipped_in_a_row_stops_a_resumed_run_too(tmp_path):
+    policy = make_policy(tmp_path, saved_updates=0)
+    spoil(policy, 1), spoil(policy, 2), apply(policy, 3), spoil(policy, 4, "critic"), spoil(policy, 5)
+    metrics = Metrics()
+    policy.record(metrics)
+    resumed = make_policy(tmp_path, saved_updates=0)
+    resumed.resume({"loss/nll": 1.0, **metrics.reduce(lambda part: [part])})
+    spoil(resumed, 6)
+    assert not (tmp_path / "diverged").exists()
+    with pytest.raises(ValueError, match=r"^step 7: .* finite; faults\.max_skipped=2 updates before it are skipped\."):
+        spoil(resumed, 7)
+    assert len(list((tmp_path / "diverged").glob("*.safetensors"))) == 1, "the rows that stop the run are saved"
+    spoil(resumed, 7, "critic")
+
+
+def test_rows_are_saved_of_the_first_skipped_updates_alone(tmp_path):
+    policy = make_policy(tmp_path, saved_updates=2, max_skipped=9)
+    spoil(policy, 1), spoil(policy, 1), spoil(policy, 2)
+    saved = sorted(path.name for path in (tmp_path / "diverged").iterdir())
+    assert saved == [f"step_00000001_actor_{n}_rank_0.{end}" for n in (1, 2) for end in ("json", "safetensors")]
+    assert len(policy._log.texts) == 2 and policy._log.texts[0].startswith("step 1: an update of the actor is skipped")
+
+
+def test_other_errors_pass_and_numbers_of_a_finite_update_stay(tmp_path):
+    policy, metrics = make_policy(tmp_path), Metrics()
+    metrics.add("loss/nll", 1.0)
+    with pytest.raises(KeyError), policy.around_update(1, "actor", metrics):
+        raise KeyError
+    with policy.around_update(1, "actor", metrics):
+        metrics.add("loss/nll", 3.0)
+    with policy.around_update(1, "actor", metrics):
+        metrics.add("loss/nll", math.nan)
+        raise make_problem()
+    assert metrics.reduce(lambda part: [part]) == {"loss/nll": 2.0}
+
+
+def test_files_hold_every_column_without_pickle(tmp_path):
+    media = LazyStackedTensorDict(TensorDict({"pixels": torch.ones(3)}, []), TensorDict({}, []))
+    tokens = TensorDict({"input_ids": torch.tensor([[1, 2], [3, 4]]).t()}, batch_size=[2])  # not contiguous
+    batch = TensorDict({"tokens": tokens, "loss_mask": torch.tensor([[True, False]] * 2)}, batch_size=[2])
+    batch["shared"] = batch["loss_mask"]  # of the same storage
+    batch["media"] = media
+    rows = [{"prompt": "1=", "by": b"x"}, {"prompt": "2=", "score": math.inf}]
+    batch.set_non_tensor("fields", rows[0])
+    batch["fields"] = torch.stack([TensorDict({}, []).set_non_tensor("fields", row) for row in rows]).get("fields")
+    save_rows(tmp_path / "a" / "rows.safetensors", NonFiniteError("actor", {"values": [1]}, batch))
+    saved = load_file(tmp_path / "a" / "rows.safetensors")
+    assert {name: column.tolist() for name, column in saved.items()} == {
+        "tokens.input_ids": [[1, 3], [2, 4]],
+        "loss_mask": [[True, False]] * 2,
+        "shared": [[True, False]] * 2,
+        "media.0.pixels": [1.0, 1.0, 1.0],
+    }
+    facts = json.loads((tmp_path / "a" / "rows.json").read_text())
+    assert facts == {
+        "model": "actor",
+        "suspects": {"values": [1]},
+        "fields": [{"prompt": "1=", "by": "b'x'"}, {"prompt": "2=", "score": math.inf}],
+    }
+
+
+def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
+    assert str(nonfinite_weight(0, "actor", "w", None)).startswith("actor.path: the weight w is not finite as it was")
+    assert str(nonfinite_weight(1, "actor", "w", None)).endswith("there is none before it")
+    said = str(nonfinite_weight(2, "actor", "w", tmp_path))
+    assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
+    assert said.endswith(str(tmp_path))
+
+
+SKIP = ("faults.nonfinite=skip", "steps=4", "warmup=none", "batch.minibatches=2", "checkpoint.every=1",
+        "checkpoint.keep_last=9", "algorithm/terms=[kl_adaptive]", "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
+
+
+@pytest.fixture
+def config(tiny):
+    """The config of a run with updates that are not finite."""
+
+    def make(folder, *overrides, versions=(1,)):
+        made = tiny("strategy.device=cpu", *SKIP, *overrides) | {"output_dir": str(folder)}
+        made["algorithm"]["loss"] = {"name": "spoilt_updates", "versions": list(versions)}
+        return made
+
+    return make
+
+
+def check_equal(skipped, without):
+    """The first run differs from the second in the count of its skipped updates alone."""
+    assert [row.get("faults/skipped_updates") for row in numbers(skipped)] == [None, 0, 1, 0, 0]
+    counts = {"faults/skipped_updates": 0, "faults/skipped_in_a_row": 0}
+    assert [row | counts for row in numbers(skipped)] == [row | counts for row in numbers(without)]
+    ours, theirs = state(skipped), state(without)
+    for one in (ours, theirs):
+        del one["numbers"]
+    assert identical(ours, theirs)
+
+
+@pytest.mark.parametrize("tokens", [64, 4096])
+def test_a_run_that_skips_equals_one_in_which_the_update_never_was(tokens, config, tmp_path, monkeypatch):
+    given = f"actor.micro_batch_tokens={tokens}"
+    Job(config(tmp_path / "skipped", given)).fit("")
+    monkeypatch.setattr(Trainer, "minimise", skips_on_ranks.without_spoilt(Trainer.minimise))
+    monkeypatch.setattr(skips_on_ranks, "CALLS", calls := [])
+    Job(config(tmp_path / "without", given)).fit("")
+    assert sum(calls) == 1 and len(calls) == 8
+    check_equal(tmp_path / "skipped", tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_two_ranks_skip_the_update_in_which_one_of_them_has_the_row(config, tmp_path, torchrun):
+    configs = [config(tmp_path / name, "actor.micro_batch_tokens=64") for name in ("skipped", "without")]
+    (tmp_path / "configs.json").write_text(json.dumps(configs))
+    torchrun(Path(skips_on_ranks.__file__), tmp_path / "configs.json")
+    check_equal(tmp_path / "skipped", tmp_path / "without")
+    saved = sorted(path.name for path in (tmp_path / "skipped" / "diverged").glob("*.safetensors"))
+    assert saved == [f"step_00000002_actor_1_rank_{rank}.safetensors" for rank in (0, 1)]
+    suspects = [json.loads(path.read_text())["suspects"] for path in (tmp_path / "skipped" / "diverged").glob("*.json")]
+    assert sorted(map(len, suspects)) == [0, 1], "only one rank has the row"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_skips_the_same_updates(config, tmp_path, monkeypatch):
+    given = {"versions": (1, 2, 3)}
+    Job(config(tmp_path / "whole", **given)).fit("")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)
+        with pytest.raises(Interrupted):
+            Job(config(tmp_path / "run", **given)).fit("")
+    Job(config(tmp_path / "run", **given)).fit("")
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert identical(state(tmp_path / "run")["actors"], state(tmp_path / "whole")["actors"])
