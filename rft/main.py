@@ -15,7 +15,6 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -29,6 +28,7 @@ from rich.text import Text
 
 from rft.errors import Problems
 from rft.modes import find_mode
+from rft.redact import redact, redact_log_records, resolve
 from rft.registry import did_you_mean
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
@@ -65,9 +65,8 @@ def run_job(config: DictConfig) -> float:
         recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
             check_recipe(recipe)
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in resolved.items()}
+    plain = resolve(config)
+    redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0")
     return find_mode(plain["mode"])(plain, console)
 
@@ -108,7 +107,7 @@ def main() -> None:
             raise error
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        message = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: it has brackets
+        message = Text.assemble((f"{where}error:", "bold red"), f" {redact(explain(error))}")  # no markup: it has brackets
         Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(1)
     if "RANK" in os.environ:
@@ -132,7 +131,8 @@ def report_to_torchrun(message: str, late: bool) -> None:
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"timestamp": str(int(time.time()) + late)}
-        Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
+        text = json.dumps({"message": {"message": redact(message), "extraInfo": extra}})
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def explain(error: Exception) -> str:

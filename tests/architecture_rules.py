@@ -29,6 +29,7 @@ LAYERS = {
 }
 ROOT_MODULES = (
     "",
+    "redact",
     "registry",
     "ranges",
     "conditions",
