@@ -65,7 +65,7 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments(m
     flags = {"dtype": "float32", "enable_mixed_chunk": True, "enable_metrics": False, "revision": None, "tp_size": 2}
     said, environment = line(server_api(**flags, lora_paths=["a", "b"], json_model_override_args={"x": 1}), monkeypatch)
     assert said.startswith(
-        "/venv/bin/python -m sglang.launch_server --model-path /run/engine --host 127.0.0.1 --port 8"
+        "/venv/bin/python -m rft_sglang --model-path /run/engine --host 127.0.0.1 --port 8"
     )
     assert "--load-format dummy" in said and "--dtype float32 --enable-mixed-chunk --tp-size 2 --lora-paths a b" in said
     assert said.endswith('--json-model-override-args {"x": 1}') and "metrics" not in said and "revision" not in said
