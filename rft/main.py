@@ -107,7 +107,9 @@ def main() -> None:
             raise error
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        message = Text.assemble((f"{where}error:", "bold red"), f" {redact(explain(error))}")  # no markup: it has brackets
+        message = Text.assemble(
+            (f"{where}error:", "bold red"), f" {redact(explain(error))}"
+        )  # no markup: it has brackets
         Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(1)
     if "RANK" in os.environ:

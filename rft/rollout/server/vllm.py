@@ -237,7 +237,7 @@ class VLLMApi:
             raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
         group = make([config["device_config"]["device"]] * workers["world_size"])
         arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
-        await group.join(self._workers(client, "rft_join", kwargs=arguments))
+        await group.join(self._workers(client, "rft_join", kwargs=arguments), authenticated=True)
         return group
 
     async def sleep(self, client: ServerClient) -> None:

@@ -66,7 +66,12 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments()
 
 
 def test_arguments_become_flags():
-    arguments = {"enforce_eager": False, "quantization": None, "tensor_parallel_size": 2, "lora_modules": ["a.b", "c.d"]}
+    arguments = {
+        "enforce_eager": False,
+        "quantization": None,
+        "tensor_parallel_size": 2,
+        "lora_modules": ["a.b", "c.d"],
+    }
     arguments["hf_overrides"] = {"rope_theta": 1e6}
     command, _ = VLLMApi(arguments).command("python", Path("m"), 1)
     line = " ".join(command)
