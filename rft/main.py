@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rft.errors import Problems
+from rft.logger.redact import redact, redact_log_records, resolve
 from rft.modes import find_mode
-from rft.redact import redact, redact_log_records, resolve
 from rft.registry import did_you_mean
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml

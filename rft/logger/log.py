@@ -26,7 +26,7 @@ from rft.logger.history import (
     trajectory_files,
     write_atomically,
 )
-from rft.redact import redact
+from rft.logger.redact import redact
 
 REPORT_EVERY = 60.0  # seconds; during a run the report is rewritten after an evaluation, at most this often
 STARTED: list[Path] = []  # the run folders that this process opened, in order; a sweep reads it

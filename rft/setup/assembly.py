@@ -23,7 +23,7 @@ from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
-from rft.redact import public_config
+from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler

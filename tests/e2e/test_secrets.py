@@ -6,8 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rft.logger.redact import resolve
 from rft.main import main
-from rft.redact import resolve
 from rft.setup.assembly import Job
 from tests.conftest import CONFIG
 

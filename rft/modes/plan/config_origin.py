@@ -10,7 +10,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rft.redact import public_config, resolve
+from rft.logger.redact import public_config, resolve
 
 PACKAGE = Path(__file__).parents[2]
 

@@ -50,7 +50,8 @@ class Servers(ServerPolicy):
                 f"{KEY}.count={self.count}, addresses={self.addresses}: give the addresses of running servers and "
                 "count=0, or the number of servers to launch and addresses=[]"
             )
-        key_named(self.token, KEY)
+        if not self.count:
+            key_named(self.token, KEY)
         if self.deltas and self.transport != "group":
             raise ValueError(
                 f"{KEY}.deltas=true: only transport=group sends changed elements; set {KEY}.transport=group, "

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from rft.redact import EnvironmentText, public_config, redact, redact_log_records, resolve
+from rft.logger.redact import EnvironmentText, public_config, redact, redact_log_records, resolve
 from rft.registry import convert
 
 SECRET = "hunter2-hunter2"
