@@ -175,6 +175,19 @@ def unpickles(root: Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}: torch.load without weights_only=True"
 
 
+def remote_code(root: Path) -> Iterator[str]:
+    """Configs and tokenizers that are read without `trust_remote_code=False`: by default transformers asks on the
+    terminal whether to run the code of their folder."""
+    for top in ("rft", "scripts", "recipes"):
+        for path in sorted((root / top).rglob("*.py")):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.Call) and "trust_remote_code=False" not in map(ast.unparse, node.keywords):
+                    if re.fullmatch(
+                        r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called := ast.unparse(node.func)
+                    ):
+                        yield f"{path.relative_to(root)}: {called}"
+
+
 def code_words(tree: ast.Module) -> Iterator[str]:
     """Identifiers and strings of the code: no docstrings, no comments."""
     prose = set()
@@ -268,6 +281,7 @@ RULES = (
     folders,
     calls,
     unpickles,
+    remote_code,
     names_of_algorithms,
     options_of_algorithms,
     backends,

@@ -21,6 +21,7 @@ from tests.architecture_rules import (
     names_of_algorithms,
     options_of_algorithms,
     processor_keys,
+    remote_code,
     sizes,
     unpickles,
 )
@@ -146,6 +147,11 @@ BROKEN = [
             "scripts/b.py: pickle.loads",
             "scripts/b.py: torch.load without weights_only=True",
         },
+    ),
+    (
+        remote_code,
+        {"rft/a.py": "AutoConfig.from_pretrained(a)\nAutoTokenizer.from_pretrained(a, trust_remote_code=False)"},
+        {"rft/a.py: AutoConfig.from_pretrained"},
     ),
     (
         names_of_algorithms,

@@ -75,7 +75,7 @@ def write_model(tensors: Iterable[tuple[str, Tensor]], beside: Path, out: Path, 
         if not file.name.endswith(".index.json"):
             shutil.copy(file, partial / file.name)
     _write_weights(_cast(tensors, dtype), partial)
-    config = AutoConfig.from_pretrained(partial)
+    config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
     head = "lm" if any(name.endswith("ForCausalLM") for name in config.architectures or ()) else "classifier"
     if head == "lm":
         check_loadable(config, str(partial), head, "model", reads_weights=True)

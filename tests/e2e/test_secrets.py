@@ -6,6 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rft.actor.init import read_config
+from rft.errors import Problems
 from rft.logger.redact import resolve
 from rft.main import main
 from rft.setup.assembly import Job
@@ -104,3 +106,17 @@ def test_no_message_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
     assert "refuses Bearer ${oc.env:RFT_TEST_SECRET}" in (tmp_path / "error.json").read_text()
     (tmp_path / "rewards.py").unlink()
     assert holding(tmp_path, SECRET) == []
+
+
+def test_code_in_the_folder_of_a_model_does_not_run(resolved, tmp_path):
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    (folder / "code.py").write_text(f"open({str(ran)!r}, 'w')\nclass C: ...\n")
+    for file, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
+        (folder / file).write_text(json.dumps({"model_type": "mine", "auto_map": {key: "code.C"}}))
+    path = (f"actor.path={folder}", f"actor.tokenizer.path={folder}")
+    with pytest.raises(Problems, match="actor.tokenizer.path=.* trust_remote_code"):
+        Job(resolved("actor=hf", "actor/tokenizer=pretrained", *path, f"output_dir={tmp_path / 'run'}")).fit("")
+    with pytest.raises(ValueError, match="actor.path: no model can be read"):
+        read_config(str(folder), None, 0, "actor")
+    assert not ran.exists()

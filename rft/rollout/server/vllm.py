@@ -174,7 +174,7 @@ class VLLMApi:
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         arguments["load_format"] = load_format
         if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
-            arguments |= cache_arguments(AutoConfig.from_pretrained(model), self._engine_args)
+            arguments |= cache_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = python_path()
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
