@@ -115,8 +115,8 @@ def test_code_in_the_folder_of_a_model_does_not_run(resolved, tmp_path):
     for file, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
         (folder / file).write_text(json.dumps({"model_type": "mine", "auto_map": {key: "code.C"}}))
     path = (f"actor.path={folder}", f"actor.tokenizer.path={folder}")
-    with pytest.raises(Problems, match="actor.tokenizer.path=.* trust_remote_code"):
+    with pytest.raises(Problems, match=r"(?s)^actor\.tokenizer\.path=.*trust_remote_code"):
         Job(resolved("actor=hf", "actor/tokenizer=pretrained", *path, f"output_dir={tmp_path / 'run'}")).fit("")
-    with pytest.raises(ValueError, match="actor.path: no model can be read"):
+    with pytest.raises(ValueError, match=r"^actor\.path: no model can be read"):
         read_config(str(folder), None, 0, "actor")
     assert not ran.exists()
