@@ -181,11 +181,10 @@ def remote_code(root: Path) -> Iterator[str]:
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
             for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.Call) and "trust_remote_code=False" not in map(ast.unparse, node.keywords):
-                    if re.fullmatch(
-                        r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called := ast.unparse(node.func)
-                    ):
-                        yield f"{path.relative_to(root)}: {called}"
+                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                safe = isinstance(node, ast.Call) and "trust_remote_code=False" in map(ast.unparse, node.keywords)
+                if re.fullmatch(r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called) and not safe:
+                    yield f"{path.relative_to(root)}: {called}"
 
 
 def code_words(tree: ast.Module) -> Iterator[str]:

@@ -49,7 +49,7 @@ def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s:
     """
     store, timeout = PrefixStore(f"{name}/", PrefixStore(name, store)), timedelta(seconds=timeout_s)
     if backend == "gloo":
-        how = ProcessGroupGloo._Options()
+        how = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
         how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=host)], timeout
         return ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, how)
     from torch.distributed import ProcessGroupNCCL  # not in builds for the CPU
