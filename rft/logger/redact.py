@@ -5,6 +5,7 @@ The run uses the value of `${oc.env:NAME}`. `config.yaml`, the report, the logge
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     def env(*arguments: Any) -> str | None:
         value = oc.env(*arguments)
         used.append(arguments[0])
-        _hide(value, f"${{{RESOLVER}:{arguments[0]}}}")
+        _hide(value, f"${{{RESOLVER}:{arguments[0]}}}", [arguments[0]])
         return value
 
     OmegaConf.register_new_resolver(RESOLVER, env, replace=True)
@@ -84,8 +85,9 @@ def _redact_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def _hide(value: str | None, source: str) -> None:
-    if value is not None and len(value) >= SHORTEST:
+def _hide(value: str | None, source: str, used: list[str]) -> None:
+    """Hides a value that is made of variables, unless all of them have their default."""
+    if value is not None and len(value) >= SHORTEST and any(name in os.environ for name in used):
         _hidden.setdefault(value, source)
 
 
@@ -102,21 +104,21 @@ def _value(node: DictConfig | ListConfig, name: Any, text: Any, used: list[str])
     used.clear()
     value = node[name]
     if not OmegaConf.is_config(value):
-        return _mark(value, text) if used else value
+        return _mark(value, text, used) if used else value
     if used:  # `oc.decode` made it
-        return _mark(OmegaConf.to_container(value, resolve=True), text)
+        return _mark(OmegaConf.to_container(value, resolve=True), text, used)
     return _walk(value, OmegaConf.to_container(value, resolve=False), used)
 
 
-def _mark(value: Any, source: str) -> Any:
+def _mark(value: Any, source: str, used: list[str]) -> Any:
     """The value with every text in it as an `EnvironmentText` of this source."""
     if isinstance(value, dict):
-        return {name: _mark(below, source) for name, below in value.items()}
+        return {name: _mark(below, source, used) for name, below in value.items()}
     if isinstance(value, list):
-        return [_mark(below, source) for below in value]
+        return [_mark(below, source, used) for below in value]
     if not isinstance(value, str):
         return value
-    _hide(value, source)
+    _hide(value, source, used)
     return EnvironmentText(value, source)
 
 

@@ -80,6 +80,7 @@ def test_messages_have_the_name_of_the_variable(config):
     resolve(config)
     assert redact(f"{SECRET} of {SECRET}/file") == "${oc.env:RFT_T_SECRET} of ${oc.env:RFT_T_SECRET}/file"
     assert redact("40 steps") == "40 steps", "a short value is part of other words"
+    assert redact("~/here") == "~/here", "a default is no value of a variable"
     assert redact("first-word") == "${oc.decode:${oc.env:RFT_T_WORDS}}"
 
 
