@@ -50,8 +50,6 @@ class Servers(ServerPolicy):
                 f"{KEY}.count={self.count}, addresses={self.addresses}: give the addresses of running servers and "
                 "count=0, or the number of servers to launch and addresses=[]"
             )
-        if not self.count:
-            key_named(self.token, KEY)
         if self.deltas and self.transport != "group":
             raise ValueError(
                 f"{KEY}.deltas=true: only transport=group sends changed elements; set {KEY}.transport=group, "
@@ -81,13 +79,15 @@ class Servers(ServerPolicy):
             )
 
     def check_installed(self, package: str, script: str) -> None:
-        """Raises a ValueError where the run starts servers and their package or interpreter is missing.
+        """Raises a ValueError where the run starts servers and their package or interpreter is missing, or uses running
+        ones and the variable with their key is missing.
 
         Args:
             package: what servers of this kind need.
             script: makes an environment with the package on a CPU.
         """
         if not self.count:
+            key_named(self.token, KEY)
             return
         if self.python is None and importlib.util.find_spec(package) is None:
             raise ValueError(
