@@ -13,7 +13,6 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rft.errors import Problems, report_to_torchrun
+from rft.logger.redact import redact, redact_log_records, resolve
 from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
@@ -63,9 +63,8 @@ def run_job(config: DictConfig) -> float:
         recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
             check_recipe(recipe)
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in resolved.items()}
+    plain = resolve(config)
+    redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0")
     return find_mode(plain["mode"])(plain, console)
 
@@ -99,14 +98,16 @@ def main() -> None:
         error = raised
     finally:
         if isinstance(bug := sys.exception(), Exception):
-            report_to_torchrun(f"{type(bug).__name__}: {bug}", late=False)
+            report_to_torchrun(redact(f"{type(bug).__name__}: {bug}"), late=False)
     if error is not None:
-        report_to_torchrun(explain(error), late=type(error).__name__ == "PeerError")
+        report_to_torchrun(redact(explain(error)), late=type(error).__name__ == "PeerError")
         if full_error:
             raise error
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        message = Text.assemble((f"{where}error:", "bold red"), f" {explain(error)}")  # no markup: it has brackets
+        message = Text.assemble(
+            (f"{where}error:", "bold red"), f" {redact(explain(error))}"
+        )  # no markup: it has brackets
         Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(1)
     if "RANK" in os.environ:

@@ -248,7 +248,7 @@ def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> An
             except ValueError:
                 continue
     elif origin is Literal:
-        if any(value == a and type(value) is type(a) for a in arguments):  # True is not 1
+        if any(value == a and (isinstance(value, str) or type(value) is type(a)) for a in arguments):  # True is not 1
             return value
         known = [str(a) for a in arguments]
         raise ValueError(f"{key}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")

@@ -162,6 +162,31 @@ def calls(root: Path) -> Iterator[str]:
                     yield f"{name}: except {caught}".rstrip()
 
 
+def unpickles(root: Path) -> Iterator[str]:
+    """Calls that run the code in a pickle: `pickle.load` and the like, and `torch.load` without `weights_only=True`."""
+    for top in ("rft", "scripts", "recipes"):
+        for path in sorted((root / top).rglob("*.py")):
+            for node in ast.walk(tree_of(path)):
+                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                safe = isinstance(node, ast.Call) and "weights_only=True" in map(ast.unparse, node.keywords)
+                if re.fullmatch(r"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.(loads?|Unpickler|open)", called):
+                    yield f"{path.relative_to(root)}: {called}"
+                elif called.endswith("torch.load") and not safe:
+                    yield f"{path.relative_to(root)}: torch.load without weights_only=True"
+
+
+def remote_code(root: Path) -> Iterator[str]:
+    """Configs and tokenizers that are read without `trust_remote_code=False`: by default transformers asks on the
+    terminal whether to run the code of their folder."""
+    for top in ("rft", "scripts", "recipes"):
+        for path in sorted((root / top).rglob("*.py")):
+            for node in ast.walk(tree_of(path)):
+                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                safe = isinstance(node, ast.Call) and "trust_remote_code=False" in map(ast.unparse, node.keywords)
+                if re.fullmatch(r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called) and not safe:
+                    yield f"{path.relative_to(root)}: {called}"
+
+
 def code_words(tree: ast.Module) -> Iterator[str]:
     """Identifiers and strings of the code: no docstrings, no comments."""
     prose = set()
@@ -254,6 +279,8 @@ RULES = (
     sizes,
     folders,
     calls,
+    unpickles,
+    remote_code,
     names_of_algorithms,
     options_of_algorithms,
     backends,

@@ -21,7 +21,9 @@ from tests.architecture_rules import (
     names_of_algorithms,
     options_of_algorithms,
     processor_keys,
+    remote_code,
     sizes,
+    unpickles,
 )
 
 ROOT = Path(rft.__file__).parent.parent
@@ -33,6 +35,14 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
         "rft.reward.sandbox.isolation.harness: except (Exception, SystemExit)": "a program may raise anything",
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
+    },
+    "unpickles": {
+        "rft/data/rows/reasoning_gym.py: pickle.loads": "of a child process, in a folder that the user alone can enter",
+        "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
+        "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
+        "rft/train/checkpoint.py: torch.load without weights_only=True": "of a run's own checkpoint",
+        "scripts/comparison/recording.py: torch.load without weights_only=True": "with an Unpickler that lists classes",
+        "scripts/mutate.py: pickle.loads": "of a child process",
     },
     "mirror": {
         "tests/test_architecture.py: mirrors no module": "the tree as a whole",
@@ -125,6 +135,23 @@ BROKEN = [
             "rft.c: except",
             "rft.d: except (ValueError, Exception)",
         },
+    ),
+    (
+        unpickles,
+        {
+            "rft/a.py": "torch.load(file)\ntorch.load(file, weights_only=True)\njson.load(file)\npickle.dumps(a)",
+            "scripts/b.py": "torch.load(file, weights_only=False)\npickle.loads(data)",
+        },
+        {
+            "rft/a.py: torch.load without weights_only=True",
+            "scripts/b.py: pickle.loads",
+            "scripts/b.py: torch.load without weights_only=True",
+        },
+    ),
+    (
+        remote_code,
+        {"rft/a.py": "AutoConfig.from_pretrained(a)\nAutoTokenizer.from_pretrained(a, trust_remote_code=False)"},
+        {"rft/a.py: AutoConfig.from_pretrained"},
     ),
     (
         names_of_algorithms,

@@ -91,7 +91,7 @@ def read_config(
         raise ValueError(f"{key}: set one of {key}.path (a folder or hub name) and {key}.model_config (a new model)")
     if path is not None:
         try:
-            return AutoConfig.from_pretrained(path)
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
         except CONFIG_ERRORS as error:
             raise ValueError(f"{key}.path: no model can be read from {path!r} ({_reason(error)})") from error
     assert model_config is not None

@@ -61,7 +61,7 @@ class Teacher(Actor):
         if path is None:
             return
         try:
-            vocabulary = AutoTokenizer.from_pretrained(path).get_vocab()
+            vocabulary = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{key}.path={path}: it has no tokenizer to compare with actor.tokenizer ({error})"

@@ -27,6 +27,7 @@ from rft.logger.history import (
     trajectory_files,
     write_atomically,
 )
+from rft.logger.redact import redact
 
 REPORT_EVERY = 60.0  # seconds; during a run the report is rewritten after an evaluation, at most this often
 STARTED: list[Path] = []  # the run folders that this process opened, in order; a sweep reads it
@@ -130,10 +131,11 @@ class RunLog:
 
     def message(self, text: str) -> None:
         """Prints a line on the console."""
-        self.console.message(text)
+        self.console.message(redact(text))
 
     def warning(self, text: str) -> None:
         """Prints a line in red, and adds it to the file from which the report takes it."""
+        text = redact(text)
         self.console.warning(text)
         with (self.run / WARNINGS).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")
@@ -188,7 +190,7 @@ class RunLog:
         conclusions = () if self._report is None else self._report.conclusions(history)
         summaries = [found for name in shown_metrics(history.names) if (found := history.summary(name)) is not None]
         self.console.stop()
-        self.console.summary(summaries, self.run, page, history.elapsed, failure, conclusions)
+        self.console.summary(summaries, self.run, page, history.elapsed, redact(failure), conclusions)
 
     def __enter__(self) -> Self:
         return self

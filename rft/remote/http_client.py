@@ -8,6 +8,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import re
 import ssl
 import time
@@ -46,12 +47,14 @@ class RequestRefused(RequestFailed):
     Attributes:
         status: of the response.
         missing: the server has no such endpoint.
+        unauthorized: the server needs another bearer token.
     """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
         self.missing = status == 404
+        self.unauthorized = status in (401, 403)
         self.busy = status in (429, 503)
         self.transient = status in (408, 409, 429) or status >= 500
 
@@ -93,15 +96,16 @@ class ServerClient:
         self._use_proxies = use_proxies
 
     @classmethod
-    def at(cls, number: int, address: str, kind: str = "server") -> "ServerClient":
+    def at(cls, number: int, address: str, kind: str = "server", key: str | None = None) -> "ServerClient":
         """The client of a server in a list.
 
         Args:
             number: position in the list of servers.
             address: host:port.
             kind: what messages call the server.
+            key: the bearer token of requests; None: they have none.
         """
-        return cls(f"{kind} {number} ({address})", f"http://{address}")
+        return cls(f"{kind} {number} ({address})", f"http://{address}", bearer(key))
 
     async def get(self, path: str) -> Any:
         """Sends a GET and returns the parsed JSON, or None for an empty body. Raises as `post`."""
@@ -156,6 +160,22 @@ class ServerClient:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self.bad_response(f"{what} cannot be read: {error!r}") from error
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header of requests with a bearer token; None: no header."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def key_named(token: str | None, where: str) -> str | None:
+    """The bearer token in the environment variable that the option `<where>.token` names; null gives None.
+
+    Raises:
+        ValueError: there is no such variable; names the option.
+    """
+    if token is not None and token not in os.environ:
+        raise ValueError(f"{where}.token={token}: there is no such environment variable; set it")
+    return None if token is None else os.environ[token]
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from rft.distributed import SINGLE_PROCESS, World, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
+from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
@@ -60,8 +61,9 @@ class Job(Components):
         with Watchdog(world, *timeouts):
             loaded = self.prepare(world)
             wanted = Path(run.output_dir + suffix)
-            folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
-            opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+            public = public_config(self.config)
+            folder, note = world.decide(lambda: choose_folder(wanted, public, run.resume))
+            opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
         with opened as log, Watchdog(world, *timeouts):
             for text in [note, *loaded.messages] if note else loaded.messages:
                 log.message(text)

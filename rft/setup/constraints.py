@@ -242,7 +242,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: Pretrained
     with tempfile.TemporaryDirectory() as folder:
         model_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        loaded = AutoTokenizer.from_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if loaded.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"actor.model_config.model_type={model_config.model_type}: for this type transformers would load a "

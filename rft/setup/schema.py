@@ -13,6 +13,7 @@ from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWA
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
+from rft.remote.server_process import is_loopback
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.checkpoints import CheckpointOptions
@@ -182,12 +183,17 @@ class Serve:
     checkpoint: Annotated[Literal["latest", "best"] | NonNegativeInt | None, ReadWith(SERVED_MODEL)]
     count: Annotated[PositiveInt, ReadWith(SERVED_MODEL)]
     python: Annotated[str | None, ReadWith(SERVED_MODEL)]
-    token: Annotated[str | None, ReadWith(SERVED_REWARD)]
+    token: str | None
     limits: Annotated[Limits, ReadWith(SERVED_REWARD)]
 
     def __post_init__(self) -> None:
         if not 1024 <= self.port <= 65536 - self.count:
             raise ValueError(f"serve.port={self.port}: choose one from 1024 to {65536 - self.count}")
+        if not is_loopback(self.host) and self.token is None:
+            raise ValueError(
+                f"serve.host={self.host}: other machines reach the servers there; set serve.token=<name of an "
+                "environment variable> with the token that requests must carry, or serve.host=127.0.0.1"
+            )
 
 
 @dataclass

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         for way in ways:
             call(["-m", "bench.logprob_side", way, str(folder), json.dumps(options)])
         sides = {way: json.loads((folder / f"{way}.json").read_text()) for way in ways}
-        gradients = {way: torch.load(folder / f"{way}.pt") for way in ways}
+        gradients = {way: torch.load(folder / f"{way}.pt", weights_only=True) for way in ways}
     versions = machine(*(("trl",) if "trl_fused" in sides else ()))
     plain, exact = summary(sides["plain"]), gradients["plain"]
     numbers: dict[str, Any] = {"workload": options, "machine": versions, "sides": {}}

@@ -87,7 +87,7 @@ class Clock(TrainerCallback):
 def main(folder: Path, steps: int, forward_rows: int) -> None:
     """Trains and writes `trl.json` into the folder."""
     imported = time.time()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     prompts = load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train", cache_dir=folder / "cache")
     lengths = Lengths(folder, tokenizer)

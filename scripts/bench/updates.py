@@ -34,10 +34,10 @@ def compare(console: Console, folder: Path, sides: dict[str, list[str]], repeats
         side["median_s"] = statistics.median(side["seconds"][1:])
         side["padding"] = max(0.0, 1 - side["tokens"] / side["computed"])
         found[name] = side
-    reference = torch.load(folder / f"{name}.pt")
+    reference = torch.load(folder / f"{name}.pt", weights_only=True)
     largest = max(gradient.abs().max() for gradient in reference.values())
     for name, side in found.items():
-        gradients = torch.load(folder / f"{name}.pt")
+        gradients = torch.load(folder / f"{name}.pt", weights_only=True)
         assert gradients.keys() == reference.keys()
         furthest = max((gradients[key] - reference[key]).abs().max() for key in reference)
         side["gradient_difference"] = float(furthest / largest)

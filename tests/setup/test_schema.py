@@ -225,3 +225,15 @@ def test_the_key_that_was_meant_is_named():
     for key in known[::9]:
         found = explain(HydraException(f"Could not override '{key}x'.\nTo append to your config use +{key}x=1"))
         assert found == f"{key}x: no such key; did you mean {key}?"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "my-machine"])
+def test_servers_that_other_machines_reach_need_a_token(host, resolved):
+    with pytest.raises(ValueError, match=r"^serve\.host=.*: other machines reach the servers there; set serve\.token="):
+        Job(resolved(f"serve.host='{host}'"))
+    Job(resolved(f"serve.host='{host}'", "serve.token=MY_KEY"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_servers_on_the_loopback_interface_need_none(host, resolved):
+    Job(resolved(f"serve.host='{host}'"))

@@ -53,8 +53,11 @@ REFUSED = {  # overrides, the key that is refused, and the reason
     "serve.port=9000": ([], "mode=train does not read it"),
     "serve.count=2": (["mode=serve"], "HFEngine has no servers, so reward terms are served"),
     "serve.checkpoint=null": (["mode=serve"], "so reward terms are served"),
-    "serve.token=MY_KEY": (["mode=serve", "rollout=vllm_server"], "a model is served; rollout=hf serves reward terms"),
-    "serve.limits.rows=8": (["mode=serve", "rollout=vllm_server"], "a model is served"),
+    "serve.limits.rows=8": (
+        ["mode=serve", "rollout=vllm_server"],
+        "a model is served; rollout=hf serves reward terms",
+    ),
+    "rollout.engine.servers.token=MY_KEY": (["rollout=vllm_server"], "rollout.engine.servers.addresses=[]"),
 }
 READ = [  # the same keys in runs that read them
     ["algorithm/terms=[kl]", "reference.micro_batch_tokens=7"],
@@ -65,7 +68,7 @@ READ = [  # the same keys in runs that read them
     ["algorithm=sft", "data.train_on=last", "rollout.max_new_tokens=5"],
     ["data.max_response_tokens=8"],
     ["mode=serve", "serve.port=9000", "serve.token=MY_KEY", "serve.limits.rows=8"],
-    ["mode=serve", "rollout=vllm_server", "serve.count=2", "serve.checkpoint=null"],
+    ["mode=serve", "rollout=vllm_server", "serve.token=MY_KEY", "serve.count=2", "serve.checkpoint=null"],
     ["mode=generate", "algorithm=sft", "rollout.temperature=0.7"],
     ["reward.call.workers=sandbox", "reward.call.deadline_s=5", "reward.call.sandbox.limits.files=99"],
     ["algorithm=raft", "reward.terms.exact_match.weight=2"],

@@ -74,7 +74,7 @@ def pretrained(*, path: str) -> PreTrainedTokenizerBase:
         ValueError: no tokenizer can be loaded from `path`.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"actor.tokenizer.path={path}: cannot load a tokenizer ({error})") from error
     if tokenizer.pad_token is None:

@@ -10,6 +10,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rft.logger.redact import public_config, resolve
+
 PACKAGE = Path(__file__).parents[2]
 
 
@@ -47,10 +49,10 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
         for file in [file for file in files if file.is_file()][:1]:
             setters += [(key, _short_path(file)) for key in _keys(file, part.package or "")]
     setters += [(str(override.key_or_group), "command line") for override in parts.config_overrides]
-    values, defaults = _tree(config, resolve=True), _tree(plain, resolve=True)
-    texts = dict(_leaves(_tree(plain, resolve=False)))
+    values, defaults = _public_tree(config), _public_tree(plain)
+    texts = dict(_leaves(_text_tree(plain)))
     found = []
-    for key, text in _leaves(_tree(config, resolve=False)):
+    for key, text in _leaves(_text_tree(config)):
         value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
             follows = isinstance(text, str) and "${" in text and texts.get(key) == text
@@ -59,8 +61,12 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
     return found
 
 
-def _tree(config: DictConfig, resolve: bool) -> dict[str, Any]:
-    plain = OmegaConf.to_container(config, resolve=resolve)
+def _public_tree(config: DictConfig) -> dict[str, Any]:
+    return public_config(resolve(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])))
+
+
+def _text_tree(config: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key != "hydra"}
 

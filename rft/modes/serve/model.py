@@ -16,10 +16,10 @@ from rich.console import Console
 from rft.actor.init import meta_model, read_config
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
-from rft.remote.http_client import PROBE_S, ServerClient
+from rft.remote.http_client import PROBE_S, ServerClient, key_named
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
-from rft.rollout.server.server_api import ServerApi
+from rft.rollout.server.server_api import ServerApi, key_environment
 from rft.setup.components import Components
 
 PAUSE_S = 1.0  # seconds between checks of the servers
@@ -58,18 +58,20 @@ def serve_model(parts: Components, console: Console) -> None:
             )
         model = local_model(path, "serve.checkpoint" if found is not None else "actor.path")
     load_format = "dummy" if path is None else "auto"
+    key = key_named(options.token, "serve")
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:
         for number in range(options.count):
             command, environment = server_api.command(python, model, options.port + number, options.host, load_format)
+            environment |= key_environment(key)
             processes.append(ServerProcess(command, environment, output / "servers" / f"{number}.log"))
         ready = False
         while True:
             for process in processes:
                 if ended := process.ended():
                     raise ValueError(f"mode=serve: a server {ended}")
-            up = [ready or _answers(server_api, address, hold=path is None) for address in addresses]
+            up = [ready or _answers(server_api, address, key, hold=path is None) for address in addresses]
             if not ready and all(up):
                 ready = True
                 what = (
@@ -79,7 +81,8 @@ def serve_model(parts: Components, console: Console) -> None:
                 console.print(f"addresses: {', '.join(addresses)}; a run samples there with", highlight=False)
                 console.print(
                     f"    rollout={server_api.rollout} rollout.engine.servers.count=0 "
-                    f"rollout.engine.servers.addresses=[{','.join(addresses)}]",
+                    f"rollout.engine.servers.addresses=[{','.join(addresses)}]"
+                    + ("" if options.token is None else f" rollout.engine.servers.token={options.token}"),
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
             time.sleep(PAUSE_S)
@@ -111,12 +114,12 @@ def local_model(path: str, key: str) -> Path:
     return folder
 
 
-def _answers(server_api: ServerApi, address: str, hold: bool) -> bool:
+def _answers(server_api: ServerApi, address: str, key: str | None, hold: bool) -> bool:
     """Whether a server is up. Where it has dummy weights (`hold`), it does not answer requests from then on."""
 
     async def ask() -> None:
         async with asyncio.timeout(PROBE_S):
-            client = ServerClient.at(0, address)
+            client = ServerClient.at(0, address, key=key)
             await server_api.healthy(client)
             if hold:
                 await server_api.hold(client)

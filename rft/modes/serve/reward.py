@@ -1,7 +1,6 @@
 """The server of reward terms of `mode=serve`. Runs use it with the term `remote` or with `call.workers=http`."""
 
 import importlib.util
-import os
 import signal
 import socket
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from rft.distributed import start
+from rft.remote.http_client import key_named
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
 from rft.setup.components import Components
@@ -31,8 +31,7 @@ def serve_reward(parts: Components, console: Console) -> None:
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"mode=serve needs the package {package} for reward terms: pip install 'rft[serve]'")
-    if options.token is not None and options.token not in os.environ:
-        raise ValueError(f"serve.token={options.token}: there is no such environment variable; set it")
+    key_named(options.token, "serve")
     parts.check_dependencies()
     node, reward = parts.config["reward"], parts.reward
     check_failed(node)
@@ -65,8 +64,7 @@ def _run(reward: WeightedSum, marks: Mapping[str | None, str], parts: Components
     from rft.reward.serving.app import make_app
 
     options = parts.run.serve
-    token = None if options.token is None else os.environ[options.token]
-    app = make_app(reward, marks, options.limits, token)
+    app = make_app(reward, marks, options.limits, key_named(options.token, "serve"))
     end_s = options.limits.end_s
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
     signal.signal(signal.SIGTERM, signal.default_int_handler)

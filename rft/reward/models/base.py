@@ -101,7 +101,7 @@ class ModelTerm(Term):
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._path)
+            tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({error})") from error
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # as from a folder without a tokenizer

@@ -1,12 +1,11 @@
 """Tests programs on a server with SandboxFusion's protocol (github.com/bytedance/SandboxFusion)."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from rft.ranges import NonNegativeFloat, PositiveInt, Seconds
-from rft.remote.http_client import RequestFailed, ServerClient
+from rft.remote.http_client import RequestFailed, ServerClient, bearer, key_named
 from rft.remote.retry import Backoff
 from rft.reward.sandbox.cases import Asserts, Script
 from rft.reward.sandbox.code import Part, ProgramTests, Score
@@ -69,8 +68,7 @@ class ServedCodeTests(ProgramTests):
 
     def check(self) -> None:
         """Checks that the server runs a program. Raises a ValueError that names the key and the cure."""
-        if self._token is not None and self._token not in os.environ:
-            raise ValueError(f"{self._key}.token={self._token}: there is no such environment variable; set it")
+        key_named(self._token, self._key)
         outcome = self.run("print(sum(map(int, input().split())))", "1 2")
         if (outcome.status, outcome.stdout) != ("ok", "3\n"):
             said = f"{outcome.status} {outcome.reason} {outcome.stderr}".strip()
@@ -127,7 +125,7 @@ class ServedCodeTests(ProgramTests):
             return outcome_of(answer)
 
     def _client(self) -> ServerClient:
-        headers = {} if self._token is None else {"Authorization": f"Bearer {os.environ[self._token]}"}
+        headers = bearer(key_named(self._token, self._key))
         return ServerClient(f"{self._key}.address={self._address}", self._address, headers, use_proxies=True)
 
 

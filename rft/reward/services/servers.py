@@ -1,12 +1,19 @@
 """The servers of a reward term: their addresses and token, a check of them before the run, and calls."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rft.remote.call_pool import BreakerOptions, CallPool, CircuitOpen
-from rft.remote.http_client import PROBE_S, BadResponse, RequestFailed, RequestRefused, ServerClient
+from rft.remote.http_client import (
+    PROBE_S,
+    BadResponse,
+    RequestFailed,
+    RequestRefused,
+    ServerClient,
+    bearer,
+    key_named,
+)
 from rft.reward.failure import Failure
 
 T = TypeVar("T")
@@ -62,11 +69,9 @@ class Servers:
         Raises:
             ValueError: the token is missing, no server answers, or one refuses the token; names the key and the cure.
         """
-        if self._token is not None and self._token not in os.environ:
-            raise ValueError(f"{self._key}.token={self._token}: there is no such environment variable; set it")
         found = asyncio.run(self._ask_all(ask))
         for error in found:
-            if isinstance(error, RequestRefused) and error.status in (401, 403):
+            if isinstance(error, RequestRefused) and error.unauthorized:
                 token = self._token or "null"
                 raise ValueError(f"{self._key}.token={token}: {error}; name the variable with the server's token")
         answers = [one for one in found if not isinstance(one, OSError)]
@@ -87,7 +92,7 @@ class Servers:
         return await asyncio.gather(*map(one, self._clients()))
 
     def _clients(self) -> list[ServerClient]:
-        headers = {} if self._token is None else {"Authorization": f"Bearer {os.environ[self._token]}"}
+        headers = bearer(key_named(self._token, self._key))
         return [
             ServerClient(f"{self._key}.addresses[{number}]={address}", address, headers, use_proxies=True)
             for number, address in enumerate(self._addresses)

@@ -29,7 +29,7 @@ from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
-from rft.rollout.server.server_api import Sampled
+from rft.rollout.server.server_api import Sampled, key_environment
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
 from rft.strategy.gather import GatherOptions
@@ -84,7 +84,8 @@ class ServersEngine(ServableEngine):
         model_folder = folder / "engine"
         ports = world.decide(lambda: [free_port() for _ in range(servers.count)])
         addresses = servers.addresses or [f"{LOCAL}:{port}" for port in ports]
-        clients = [ServerClient.at(number, address) for number, address in enumerate(addresses)]
+        key: str | None = world.decide(servers.key)
+        clients = [ServerClient.at(number, address, key=key) for number, address in enumerate(addresses)]
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
         world.decide(lambda: write_model_folder(model, tokenizer, model_folder))
@@ -93,6 +94,7 @@ class ServersEngine(ServableEngine):
             self._processes = []
             for number, port in enumerate(ports):
                 command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
+                environment |= key_environment(key)
                 self._processes.append(ServerProcess(command, environment, folder / "servers" / f"{number}.log"))
             self._pool = ServerPool(self._server_api, clients, self._processes, servers, world.device, model_folder)
             self._loop.run(self._pool.watch())

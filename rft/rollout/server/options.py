@@ -1,6 +1,7 @@
 """The options that all kinds of servers share: addresses or the number to start, weight transport, retry policy."""
 
 import importlib.util
+import secrets
 import shutil
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ import torch
 
 from rft.conditions import ReadIf
 from rft.ranges import Range, Seconds
+from rft.remote.http_client import key_named
 from rft.remote.retry import ServerPolicy
 from rft.strategy.base import DTYPES
 
@@ -34,6 +36,7 @@ class Servers(ServerPolicy):
     addresses: list[str]
     count: Annotated[int, Range(low=0, high=1024)]
     python: Annotated[str | None, ReadIf("count")]
+    token: Annotated[str | None, ReadIf("addresses")]
     dtype: Literal["bfloat16", "float16"] | None
     transport: Literal["folder", "group"]
     deltas: bool
@@ -58,6 +61,10 @@ class Servers(ServerPolicy):
                 f"{KEY}.deltas=false"
             )
 
+    def key(self) -> str | None:
+        """The key of the servers: a random one of servers that the run starts, else the one that `token` names."""
+        return secrets.token_urlsafe(32) if self.count else key_named(self.token, KEY)
+
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """`dtype` as torch knows it."""
@@ -72,13 +79,15 @@ class Servers(ServerPolicy):
             )
 
     def check_installed(self, package: str, script: str) -> None:
-        """Raises a ValueError where the run starts servers and their package or interpreter is missing.
+        """Raises a ValueError where the run starts servers and their package or interpreter is missing, or uses running
+        ones and the variable with their key is missing.
 
         Args:
             package: what servers of this kind need.
             script: makes an environment with the package on a CPU.
         """
         if not self.count:
+            key_named(self.token, KEY)
             return
         if self.python is None and importlib.util.find_spec(package) is None:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,12 @@ from rft.remote.http_client import ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.server import remote
+from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup
 from rft.rollout.server.weight_store import WeightVersion
+
+REMOTE = str(Path(remote.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,16 @@ def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:
                 yield from map(str, value)
             elif value is not True:
                 yield json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def python_path() -> str:
+    """PYTHONPATH of a server, so that it finds the modules of `remote`."""
+    return os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
+
+
+def key_environment(key: str | None) -> dict[str, str]:
+    """The variables that give a server its key; None: it needs none."""
+    return {} if key is None else {KEY_VARIABLE: key}
 
 
 def labelled_version(label: str) -> int | None:

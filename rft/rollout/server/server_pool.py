@@ -18,7 +18,8 @@ import torch
 
 from rft.remote.http_client import PROBE_S, BadResponse, RequestFailed, RequestRefused, ServerClient, deadline
 from rft.remote.server_process import ServerProcess
-from rft.rollout.server.options import Servers
+from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.server_api import ServerApi
 from rft.rollout.server.weight_broadcast import Connection
 from rft.rollout.server.weight_store import WeightVersion
@@ -205,6 +206,9 @@ class ServerPool:
                 if isinstance(error, RequestRefused) and error.missing and monitor.process is None:
                     monitor.refusals = self._options.retries + 1  # waiting does not cure it
                     monitor.problem += f"\n{self._start_by_hand(monitor.client)}"
+                if isinstance(error, RequestRefused) and error.unauthorized:
+                    monitor.refusals = self._options.retries + 1
+                    monitor.problem += f"; {KEY}.token names the environment variable with the key of the server"
             finally:
                 self._checked.set()
             with contextlib.suppress(TimeoutError):
@@ -214,6 +218,8 @@ class ServerPool:
     def _start_by_hand(self, client: ServerClient) -> str:
         command, environment = self._server_api.command("python", self._model, client.port, client.host)
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        if (token := self._options.token) is not None:
+            variables.append(f'{KEY_VARIABLE}="${token}"')
         return f"It was started without an endpoint that this run needs. Start it with\n{' '.join(variables)} " + (
             shlex.join(command)
         )

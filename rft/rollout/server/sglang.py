@@ -27,6 +27,7 @@ from rft.rollout.server.server_api import (
     check_memory,
     flags,
     labelled_version,
+    python_path,
 )
 from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
 from rft.rollout.server.weight_store import WeightVersion
@@ -121,9 +122,9 @@ class SGLangApi:
         arguments = {"model_path": str(model), "host": host, "port": port, **FIXED, "load_format": load_format}
         arguments |= (ON_CPU if on_cpu else {}) | self._engine_args
         # Nothing uses the gRPC port. Its default, port + 10000, may exceed 65535, at which the server fails.
-        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_GRPC_PORT": str(port - 1)}
+        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_GRPC_PORT": str(port - 1), "PYTHONPATH": python_path()}
         environment |= {"SGLANG_USE_CPU_ENGINE": "1"} if on_cpu else {}
-        return [python, "-m", "sglang.launch_server", *flags(arguments, off=None)], environment
+        return [python, "-m", "rft_sglang", *flags(arguments, off=None)], environment
 
     def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
         """Requests token ids; the server decodes them only to find stop strings."""
@@ -177,7 +178,7 @@ class SGLangApi:
         body = {"master_address": place.address, "master_port": place.port, "group_name": place.name}
         body |= {"world_size": place.size, "rank_offset": 1, "backend": place.backend}
         self._groups[client] = place.name
-        await group.join(client.post("/init_weights_update_group", body))
+        await group.join(client.post("/init_weights_update_group", body), authenticated=False)
         return group
 
     async def sleep(self, client: ServerClient) -> None:

@@ -14,7 +14,7 @@ from rft.conditions import ReadWith
 from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
-from rft.remote.http_client import ServerClient
+from rft.remote.http_client import ServerClient, key_named
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.retry import ServerPolicy
@@ -30,6 +30,7 @@ class ServedTeacher(ColumnModel):
     Args:
         context: supplied by the run.
         addresses: host:port of each server. All serve one model.
+        token: the name of the environment variable with their key, or null where they need none.
         top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
         others: see `ServerPolicy`.
     """
@@ -40,6 +41,7 @@ class ServedTeacher(ColumnModel):
         self,
         context: ModelContext,
         addresses: list[str],
+        token: str | None,
         top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
         concurrency: PositiveInt,
         retries: NonNegativeInt,
@@ -51,7 +53,7 @@ class ServedTeacher(ColumnModel):
         self._policy = ServerPolicy(
             concurrency=concurrency, retries=retries, answer_s=answer_s, start_s=start_s, poll_s=poll_s
         )
-        self._servers = [Server(client, float(concurrency)) for client in clients_of(addresses)]
+        self._servers = [Server(client, float(concurrency)) for client in clients_of(addresses, token)]
         self._apis: dict[ServerClient, PromptLogprobs] = {}
         self._known = len(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
         self._top_k = min(top_k, self._known)
@@ -68,6 +70,7 @@ class ServedTeacher(ColumnModel):
                 f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
             )
         check.attempt(check_addresses, options["addresses"], KEY)
+        check.attempt(key_named, options["token"], KEY)
         if temperature != 1:
             check.messages.append(
                 f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "

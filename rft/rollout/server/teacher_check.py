@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rft.errors import Problems, messages_of
-from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline
+from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline, key_named
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 
 KEY = "teacher"
@@ -15,9 +15,10 @@ SAMPLE = 16  # tokens of the text that all servers get
 APART = 0.5  # mean difference of log-probabilities that rounding on different servers may cause
 
 
-def clients_of(addresses: list[str]) -> list[ServerClient]:
-    """Clients of the servers at these addresses."""
-    return [ServerClient.at(number, address, KEY) for number, address in enumerate(addresses)]
+def clients_of(addresses: list[str], token: str | None) -> list[ServerClient]:
+    """Clients of the servers at these addresses, with the key that the environment variable `token` holds."""
+    key = key_named(token, KEY)
+    return [ServerClient.at(number, address, KEY, key) for number, address in enumerate(addresses)]
 
 
 def most_requested(top_k: int, known: int) -> int:
@@ -40,7 +41,7 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
     messages: list[str] = []
     first, known = None, len(tokenizer)
     text = Text(tuple(range(min(known, SAMPLE))), 1)
-    for client in clients_of(options["addresses"]):
+    for client in clients_of(options["addresses"], options["token"]):
         api = await _up(client, options)
         if longest is not None and longest >= api.context:
             messages.append(
@@ -77,6 +78,8 @@ async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
             except BadResponse:
                 raise
             except OSError as error:
+                if isinstance(error, RequestRefused) and error.unauthorized:
+                    raise ValueError(f"{KEY}.token: {error}; name the variable with the key of the server") from error
                 problem = str(error) or f"no answer in {PROBE_S:g} s"
             await asyncio.sleep(options["poll_s"])
 

@@ -4,7 +4,6 @@ It uses vLLM's endpoints for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`, `
 Not supported: weights over CUDA IPC, input other than text.
 """
 
-import os
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,12 +24,12 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_memory import cache_arguments
-from rft.rollout.server import remote
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import (
+    REMOTE,
     Aborted,
     Sampled,
     ServerApi,
@@ -38,13 +37,13 @@ from rft.rollout.server.server_api import (
     check_memory,
     flags,
     labelled_version,
+    python_path,
 )
 from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
 from rft.rollout.server.weight_store import WeightVersion
 
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
-REMOTE = str(Path(remote.__file__).parent)
 SAMPLES = "/inference/v1/generate"
 RECEIVER = "rft_receiver.Receiver"
 WITH_RECEIVER = f"start it with --worker-extension-cls {RECEIVER} and PYTHONPATH={REMOTE}, or by mode=serve"
@@ -55,6 +54,7 @@ FIXED = {
     "enable_scale_out": True,  # the endpoint with token ids in and out
     "disable_uvicorn_access_log": True,
     "worker_extension_cls": RECEIVER,  # receives weights through a process group
+    "middleware": "rft_server_key.RequireKey",
 }
 ADAPTER = "rft-"  # prefix of the names of adapters
 ASLEEP = "asleep"  # the label of the weights of a sleeping server
@@ -174,9 +174,9 @@ class VLLMApi:
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         arguments["load_format"] = load_format
         if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
-            arguments |= cache_arguments(AutoConfig.from_pretrained(model), self._engine_args)
+            arguments |= cache_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (REMOTE, os.environ.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = python_path()
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
         return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
 
@@ -237,7 +237,7 @@ class VLLMApi:
             raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
         group = make([config["device_config"]["device"]] * workers["world_size"])
         arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
-        await group.join(self._workers(client, "rft_join", kwargs=arguments))
+        await group.join(self._workers(client, "rft_join", kwargs=arguments), authenticated=True)
         return group
 
     async def sleep(self, client: ServerClient) -> None:

@@ -6,6 +6,7 @@ bytes, or those of its only tensor.
 """
 
 import asyncio
+import secrets
 import socket
 import threading
 import uuid
@@ -21,7 +22,16 @@ from torch.distributed import TCPStore
 
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.rollout.server.options import Servers
-from rft.rollout.server.remote.rft_receiver import WHOLE, About, broadcast, join, pack, sealed
+from rft.rollout.server.remote.rft_receiver import (
+    WHOLE,
+    About,
+    authenticate,
+    broadcast,
+    join,
+    own_address,
+    pack,
+    sealed,
+)
 from rft.rollout.server.weight_store import StoredTensor, WeightVersion
 
 BUCKET = 2**28
@@ -30,13 +40,15 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a process group find each other: rank 0 and `size` - 1 workers."""
+    """Where the members of a process group find each other: rank 0, which listens at the address, and `size` - 1
+    workers. The server passes the token to its workers."""
 
     address: str
     port: int
     name: str
     size: int
     backend: str
+    token: str
 
 
 MakeGroup = Callable[[list[str]], "BroadcastGroup"]  # from the device type of every worker
@@ -66,7 +78,12 @@ class BroadcastGroup:
     ) -> None:
         backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
         limit = timedelta(seconds=timeout_s)
-        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=limit)
+        address = own_address(client.host, client.port)
+        listening = socket.create_server((address, 0))  # TCPStore itself listens on all interfaces
+        port = listening.getsockname()[1]
+        self._store = TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
+        )
         self._client = client
         self.device = device if backend == "nccl" else torch.device("cpu")
         self._group: Any = None
@@ -74,10 +91,13 @@ class BroadcastGroup:
         self.sent = 0
         self.copies: dict[str, str] | None = {} if deltas else None
         name, size = f"rft-{uuid.uuid4().hex}", len(devices) + 1
-        self.rendezvous = Rendezvous(_own_address(client), self._store.port, name, size, backend)
+        self.rendezvous = Rendezvous(address, port, name, size, backend, secrets.token_hex(32))
 
-    async def join(self, call: Coroutine[Any, Any, Any]) -> Any:
+    async def join(self, call: Coroutine[Any, Any, Any], authenticated: bool) -> Any:
         """Forms the group while a call lets the workers join; returns what the call returns.
+
+        Args:
+            authenticated: all members check that the others have the token of the rendezvous.
 
         Raises:
             RequestFailed: the group was not formed; or what the call raises.
@@ -85,7 +105,10 @@ class BroadcastGroup:
 
         def join_group() -> None:
             about = self.rendezvous
-            self._group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s)
+            group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s, about.address)
+            if authenticated:
+                authenticate(group, 0, about.size, about.token, self.device, self.timeout_s)
+            self._group = group
 
         return await self._during(call, join_group)
 
@@ -273,13 +296,6 @@ def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> lis
 def _same(weights: WeightVersion, held: dict[str, StoredTensor], name: str) -> bool:
     stored = weights.tensors[name]
     return name in held and held[name].equals(stored.dtype, stored.shape, stored.digest)
-
-
-def _own_address(client: ServerClient) -> str:
-    """The address of this machine on the network interface that leads to the server."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
-        probe.connect((client.host, client.port))
-        return str(probe.getsockname()[0])
 
 
 def _layer(name: str) -> str:

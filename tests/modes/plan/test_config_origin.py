@@ -79,3 +79,11 @@ def test_the_command_line_comes_behind_the_recipe(ask, tmp_path):
     found = ask("run", "seed=5")
     assert (found["seed"].value, found["seed"].source) == ("5", "command line")
     assert (found["steps"].value, found["steps"].source) == ("4", "run.yaml")
+
+
+def test_a_value_of_an_environment_variable_is_not_shown(ask, monkeypatch):
+    monkeypatch.setenv("RFT_TEST_SECRET", "sk-3141592653589793")
+    found = ask("main", "name='run-${oc.env:RFT_TEST_SECRET}'")
+    text = "run-${oc.env:RFT_TEST_SECRET}"
+    assert found["name"] == Origin("name", text, "reverse-grpo-seed0", "command line")
+    assert not any("sk-31" in origin.value for origin in found.values())

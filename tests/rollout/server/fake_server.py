@@ -78,6 +78,7 @@ class FakeServer:
         running, most: samples at work now, and at most so far.
         memory: what it has memory for; `loaded`: what it had it for at the last load.
         missing: parameters that no load brings.
+        key: that requests must carry; None: none.
         workers, wait_s: see fake_workers.py; how long they wait, where no message says it.
     """
 
@@ -89,6 +90,7 @@ class FakeServer:
         self.running = self.most = 0
         self.paused, self.dummy = False, True
         self.missing = []
+        self.key = None
         self.memory = self.loaded = PARTS
         self.workers, self.wait_s = None, 10.0
         self.gone = threading.Event()
@@ -160,6 +162,8 @@ class FakeServer:
             status, answer = 400, {"error": {"message": repr(error)}}
         if isinstance(fault, int):
             status, answer = fault, {"error": {"message": "as scripted"}}
+        if self.key is not None and handler.headers["Authorization"] != f"Bearer {self.key}":
+            status, answer = 401, {"error": "Unauthorized"}
         data = json.dumps(answer).encode()
         if fault == "lose":
             return
@@ -315,7 +319,8 @@ def main():
         sys.exit(options.fail)
     sys.stdout.write(f"{os.getpid()}\n")
     sys.stdout.flush()
-    FakeServer(options.port).seconds = options.seconds
+    server = FakeServer(options.port)
+    server.seconds, server.key = options.seconds, os.environ.get("RFT_SERVER_KEY")
     threading.Event().wait()
 
 

@@ -38,7 +38,7 @@ class Workers(Receiver):
                 limit = timedelta(seconds=seconds)
                 store = TCPStore(body["master_address"], body["master_port"], is_master=False, timeout=limit)
                 place = body["rank_offset"], body["world_size"], body["backend"]
-                self.groups[name] = join(store, name, *place, seconds)
+                self.groups[name] = join(store, name, *place, seconds, "127.0.0.1")
                 return True
             assert name in self.groups, "this ends an SGLang server"
             found = {}

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 from rft.remote.call_pool import BreakerOptions
+from rft.remote.http_client import RequestRefused, ServerClient
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge
 
+TOKEN = "RFT_T_KEY"  # the environment variable into which tests write the key of a server
 SHARED = Path("/dev/shm")
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -28,7 +30,7 @@ def judges(engine, model):
     peer = engine._servers[0].client
     name = engine._loop.run(peer.get("/v1/models"))["data"][0]["id"]
     addresses, breaker = [f"http://{peer.host}:{peer.port}/v1"], BreakerOptions(failures=5, pause_s=10.0)
-    judge = ServedJudge("judge", addresses, name, question, grade, None, 1, {}, None, breaker)
+    judge = ServedJudge("judge", addresses, name, question, grade, None, 1, {}, TOKEN, breaker)
     judge.check()
     said = {}
     for text in map(str, range(40)):
@@ -41,6 +43,34 @@ def judges(engine, model):
         return [value for text in said for value in await judge.values([text], [{"prompt": "3a"}])]
 
     return len({*graded}) > 4 and asyncio.run(judged()) == graded
+
+
+def key_of(engine):
+    """The key of the servers that an engine has started."""
+    return engine._servers[0].client._headers["Authorization"].removeprefix("Bearer ")
+
+
+def leaks(engine):
+    """What is wrong with the key of the server of an engine: paths that answer without it, command lines of its
+    processes and logs that show it."""
+    lines = [Path(f"/proc/{number}/cmdline") for number in processes_of(engine._servers[0].client.port)]
+    files = [path for path in (*lines, engine._processes[0].log) if key_of(engine).encode() in path.read_bytes()]
+    return {*open_paths(engine), *map(str, files)}
+
+
+def open_paths(engine):
+    """The paths of the server of an engine that answer without its key."""
+    client, found = engine._servers[0].client, set()
+    stranger = ServerClient.at(0, f"{client.host}:{client.port}")
+    known = engine._loop.run(client.get("/openapi.json"))["paths"]
+    assert len(known) > 20
+    for path, method in ((path, method) for path, methods in known.items() for method in methods):
+        try:
+            engine._loop.run(stranger._call(method.upper(), path, b"{}"))
+            found.add(path)
+        except RequestRefused as error:
+            found |= set() if error.unauthorized else {path}
+    return found
 
 
 def processes_of(port):

@@ -20,6 +20,7 @@ OPTIONS = {
     "addresses": [],
     "count": 0,
     "python": None,
+    "token": None,
     "dtype": None,
     "transport": "folder",
     "deltas": False,

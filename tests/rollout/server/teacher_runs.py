@@ -12,6 +12,7 @@ from rft.distributed import start
 from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
 from tests.helpers import make_strategy, yaml_options
+from tests.rollout.server.real_servers import TOKEN
 
 TOP = 8
 SERVED = ("teacher=teacher_server", f"teacher.top_k={TOP}")
@@ -33,7 +34,7 @@ def texts(vocabulary, rows=12):
 def check_columns(addresses, folder, tokenizer):
     """Servers of the model in a folder tell what it says here."""
     world = start("cpu")
-    there = yaml_options("teacher/teacher_server.yaml", addresses=addresses, top_k=TOP)
+    there = yaml_options("teacher/teacher_server.yaml", addresses=addresses, token=TOKEN, top_k=TOP)
     ServedTeacher.check_here(world, there, tokenizer, lambda: 100)
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
     served = ServedTeacher(context, **there)
@@ -51,7 +52,7 @@ def check_runs(addresses, model, tiny, tmp_path, *runs):
     """Runs learn from servers what they learn from the model in a folder."""
     words = "actor.tokenizer.alphabet='0123456789abcdefghijklmnop '"
     teachers = {
-        "there": (*SERVED, f"teacher.addresses={json.dumps(addresses)}"),
+        "there": (*SERVED, f"teacher.addresses={json.dumps(addresses)}", f"teacher.token={TOKEN}"),
         "here": (f"teacher.path={model}", "teacher.model_config=null", f"teacher.top_k={TOP}"),
     }
     for number, run in enumerate(runs):

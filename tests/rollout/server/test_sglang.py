@@ -1,38 +1,25 @@
-"""What an SGLang server is told and what it says, and a real one.
-
-The real one runs in the environment of the interpreter that RFT_SGLANG_PYTHON names, or of this one.
-"""
+"""What an SGLang server is told and what it says; test_sglang_real_server.py runs a real one."""
 
 import asyncio
 import importlib.util
-import os
 import re
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from rft.data.encode.tokenizer import characters
 from rft.distributed import start
 from rft.errors import Problems
-from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
-from rft.rollout.engine.base import Request
+from rft.remote.http_client import BadResponse, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weight_store import WeightVersion
 from rft.setup.components import Components
-from tests.helpers import engine_context, yaml_options
-from tests.rollout.server.real_servers import gone, interpreter, judges, processes_of, shared_memory, until
-from tests.rollout.server.scripted import SAMPLING, Announced, make_engine, requests, right, said, tied_model, weights
-from tests.rollout.server.teacher_runs import check_columns, check_runs
-
-VOCABULARY = 30
-PROMPT = [3, 8, 9, 12, 20, 4]
+from tests.helpers import yaml_options
+from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, weights
 
 
 def how(**changes):
@@ -64,9 +51,7 @@ def line(server_api, monkeypatch, has_gpu=False):
 def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments(monkeypatch):
     flags = {"dtype": "float32", "enable_mixed_chunk": True, "enable_metrics": False, "revision": None, "tp_size": 2}
     said, environment = line(server_api(**flags, lora_paths=["a", "b"], json_model_override_args={"x": 1}), monkeypatch)
-    assert said.startswith(
-        "/venv/bin/python -m sglang.launch_server --model-path /run/engine --host 127.0.0.1 --port 8"
-    )
+    assert said.startswith("/venv/bin/python -m rft_sglang --model-path /run/engine --host 127.0.0.1 --port 8")
     assert "--load-format dummy" in said and "--dtype float32 --enable-mixed-chunk --tp-size 2 --lora-paths a b" in said
     assert said.endswith('--json-model-override-args {"x": 1}') and "metrics" not in said and "revision" not in said
     assert environment["HF_HUB_OFFLINE"] == "1" and 0 < int(environment["SGLANG_GRPC_PORT"]) < 8123
@@ -221,174 +206,3 @@ def test_servers_are_told_whole_paths(fakes, tmp_path, monkeypatch):
         assert (tmp_path / "run" / "weights" / "v1").is_dir()
     finally:
         made.close()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tied_model(VOCABULARY)
-
-
-@pytest.fixture(scope="module")
-def engine(model, tmp_path_factory):
-    """A real server, which serves version 1: the model as it is."""
-    python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
-    folder, tokenizer = tmp_path_factory.mktemp("run"), characters(alphabet="0123456789abcdefghijklmnop ")
-    tokenizer.chat_template = "{{ messages[-1].content }}"
-    options = Servers(**shared(python=python))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        made = SGLangServers(engine_context(model, tokenizer, folder, start("cpu"), dtype="float32"), options)
-        try:
-            made.update_weights(1, model.state_dict().items())
-            yield made
-            own = processes_of(made._servers[0].client.port)
-            held = shared_memory(own)
-        finally:
-            made.close()
-    assert len(own) > 2
-    until(lambda: gone(own), 20)
-    assert held and not [file for file in held if file.exists()]
-
-
-def gap(model, requests, found, temperature=1.0):
-    """The largest difference between the log-probabilities of the server and of the model."""
-    differences = []
-    for request, group in zip(requests, found, strict=True):
-        for row in group:
-            logits = model(torch.tensor([request.prompt + row.tokens])).logits[0, len(request.prompt) - 1 : -1]
-            said = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(row.tokens)[:, None])[:, 0]  # (L,)
-            differences.append((said - torch.tensor(row.logprobs)).abs().max().item())
-    return max(differences)
-
-
-def disturb(model):
-    for weight in model.parameters():
-        weight += 0.05 * torch.randn_like(weight)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
-def test_a_real_server_tells_the_log_probabilities_of_the_distribution_that_it_draws_from(engine, model, temperature):
-    requests = [Request(PROMPT, list(range(24))), Request([7], [2**63 - 1])]
-    found = engine.generate(requests, how(temperature=temperature))
-    assert gap(model, requests, found, temperature) < 1e-5
-    assert len({tuple(row.tokens) for row in found[0]}) > 12, "samples of a group differ"
-
-
-@pytest.mark.slow
-def test_greedy_tokens_of_a_real_server_are_the_most_likely_and_carry_plain_log_probabilities(engine, model):
-    requests = [Request(PROMPT, [1]), Request([7, 9], [2])]
-    found = engine.generate(requests, how(temperature=0.0))
-    assert gap(model, requests, found) < 1e-5
-    for request, [row] in zip(requests, found, strict=True):
-        best = model(torch.tensor([request.prompt + row.tokens])).logits[0, len(request.prompt) - 1 : -1]
-        assert best.argmax(-1).tolist() == row.tokens
-
-
-@pytest.mark.slow
-def test_a_real_server_is_a_teacher(engine, model, tiny, tmp_path):
-    model.save_pretrained(tmp_path / "teacher")
-    engine._tokenizer.save_pretrained(tmp_path / "teacher")
-    addresses = [f"{server.client.host}:{server.client.port}" for server in engine._servers]
-    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
-    run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "warmup=none", "steps=1")
-    check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, run)
-
-
-@pytest.mark.slow
-def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
-    [group] = engine.generate([Request(PROMPT, list(range(200)))], how())
-    assert {row.tokens[-1] for row in group if row.finish_reason == "stop"} == {1, 5, 6}, "of tokenizer and model"
-    for row in group:
-        assert not {1, 5, 6} & set(row.tokens[:-1])
-        assert row.finish_reason == "stop" or len(row.tokens) == 24
-        assert row.versions == [1] * len(row.tokens)
-    monkeypatch.setattr(engine, "_ends", [1, 5, 6, 9])  # one more than the server knows of
-    [group] = engine.generate([Request(PROMPT, list(range(60)))], how())
-    assert any(row.tokens[-1] == 9 for row in group) and not any(9 in row.tokens[:-1] for row in group)
-    [group] = engine.generate([Request(PROMPT, [3, 4, 5], limits=[1, 2, 300])], how())
-    assert [len(row.tokens) <= most for row, most in zip(group, (1, 2, 24), strict=True)] == [True] * 3
-    [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
-    seven = engine._tokenizer.convert_tokens_to_ids("7")
-    assert all("7" not in row.text and "cd" not in row.text and seven not in row.tokens[:-1] for row in group)
-    assert sum(row.finish_reason == "stop" and row.tokens[-1] == seven for row in group) > 5
-
-
-@pytest.mark.slow
-def test_a_real_server_is_a_judge(engine, model):
-    assert judges(engine, model)
-
-
-@pytest.mark.slow
-def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model, monkeypatch):
-    requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
-    for version, transport in enumerate(("folder", "group", "group"), 2):
-        monkeypatch.setattr(engine._options, "transport", transport)
-        assert gap(model, requests, engine.generate(requests, how())) < 1e-4
-        disturb(model)
-        assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
-        monkeypatch.setattr(engine._options, "sleep", version < 4)
-        engine.sleep()
-        assert (engine._loop.run(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
-        engine.update_weights(version, model.state_dict().items())
-        found = engine.generate(requests, how())
-        assert gap(model, requests, found) < 1e-4
-        assert {number for group in found for row in group for number in row.versions} == {version}
-
-
-@pytest.mark.slow
-def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
-    empty = WeightVersion(99, tmp_path, {}, None)
-    with pytest.raises(RequestRefused, match="Cannot find any model weights"):
-        asyncio.run(engine._server_api.load(engine._servers[0].client, empty, None, None))
-    requests = [Request([number], [number]) for number in range(7, 19)]
-    assert gap(model, requests, engine.generate(requests, how())) < 1e-4
-    assert engine.health()["retries"] == 0
-
-
-@pytest.mark.slow
-def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
-    """Repeats loads until one has ended samples: all samples may end before a load reaches the server."""
-    requests = [Request([number], list(range(8))) for number in range(7, 30)]
-    peer, weights = engine._servers[0].client, engine._pool._committed
-    engine.health()
-
-    def load(sampled):
-        while not (engine._counts["retries"] or sampled.is_set()):
-            asyncio.run(engine._server_api.load(peer, weights, None, None))
-
-    def sample():
-        sampled, done = threading.Event(), []
-        loading = threading.Thread(target=load, args=[sampled])
-
-        def on_completion(request, sample, completion):
-            done.append(completion)
-            if len(done) > 20 and loading.ident is None:
-                loading.start()
-
-        found = engine.generate(requests, how(max_new_tokens=200), on_completion)
-        sampled.set()
-        loading.join()
-        assert [len(group) for group in found] == [8] * 23 and gap(model, requests, found) < 1e-4
-
-    for _ in range(10):
-        sample()
-        if engine._counts["retries"]:
-            break
-    assert engine.health()["retries"] > 0
-
-
-@pytest.mark.slow
-def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
-    monkeypatch.setattr(engine._options, "transport", "group")
-    requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
-    before = processes_of(engine._servers[0].client.port)
-
-    def kill():
-        for number in before[1:]:
-            os.kill(number, signal.SIGKILL)
-
-    found = engine.generate(requests, how(max_new_tokens=100), heard := Announced(60, kill))
-    assert heard.all_once(29, 8) and [len(group) for group in found] == [8] * 29
-    assert gap(model, requests, found) < 1e-4
-    assert engine.health()["retries"] > 0

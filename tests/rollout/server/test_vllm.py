@@ -66,11 +66,16 @@ def test_a_server_of_our_own_starts_with_dummy_weights_and_takes_the_arguments()
 
 
 def test_arguments_become_flags():
-    arguments = {"enforce_eager": False, "quantization": None, "tensor_parallel_size": 2, "middleware": ["a.b", "c.d"]}
+    arguments = {
+        "enforce_eager": False,
+        "quantization": None,
+        "tensor_parallel_size": 2,
+        "lora_modules": ["a.b", "c.d"],
+    }
     arguments["hf_overrides"] = {"rope_theta": 1e6}
     command, _ = VLLMApi(arguments).command("python", Path("m"), 1)
     line = " ".join(command)
-    assert "--no-enforce-eager --tensor-parallel-size 2 --middleware a.b c.d" in line
+    assert "--no-enforce-eager --tensor-parallel-size 2 --lora-modules a.b c.d" in line
     assert "quantization" not in line
     assert json.loads(command[command.index("--hf-overrides") + 1]) == {"rope_theta": 1e6}
 
@@ -82,7 +87,7 @@ def test_the_page_on_engines_starts_a_server_as_the_run_does():
     assert set(shown) < set(ours[0]) and {"--logprobs-mode", "--enable-scale-out"} < set(shown)
 
 
-@pytest.mark.parametrize("name", ["load_format", "logprobs_mode", "port", "enable_scale_out", "api_key"])
+@pytest.mark.parametrize("name", ["load_format", "logprobs_mode", "port", "enable_scale_out", "api_key", "middleware"])
 def test_arguments_that_the_run_decides_are_refused(name):
     with pytest.raises(ValueError, match=rf"rollout\.engine_args\.{name}: .* take it out"):
         VLLMApi({name: "x"})

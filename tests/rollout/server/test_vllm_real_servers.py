@@ -22,7 +22,18 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMServers
 from rft.rollout.server.weight_store import WeightVersion
 from tests.helpers import engine_context, yaml_options
-from tests.rollout.server.real_servers import QUIET, gone, interpreter, judges, processes_of, shared_memory, until
+from tests.rollout.server.real_servers import (
+    QUIET,
+    TOKEN,
+    gone,
+    interpreter,
+    judges,
+    key_of,
+    leaks,
+    processes_of,
+    shared_memory,
+    until,
+)
 from tests.rollout.server.scripted import Announced, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
 
@@ -59,6 +70,7 @@ def engine(model, tmp_path_factory):
         made = started(model, tmp_path_factory.mktemp("run"), 2)
         try:
             made.update_weights(1, model.state_dict().items())
+            patch.setenv(TOKEN, key_of(made))
             yield made
             own = [number for server in made._servers for number in processes_of(server.client.port)]
             held = shared_memory(own)
@@ -115,6 +127,11 @@ def test_greedy_tokens_are_the_most_likely_and_carry_plain_log_probabilities(eng
     for request, [completion] in zip(requests, found, strict=True):
         best = model(torch.tensor([request.prompt + completion.tokens])).logits[0, len(request.prompt) - 1 : -1]
         assert best.argmax(-1).tolist() == completion.tokens
+
+
+@pytest.mark.slow
+def test_such_servers_hide_their_key_and_answer_nothing_without_it(engine):
+    assert leaks(engine) == set()
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Weights that come through process groups: what travels, how it is checked, and every message of it that fails."""
 
+import glob
 import logging
+import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,3 +264,18 @@ def test_a_server_that_cannot_join_is_refused_with_the_cure(fakes, engine, monke
 def test_a_worker_that_left_its_group_says_so():
     with pytest.raises(RuntimeError, match="it is in no process group"):
         Workers().rft_receive([[("w", "float32", [1])]], "gloo", 1.0, False)
+
+
+def listening_addresses():
+    """The addresses on which this process listens, as in /proc/net."""
+    links = [os.readlink(link) for link in glob.glob("/proc/self/fd/*") if os.path.islink(link)]
+    own = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/self/net/{kind}").read_text().splitlines()]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in own}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_rank_0_listens_on_the_interface_that_leads_to_the_server_alone(kind, served):
+    before = listening_addresses()
+    served(kind)
+    assert listening_addresses() | before == {"0100007F"}, "127.0.0.1"

@@ -302,6 +302,17 @@ def test_a_server_without_an_endpoint_is_not_waited_for(fakes, engine, kind, mes
     assert ("--enable-scale-out" in shown) == (kind == "vllm")
 
 
+def test_a_server_with_another_key_is_not_waited_for(fakes, engine, kind, monkeypatch):
+    [server] = fakes(1)
+    server.key = "its-key"
+    monkeypatch.setenv("RFT_T_KEY", "another")
+    error = outcome(engine(kind, [server], start_s=600.0, sync_s=600.0, poll_s=600.0, token="RFT_T_KEY"), 0)
+    assert error.startswith(f"server 0 ({server.address}): GET ") and "status 401" in error
+    assert error.endswith("; rollout.engine.servers.token names the environment variable with the key of the server")
+    monkeypatch.setenv("RFT_T_KEY", "its-key")
+    assert outcome(engine(kind, [server], token="RFT_T_KEY"), 0) == ""
+
+
 def test_a_lost_server_is_not_waited_for_again_and_comes_back(kind, fakes, engine):
     alive, dead = fakes(2)
     samples = engine(kind, [alive, dead])

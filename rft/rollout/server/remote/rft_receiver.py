@@ -6,6 +6,8 @@ rft_receiver.Receiver`). Rank 0 of the trainer joins with the same function, and
 loads with the same one.
 """
 
+import hashlib
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from math import prod
@@ -28,23 +30,49 @@ CHUNK = 2**16  # words of 64 bits that the checksum processes at once, so that t
 FACTOR = -7046029254386353131  # 2^64 divided by the golden ratio, as in multiplicative hashing
 
 
-def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s: float) -> Any:
+def own_address(address: str, port: int) -> str:
+    """The address of this machine on the network interface that leads to another address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
+        probe.connect((address, port))
+        return str(probe.getsockname()[0])
+
+
+def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s: float, host: str) -> Any:
     """Joins a process group independent of torch's default one, with keys in the store as torch itself writes them.
 
     Args:
         backend: gloo or nccl.
+        host: the address on which this process listens for the others, with gloo.
 
     Raises:
         RuntimeError: the other members do not join in time.
     """
     store, timeout = PrefixStore(f"{name}/", PrefixStore(name, store)), timedelta(seconds=timeout_s)
     if backend == "gloo":
-        return ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout=timeout)
+        how = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+        how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=host)], timeout
+        return ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, how)
     from torch.distributed import ProcessGroupNCCL  # not in builds for the CPU
 
     options = ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout  # its watchdog ends the process; `broadcast` raises first
     return ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+
+
+def authenticate(group: Any, rank: int, size: int, token: str, device: torch.device, timeout_s: float) -> None:
+    """Checks that all members of a process group have a token. Each sends a digest of the token and its own rank, so
+    that no member can send what another one sent.
+
+    Raises:
+        RuntimeError: a member has another token, or sends nothing in time.
+    """
+    expected = [hashlib.sha256(f"{member} {token}".encode()).digest() for member in range(size)]
+    wanted = [torch.tensor(list(digest), dtype=torch.uint8, device=device) for digest in expected]
+    found = [torch.empty_like(digest) for digest in wanted]
+    group.allgather([found], [wanted[rank]]).wait(timedelta(seconds=timeout_s))
+    for member, (own, other) in enumerate(zip(wanted, found, strict=True)):
+        if not torch.equal(own, other):
+            raise RuntimeError(f"member {member} of the process group has another token")
 
 
 def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
@@ -216,12 +244,17 @@ class Receiver:
     rft_group: Any = None
     rft_copies: dict[str, Tensor]
 
-    def rft_join(self, address: str, port: int, name: str, size: int, backend: str, timeout_s: float) -> None:
+    def rft_join(
+        self, address: str, port: int, name: str, size: int, backend: str, token: str, timeout_s: float
+    ) -> None:
         """Joins rank 0 and the other workers, as the worker's rank plus one; leaves any earlier group."""
         self.rft_group, self.rft_copies = None, {}
         limit = timedelta(seconds=timeout_s)
         store = TCPStore(address, port, is_master=False, timeout=limit)
-        self.rft_group = join(store, name, self.rank + 1, size, backend, timeout_s)
+        group = join(store, name, self.rank + 1, size, backend, timeout_s, own_address(address, port))
+        device = self.device if backend == "nccl" else torch.device("cpu")
+        authenticate(group, self.rank + 1, size, token, device, timeout_s)
+        self.rft_group = group
 
     def rft_load(self, **source: Any) -> list[str]:
         """See `load_weights`."""

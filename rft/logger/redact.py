@@ -1,0 +1,130 @@
+"""Keeps values of environment variables out of files and messages.
+
+The run uses the value of `${oc.env:NAME}`. `config.yaml`, the report, the loggers and every message have the text
+`${oc.env:NAME}` instead. One rule holds for all variables, so no option has to say which of them are secrets.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.resolvers import oc
+
+RESOLVER = "oc.env"
+SHORTEST = 6  # characters; a shorter value is not searched for in messages: it may be part of any word
+
+_hidden: dict[str, str] = {}  # values of this process, and the text that messages have in their place
+
+
+class EnvironmentText(str):
+    """A value of the config that contains the value of an environment variable.
+
+    Attributes:
+        source: the text of the yaml.
+    """
+
+    source: str
+
+    def __new__(cls, value: str, source: str) -> "EnvironmentText":
+        made = super().__new__(cls, value)
+        made.source = source
+        return made
+
+    def __reduce__(self) -> tuple[type["EnvironmentText"], tuple[str, str]]:
+        return EnvironmentText, (str(self), self.source)
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Resolves a config to plain containers. Texts that an environment variable is part of are `EnvironmentText`, and
+    `redact` hides them and the variables from now on. A number made with `oc.decode` stays a number.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or an interpolation cannot be resolved.
+    """
+    used: list[str] = []
+
+    def env(*arguments: Any) -> str | None:
+        value = oc.env(*arguments)
+        used.append(arguments[0])
+        _hide(value, f"${{{RESOLVER}:{arguments[0]}}}", [arguments[0]])
+        return value
+
+    OmegaConf.register_new_resolver(RESOLVER, env, replace=True)
+    try:
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        found = _walk(config, OmegaConf.to_container(config, resolve=False), used)
+    finally:
+        OmegaConf.register_new_resolver(RESOLVER, oc.env, replace=True)
+    assert isinstance(found, dict)
+    return found
+
+
+def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as it may leave the process: the text of the yaml in the place of every `EnvironmentText`."""
+    return {key: _public(value) for key, value in config.items()}
+
+
+def redact(text: str) -> str:
+    """A message without values of environment variables that `resolve` has read; longer values are replaced first."""
+    for value in sorted(_hidden, key=len, reverse=True):
+        text = text.replace(value, _hidden[value])
+    return text
+
+
+def redact_log_records() -> None:
+    """Redacts what the handlers of the root logger write."""
+    for handler in logging.getLogger().handlers:
+        if _redact_record not in handler.filters:
+            handler.addFilter(_redact_record)
+
+
+def _redact_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = redact(record.getMessage()), ()
+    return True
+
+
+def _hide(value: str | None, source: str, used: list[str]) -> None:
+    """Hides a value that is made of variables, unless all of them have their default."""
+    if value is not None and len(value) >= SHORTEST and any(name in os.environ for name in used):
+        _hidden.setdefault(value, source)
+
+
+def _walk(node: DictConfig | ListConfig, texts: Any, used: list[str]) -> Any:
+    """The values of a node; `texts` is the same node with its interpolations as they are written."""
+    names = list(texts) if isinstance(texts, dict) else range(len(texts))
+    found = {name: _value(node, name, texts[name], used) for name in names}
+    return found if isinstance(texts, dict) else list(found.values())
+
+
+def _value(node: DictConfig | ListConfig, name: Any, text: Any, used: list[str]) -> Any:
+    if isinstance(text, dict | list):
+        return _walk(node[name], text, used)
+    used.clear()
+    value = node[name]
+    if not OmegaConf.is_config(value):
+        return _mark(value, text, used) if used else value
+    if used:  # `oc.decode` made it
+        return _mark(OmegaConf.to_container(value, resolve=True), text, used)
+    return _walk(value, OmegaConf.to_container(value, resolve=False), used)
+
+
+def _mark(value: Any, source: str, used: list[str]) -> Any:
+    """The value with every text in it as an `EnvironmentText` of this source."""
+    if isinstance(value, dict):
+        return {name: _mark(below, source, used) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_mark(below, source, used) for below in value]
+    if not isinstance(value, str):
+        return value
+    _hide(value, source, used)
+    return EnvironmentText(value, source)
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _public(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_public(below) for below in value]
+    return value.source if isinstance(value, EnvironmentText) else value

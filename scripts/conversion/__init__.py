@@ -1,0 +1,1 @@
+"""What `scripts/convert.py` reads and writes."""

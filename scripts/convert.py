@@ -1,0 +1,74 @@
+"""Makes a folder that `from_pretrained` and `actor.path` load out of an adapter, or of another trainer's checkpoint.
+
+python scripts/convert.py merge outputs/run/checkpoints/latest/actor --out merged
+python scripts/convert.py from-verl checkpoints/global_step_100/actor --out model
+python scripts/convert.py from-deepspeed output/checkpoint-500 --config Qwen2.5-0.5B --out model
+
+No file can run code: pickled files are read with `weights_only=True`.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from conversion.deepspeed import read_zero
+from conversion.lora import merged
+from conversion.model_folder import write_model
+from conversion.verl import CONFIG, read_shards
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main() -> None:
+    """Runs the section that the command line names."""
+    parser = argparse.ArgumentParser(description="Converts adapters and checkpoints to Hugging Face folders.")
+    sections = parser.add_subparsers(dest="section", required=True, metavar="section")
+    part = sections.add_parser("merge", help="merges a LoRA adapter into its base")
+    part.add_argument("adapter", type=Path, help="the folder of the adapter, in peft's format")
+    part.add_argument("--base", type=Path, default=None, help="the folder of its base (default: the one it names)")
+    part.set_defaults(run=merge)
+    part = sections.add_parser("from-verl", help="reads the FSDP shards of verl")
+    part.add_argument("folder", type=Path, help="with the files model_world_size_<N>_rank_<r>.pt")
+    part.add_argument("--config", type=Path, default=None, help="config and tokenizer (default: <folder>/huggingface)")
+    part.set_defaults(run=from_verl)
+    part = sections.add_parser("from-deepspeed", help="reads a checkpoint of DeepSpeed ZeRO 1, 2 or 3")
+    part.add_argument("folder", type=Path, help="with the file `latest`, or that of one step")
+    part.add_argument("--config", type=Path, required=True, help="the folder of the config and the tokenizer")
+    part.set_defaults(run=from_deepspeed)
+    for part in sections.choices.values():
+        part.add_argument("--out", type=Path, required=True, help="the folder to make")
+        part.add_argument("--dtype", choices=DTYPES, default=None, help="of the weights (default: as they are)")
+    arguments = parser.parse_args()
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(1) from None
+    sys.stdout.write(f"{arguments.out}\n")
+
+
+def merge(arguments: argparse.Namespace) -> None:
+    """Merges a LoRA adapter into its base."""
+    base = arguments.base
+    if base is None:
+        options = json.loads((arguments.adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        base = Path(options["base_model_name_or_path"])
+    if not base.is_dir():
+        raise ValueError(f"the base {base} is no folder; download it, and name its folder with --base")
+    write_model(merged(arguments.adapter, base), base, arguments.out, arguments.dtype)
+
+
+def from_verl(arguments: argparse.Namespace) -> None:
+    """Reads the FSDP shards of verl."""
+    config = arguments.config or arguments.folder / CONFIG
+    write_model(read_shards(arguments.folder), config, arguments.out, arguments.dtype)
+
+
+def from_deepspeed(arguments: argparse.Namespace) -> None:
+    """Reads a checkpoint of DeepSpeed."""
+    write_model(read_zero(arguments.folder), arguments.config, arguments.out, arguments.dtype)
+
+
+if __name__ == "__main__":
+    main()

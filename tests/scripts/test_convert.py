@@ -1,0 +1,238 @@
+"""Adapters and checkpoints of other trainers become folders that transformers loads, bit by bit."""
+
+import json
+import math
+import shutil
+import sys
+from collections import OrderedDict
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import convert  # noqa: E402
+from conversion import model_folder  # noqa: E402
+
+
+def save(folder, dtype="float32", tied=False):
+    """A small model with odd sizes in a folder, which no number of ranks divides."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=29, hidden_size=12, intermediate_size=7, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=6, tie_word_embeddings=tied, dtype=dtype,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("a")
+    return model
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the script; returns its exit code and what it prints to stderr."""
+
+    def command(*arguments):
+        capsys.readouterr()  # the progress bars of transformers
+        monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+        try:
+            convert.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        return code, capsys.readouterr().err
+
+    return command
+
+
+def assert_equal(folder, expected):
+    """The model in a folder has these tensors, to the bit, and transformers loads it."""
+    found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+# Adapters
+
+
+def adapter(base, folder, **changes):
+    """An adapter of random numbers, as peft saves it."""
+    options = {"r": 3, "lora_alpha": 7, "target_modules": ["q_proj", "down_proj"]} | changes
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **options))
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data.normal_()
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"use_rslora": True, "alpha_pattern": {"layers.1.mlp.down_proj": 5}, "rank_pattern": {"q_proj": 2}},
+        {"modules_to_save": ["lm_head"]},
+    ],
+)
+def test_a_merged_adapter_is_that_of_peft(dtype, changes, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_folder, "FILE_BYTES", 900)
+    save(tmp_path / "base", dtype)
+    adapter(tmp_path / "base", tmp_path / "adapter", **changes)
+    assert run("merge", tmp_path / "adapter", "--out", tmp_path / "out") == (0, "")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    expected = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    changed = "model.layers.1.mlp.down_proj.weight"
+    assert not torch.equal(expected[changed], before[changed])
+    assert_equal(tmp_path / "out", expected)
+    files = sorted(tmp_path.glob("out/model-*.safetensors"))
+    assert len(files) > 2 and all(sum(t.nbytes for t in load_file(file).values()) <= 1400 for file in files)
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "a"
+
+
+def test_what_cannot_be_merged_is_refused(run, tmp_path):
+    save(tmp_path / "base")
+    adapter(tmp_path / "base", tmp_path / "dora", use_dora=True)
+    code, error = run("merge", tmp_path / "dora", "--out", tmp_path / "out")
+    assert code == 1 and "use_dora=True: merge this adapter with peft" in error
+    adapter(tmp_path / "base", tmp_path / "adapter")
+    other = json.loads((tmp_path / "base" / "config.json").read_text()) | {"num_hidden_layers": 1}
+    del other["layer_types"]
+    Qwen3ForCausalLM(Qwen3Config(**other)).save_pretrained(tmp_path / "other")
+    code, error = run("merge", tmp_path / "adapter", "--base", tmp_path / "other", "--out", tmp_path / "out")
+    assert code == 1 and "has no place for base_model.model.model.layers.1." in error
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    code, error = run("merge", tmp_path / "adapter", "--out", tmp_path / "out")
+    assert (code, error) == (1, f"error: {tmp_path / 'out'} exists; name a folder that does not\n")
+
+
+# verl
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "ranks"), [("2", 2), ("3", 3), ("2,1", 2)])
+def test_shards_of_verl_become_the_model(mesh, ranks, run, torchrun, tmp_path):
+    model, actor = save(tmp_path / "model"), tmp_path / "actor"
+    actor.mkdir()
+    torchrun(Path(__file__).with_name("verl_on_ranks.py"), tmp_path / "model", actor, mesh, ranks=ranks)
+    shutil.copytree(tmp_path / "model", actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert run("from-verl", actor, "--out", tmp_path / "out") == (0, "")
+    assert_equal(tmp_path / "out", model.state_dict())
+
+
+# DeepSpeed
+
+
+class LossScaler:
+    """An object with state, of which the files of DeepSpeed hold some."""
+
+    __module__ = "deepspeed.runtime.fp16.loss_scaler"
+
+
+@contextmanager
+def importable():
+    """The module of `LossScaler` exists while files are written."""
+    names = LossScaler.__module__.split(".")
+    with pytest.MonkeyPatch.context() as patch:
+        for count in range(1, len(names) + 1):
+            patch.setitem(sys.modules, ".".join(names[:count]), SimpleNamespace(LossScaler=LossScaler))
+        yield
+
+
+def cut(weight, ranks):
+    """The parts of a weight in stage 3, (ranks, length), the last one padded."""
+    length = math.ceil(weight.numel() / ranks)
+    return torch.nn.functional.pad(weight.reshape(-1), (0, length * ranks - weight.numel())).view(ranks, length)
+
+
+def cut_group(weights, ranks):
+    """The parts of a parameter group in stages 1 and 2, (ranks, length), padded to a multiple of 2 ranks."""
+    flat = torch.cat([weight.reshape(-1) for weight in weights])
+    padded = 2 * ranks * math.ceil(len(flat) / (2 * ranks))
+    return torch.nn.functional.pad(flat, (0, padded - len(flat))).view(ranks, -1)
+
+
+def zero_folder(model, folder, stage, ranks, frozen=(), shared=None):
+    """Writes a checkpoint in the layout that DeepSpeed's zero_to_fp32.py reads, with an object of its own."""
+    everything = {name: weight.detach() for name, weight in model.named_parameters()}
+    weights = {name: weight for name, weight in everything.items() if name not in frozen}
+    half, scaler = len(weights) // 2, LossScaler()
+    groups = [dict(list(weights.items())[:half]), dict(list(weights.items())[half:])]
+    scaler.cur_scale = 1.0
+    step = folder / "global_step5"
+    step.mkdir(parents=True)
+    (folder / "latest").write_text("global_step5")
+    for rank in range(ranks):
+        parts = {name: cut(everything[name], ranks)[rank] if stage == 3 else everything[name] for name in frozen}
+        state = {
+            "module": {}, "buffer_names": [], "shared_params": shared or {}, "ds_version": "0.19.8",
+            "param_shapes": [OrderedDict((name, weight.shape) for name, weight in group.items()) for group in groups],
+            "frozen_param_shapes": {name: everything[name].shape for name in frozen} or None,
+            "frozen_param_fragments": parts or None, "loss_scaler": scaler,
+        }  # fmt: skip
+        optimizer = {"zero_stage": stage, "loss_scaler": scaler, "partition_count": ranks}
+        if stage == 3:
+            own = [[cut(weight, ranks)[rank] for weight in group.values()] for group in groups]
+            optimizer["fp32_flat_groups"] = [torch.cat(group) for group in own]
+        else:
+            optimizer["partition_count"] = [ranks, ranks]
+            own = [cut_group(group.values(), ranks)[rank].clone() for group in groups]
+            optimizer["single_partition_of_fp32_groups"] = own
+        place = f"zero_pp_rank_{rank}_"
+        with importable():
+            torch.save({"optimizer_state_dict": optimizer}, step / f"{place}mp_rank_00_optim_states.pt")
+            if stage == 3 or rank == 0:
+                torch.save(state, step / f"{place if stage == 3 else ''}mp_rank_00_model_states.pt")
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "frozen"), [(1, 1, 0), (2, 2, 0), (2, 3, 2), (3, 2, 0), (3, 3, 2), (3, 11, 0)]
+)
+def test_a_folder_of_deepspeed_becomes_the_model(stage, ranks, frozen, run, tmp_path):
+    model = save(tmp_path / "model")
+    names = [name for name, _ in model.named_parameters()][:frozen]
+    zero_folder(model, tmp_path / "zero", stage, ranks, names)
+    command = ("from-deepspeed", tmp_path / "zero", "--config", tmp_path / "model", "--out")
+    assert run(*command, tmp_path / "out") == (0, "")
+    assert_equal(tmp_path / "out", model.state_dict())
+    assert run(*command, tmp_path / "half", "--dtype", "bfloat16") == (0, "")
+    stored = load_file(tmp_path / "half" / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor.bfloat16()) for name, tensor in model.state_dict().items())
+
+
+def test_tied_weights_of_deepspeed(run, tmp_path):
+    model = save(tmp_path / "model", tied=True)
+    zero_folder(model, tmp_path / "zero", 2, 2, shared={"lm_head.weight": "model.embed_tokens.weight"})
+    command = ("from-deepspeed", tmp_path / "zero" / "global_step5", "--config", tmp_path / "model")
+    assert run(*command, "--out", tmp_path / "out") == (0, "")
+    assert_equal(tmp_path / "out", model.state_dict())
+
+
+class Attack:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('the file ran code')",)
+
+
+def test_a_file_cannot_run_code(run, tmp_path):
+    zero_folder(save(tmp_path / "model"), tmp_path / "zero", 2, 2)
+    file = tmp_path / "zero" / "global_step5" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": Attack()}, file)
+    command = ("from-deepspeed", tmp_path / "zero", "--config", tmp_path / "model", "--out", tmp_path / "out")
+    code, error = run(*command)
+    assert code == 1 and f"{file} is damaged, or would run code" in error
+    file.unlink()
+    code, error = run(*command)
+    assert code == 1 and "has 1 files *_optim_states.pt of 2; copy all of them there" in error
+    torch.save({"a": Attack()}, tmp_path / "model_world_size_1_rank_0.pt")
+    code, error = run("from-verl", tmp_path, "--config", tmp_path / "model", "--out", tmp_path / "out")
+    assert code == 1 and "would run code" in error

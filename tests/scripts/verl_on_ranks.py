@@ -1,0 +1,23 @@
+"""Writes the FSDP shards of a model as verl's FSDPCheckpointManager does: one state dict a rank, by torch.save.
+
+Run with torchrun: `verl_on_ranks.py MODEL OUT MESH`, with the sizes of the mesh, such as 2 or 2,1.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM
+
+model, out, sizes = Path(sys.argv[1]), Path(sys.argv[2]), tuple(map(int, sys.argv[3].split(",")))
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("ddp", "fsdp")[-len(sizes) :])
+policy = AutoModelForCausalLM.from_pretrained(model)
+for layer in policy.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(policy, mesh=mesh)
+torch.save(policy.state_dict(), out / f"model_world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt")
+dist.destroy_process_group()
