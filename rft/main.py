@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from rft.errors import Problems
+from rft.errors import Problems, Stopped
 from rft.modes import find_mode
 from rft.registry import did_you_mean
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
@@ -90,6 +90,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Stopped:  # the log of the run has printed how to continue; the other jobs of a sweep do not start
+        pass
     except JobFailed as failed:
         error = failed.error
     except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file

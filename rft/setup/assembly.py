@@ -32,12 +32,15 @@ from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
-from rft.setup.unread import notices
+from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint import Checkpoints
 from rft.train.engine_gap import DTYPE
 from rft.train.profiler import Profiler
-from rft.train.run_folder import choose_folder, finish_folder
+from rft.train.resume import STEPS
+from rft.train.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
+from rft.train.run_lock import RunLock
 from rft.train.stage import Stage
+from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
 
 
@@ -52,19 +55,34 @@ class Job(Components):
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
         """
-        run = self.run
         world, loaded = self.begin()
-        wanted = Path(run.output_dir + suffix)
-        folder, note = world.decide(lambda: choose_folder(wanted, self.config, run.resume))
+        with RunLock() as lock:
+            command = self.run_command(suffix)
+            chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
+            numbers = self.train_in(chosen, world, loaded)
+            world.decide(lambda: finish_folder(chosen.path, numbers))
+        return metric_value(numbers, self.metric)
+
+    def run_command(self, suffix: str) -> RunCommand:
+        """What decides which folder the run gets."""
+        reads = self.algorithm.reads()
+        models = [self.actor, *(self.helpers[role.key] for role in ROLES if role.writes(reads))]
+        optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
+        decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
+        unread = {*unread_keys(self.parts), *(() if decays else STEPS)}
+        return RunCommand(Path(self.run.output_dir + suffix), self.config, self.run.step_count(), frozenset(unread))
+
+    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets) -> dict[str, float]:
+        """Loads the models and trains in a run folder; returns the last value of every metric."""
+        run, folder = self.run, chosen.path
         opened = RunLog(folder, self.config, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
         with opened as log, FirstFailure():
-            for text in [note, *loaded.messages] if note else loaded.messages:
+            for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
-            for text in notices(run, self.algorithm, self.exact()):
-                log.message(text)
-            trainer, stages = self.assemble(world, loaded, folder, log)
+            trainer, stages = self.assemble(world, loaded, folder, log, start=chosen.source)
             try:
-                numbers = trainer.fit(stages)
+                with trainer.stop:
+                    numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
                 raise
@@ -73,9 +91,7 @@ class Job(Components):
                 self.reward.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
-            if world.rank == 0:
-                finish_folder(folder, numbers)
-        return metric_value(numbers, self.metric)
+        return numbers
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""
@@ -206,12 +222,14 @@ class Job(Components):
         folder: Path,
         log: RunLog,
         scoring: Callable[[], Scoring] | None = None,
+        start: Path | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
             scoring: replaces that of the reward.
+            start: the checkpoint that the run starts from; None for none.
         """
         run, reads = self.run, self.algorithm.reads()
         context = self.model_context(world, loaded)
@@ -301,7 +319,8 @@ class Job(Components):
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric),
+            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, source=start),
+            stop=StopRequest(run.max_time, world.rank),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),

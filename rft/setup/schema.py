@@ -269,7 +269,8 @@ class Run:
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
-    resume: bool
+    resume: str
+    max_time: str | None
     metric: str | None
     batch: Batch
     eval: Eval

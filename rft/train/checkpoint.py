@@ -44,23 +44,27 @@ class Checkpoints:
         options: when to save and what to keep.
         world: rank zero writes.
         watched: the metric that makes a checkpoint the best; of a loss or a perplexity the lowest value is.
+        source: the checkpoint that is read until the run has one of its own; None for no other.
     """
 
-    def __init__(self, run: Path, options: CheckpointOptions, world: World, watched: str) -> None:
+    def __init__(
+        self, run: Path, options: CheckpointOptions, world: World, watched: str, source: Path | None = None
+    ) -> None:
         self.run = run
         self.folder = run / "checkpoints"
         self._options = options
         self._world = world
         self._watched = watched
+        self._source = source
 
     def due(self, step: int) -> bool:
         """True where a checkpoint is to be written after this step."""
         return self._options.every > 0 and step % self._options.every == 0
 
     def latest(self) -> Path | None:
-        """The checkpoint that `latest` links to; without the link the newest one; None if there is none."""
+        """The checkpoint that `latest` links to; without the link the newest one; else `source`."""
         link = self.folder / "latest"
-        return link.resolve() if link.exists() else max(self.folder.glob("step_*"), default=None)
+        return link.resolve() if link.exists() else max(self.folder.glob("step_*"), default=self._source)
 
     def read(self) -> dict[str, Any] | None:
         """The newest state, or None where there is none.
@@ -71,13 +75,15 @@ class Checkpoints:
         latest = self.latest()
         if latest is None:
             return None
+        if self._world.rank == 0:
+            self.prune()  # the process before may have been killed before it had
         file = latest / "state.pt"
         try:
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
         except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
             raise ValueError(
                 f"{file} cannot be read ({(str(error) or 'it ends early').splitlines()[0]}); restore it, let "
-                f"{self.folder / 'latest'} link to an older checkpoint, or set resume=false to start again"
+                f"{self.folder / 'latest'} link to an older checkpoint, or set resume=never to start again"
             ) from error
         return state
 
@@ -99,9 +105,10 @@ class Checkpoints:
         link.unlink(missing_ok=True)
         link.symlink_to(final.name)
         os.replace(link, self.folder / "latest")
-        self._prune()
+        self.prune()
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Removes the checkpoints that are not kept."""
         steps = sorted(self.folder.glob("step_*"))
         metrics = {path: json.loads((path / "metric.json").read_text()) for path in steps}
         ranked = {path: rank_key(self._watched, value) for path, value in metrics.items() if value is not None}

@@ -35,6 +35,7 @@ from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
+from rft.train.stop import StopRequest
 from rft.train.unscored import unscored_problem
 
 
@@ -61,6 +62,7 @@ class Trainer:
         watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
         log: where numbers go.
         checkpoints: where states go.
+        stop: why the run has to stop after a step, if it has to.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
@@ -83,6 +85,7 @@ class Trainer:
         watched: str,
         log: RunLog,
         checkpoints: Checkpoints,
+        stop: StopRequest,
         trajectories: Trajectories,
         profiler: Profiler,
         peak_tflops: float | None,
@@ -102,6 +105,7 @@ class Trainer:
         self.watched = watched
         self.log = log
         self.checkpoints = checkpoints
+        self.stop = stop
         self.trajectories = trajectories
         self.profiler = profiler
         self.peak_tflops = peak_tflops
@@ -128,7 +132,7 @@ class Trainer:
             self.log.rewind(self.step)
             self.log.message(f"continuing from {self.checkpoints.latest()}, after step {self.step}")
         for number, stage in enumerate(stages):
-            if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
+            if saved is not None and stage.ended(number, saved):
                 continue
             done = self.begin(number, stage, saved)
             self.precompute(stage, done)
@@ -285,7 +289,7 @@ class Trainer:
         """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        rows = int(self.world.all_sum(torch.tensor(len(batch))))
+        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
@@ -301,10 +305,12 @@ class Trainer:
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
         problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
-        if done or problem or self.checkpoints.due(self.step):
+        if done or problem or stop or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
         if problem:
             raise ValueError(problem)
+        if stop:
+            raise self.stop.stopped(self.step)
         return done
 
     def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:

@@ -68,7 +68,7 @@ def test_a_damaged_state_is_named_with_the_cure(tmp_path):
     file = tmp_path / "checkpoints" / "step_00000010" / "state.pt"
     for damaged in (file.read_bytes()[:100], b"", b"x", None):
         file.unlink() if damaged is None else file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{file} cannot be read \(.*set resume=false to start again"):
+        with pytest.raises(ValueError, match=rf"{file} cannot be read \(.*set resume=never to start again"):
             checkpoints(tmp_path).read()
 
 
