@@ -19,7 +19,7 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, FirstFailure, World, start
+from rft.distributed import SINGLE_PROCESS, FirstFailure, World, raise_peer_failure, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
@@ -320,7 +320,7 @@ class Job(Components):
             watched=self.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, source=start),
-            stop=StopRequest(run.max_time, world.rank),
+            stop=StopRequest(run.max_time, world.rank, raise_peer_failure),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             peak_tflops=context.strategy.peak_tflops(),

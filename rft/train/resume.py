@@ -9,7 +9,8 @@ from typing import Any
 LISTED = 4  # keys in a message
 ABSENT = "no such key"
 
-# Keys whose value changes no weight, each with the reason; a pattern holds for all keys below it. All others are compared.
+# Keys whose value changes no weight, each with the reason; a pattern holds for all keys below it. All other keys are
+# compared.
 CHANGES_NOTHING = {
     # where the run is, and when its process ends
     "name": "part of the default of output_dir",
@@ -52,10 +53,10 @@ CHANGES_NOTHING = {
 }
 # The number of steps: it changes weights only if a learning rate depends on it, see `Optimizer.decays`.
 STEPS = ("steps", "epochs")
-# Keys that decide what a checkpoint holds. `resume=fork` and `resume=<path>` compare these alone: the first by value, the
-# second by which keys they have and which of them are null.
-NEEDED_VALUES = ("*.model_config", "*.head", "*.lora", "actor.tokenizer", "*.optimizer.name", "algorithm.source._target_",
-                 "data.streaming")  # fmt: skip
+# Keys that decide what a checkpoint holds. `resume=fork` and `resume=<path>` compare these alone: the first by value,
+# the second by which keys they have and which of them are null.
+NEEDED_VALUES = ("*.model_config", "*.head", "*.lora", "actor.tokenizer", "*.optimizer.name",
+                 "algorithm.source._target_", "data.streaming")  # fmt: skip
 NEEDED_KEYS = ("warmup", "algorithm.terms", "algorithm.shaping", "algorithm.reward_kl", "algorithm.critic_loss",
                "algorithm.prm_loss")  # fmt: skip
 
@@ -98,8 +99,7 @@ def overrides(changes: list[Difference]) -> str:
     """The overrides that give a command the values of the run; empty if they are too many, or of other nodes."""
     if len(changes) > LISTED or any(ABSENT in (old, new) for _, old, new in changes):
         return ""
-    compact = ((key, old if isinstance(old, str) else json.dumps(old, separators=(",", ":"))) for key, old, _ in changes)
-    return " ".join(shlex.quote(f"{key}={value}") for key, value in compact)
+    return " ".join(shlex.quote(f"{key}={_spell(old)}") for key, old, _ in changes)
 
 
 def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
@@ -130,4 +130,4 @@ def _why(key: str) -> str:
 
 
 def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

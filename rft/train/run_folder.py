@@ -140,7 +140,7 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
     if saved is None:
         if origin is None and _newest(folder) is not None:
             raise ValueError(
-                f"{folder / CONFIG} is missing or damaged, so that the trainer cannot tell whether {_newest(folder)} is "
+                f"{folder / CONFIG} is missing or damaged, so the trainer cannot tell whether {_newest(folder)} is "
                 "of this run. Restore the file; or start from this checkpoint in another folder with resume=fork, or "
                 "from the beginning with resume=never"
             )
@@ -215,7 +215,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_config(folder: Path, command: RunCommand, source: Path | None) -> None:
-    """Writes the config; `resume` is the checkpoint that the run starts from, so that no later command has to name it."""
+    """Writes the config; `resume` is the checkpoint that the run starts from, so that no command names it again."""
     start = {} if source is None else {"resume": str(source)}
     _write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(command.config | start)))
 

@@ -14,8 +14,9 @@ LOCK = "run.lock"  # in the run folder: host and process id of the process that 
 class RunLock:
     """The lock of a run folder: `flock` on its file `run.lock`, which rank 0 keeps open until the run ends.
 
-    The system frees the lock when the process ends for any reason, so that the file of a dead process blocks nothing. On
-    NFS the lock holds between hosts if the mount supports locks (Linux sends `flock` to the server as a byte-range lock).
+    The system frees the lock when the process ends for any reason, so that the file of a dead process blocks nothing.
+    On NFS the lock holds between hosts if the mount supports locks: Linux sends `flock` to the server as a byte-range
+    lock (flock(2)).
 
     As a context manager it is free again after the block.
     """
@@ -56,7 +57,9 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 

@@ -6,10 +6,10 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from rft.distributed import raise_peer_failure
 from rft.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -43,12 +43,14 @@ class StopRequest:
     Args:
         max_time: the longest time since the program was loaded, see `seconds_of`; None for no limit.
         rank: rank 0 prints what happens next.
+        raise_peer_failure: called at SIGTERM, which torchrun sends when another rank has failed.
     """
 
-    def __init__(self, max_time: str | None, rank: int) -> None:
+    def __init__(self, max_time: str | None, rank: int, raise_peer_failure: Callable[[], None]) -> None:
         self._limit = None if max_time is None else seconds_of(max_time)
         self._max_time = max_time
         self._rank = rank
+        self._raise_peer_failure = raise_peer_failure
         self._signal: signal.Signals | None = None
         self._printed = False
 
@@ -74,7 +76,9 @@ class StopRequest:
             threading.Thread(target=self._watch, args=[received], daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if threading.current_thread() is threading.main_thread():
@@ -96,8 +100,10 @@ class StopRequest:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:
-            raise_peer_failure()  # torchrun sends it when another rank has failed
+            self._raise_peer_failure()
         if self._rank == 0 and not self._printed:
             self._printed = True  # a stream of Python may be in use by the code that the signal interrupts
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: the trainer finishes the step, saves and stops; a second signal ends it now\n".encode())
+            os.write(
+                2, f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n".encode()
+            )
