@@ -141,7 +141,6 @@ ELSEWHERE = {
     ".resume_mode": "resume",
     ".resume_from_checkpoint": "resume",
     ".resume_from_path": "resume",
-    ".load_checkpoint": "resume",
     ".report_to": "logger",
     ".use_wandb": "logger=wandb",
     ".experiment_name": "name",

@@ -143,6 +143,6 @@ class Checkpoints:
             f"step {step}: the loss or the gradient of the {problem.actor} is not finite. "
             f"Not finite on rank {self._world.rank}: {found}. "
             f"The rows are saved in {path}; the weights are as they were before the step. Look at the rows, lower "
-            f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: the run goes "
-            "on from its last checkpoint"
+            f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, and start again: resume=fork "
+            "starts from the last checkpoint with other values"
         )

@@ -104,6 +104,4 @@ class StopRequest:
         if self._rank == 0 and not self._printed:
             self._printed = True  # a stream of Python may be in use by the code that the signal interrupts
             name = signal.Signals(number).name
-            os.write(
-                2, f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n".encode()
-            )
+            os.write(2, f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n".encode())

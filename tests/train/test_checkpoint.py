@@ -174,3 +174,22 @@ def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
     said = str(saved.nonfinite_weight(2, "actor", "w"))
     assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
     assert said.endswith(str(tmp_path / "checkpoints" / "step_00000001"))
+
+
+def test_what_a_kill_left_is_removed(tmp_path):
+    """The process is killed after a checkpoint has its name, and before the one that is not kept any more is removed."""
+    for step in (10, 20, 30):
+        checkpoints(tmp_path, keep_last=3).write(step, {"step": step}, save_model, None)
+    assert checkpoints(tmp_path, keep_last=2).read()["step"] == 30
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*")) == ["step_00000020", "step_00000030"]
+
+
+def test_the_checkpoint_of_another_run_is_read_until_there_is_one_of_its_own(tmp_path):
+    checkpoints(tmp_path / "first").write(10, {"step": 10}, save_model, None)
+    options = CheckpointOptions(0, 2, 0)
+    second = Checkpoints(tmp_path / "second", options, SimpleNamespace(rank=0), "eval/accuracy",
+                         source=tmp_path / "first" / "checkpoints" / "step_00000010")  # fmt: skip
+    assert second.read()["step"] == 10
+    second.write(11, {"step": 11}, save_model, None)
+    assert second.read()["step"] == 11
+    assert (tmp_path / "first" / "checkpoints" / "step_00000010").exists()
