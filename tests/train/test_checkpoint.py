@@ -176,8 +176,8 @@ def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
     assert said.endswith(str(tmp_path / "checkpoints" / "step_00000001"))
 
 
-def test_what_a_kill_left_is_removed(tmp_path):
-    """The process is killed after a checkpoint has its name, and before the one that is not kept any more is removed."""
+def test_what_a_kill_left(tmp_path):
+    """The process is killed after a checkpoint has its name, and before another one is removed."""
     for step in (10, 20, 30):
         checkpoints(tmp_path, keep_last=3).write(step, {"step": step}, save_model, None)
     assert checkpoints(tmp_path, keep_last=2).read()["step"] == 30

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made_names_the_key(tmp_path):
         choose(tmp_path / "file" / "run")
 
 
-def test_a_run_in_use_is_refused_and_its_files_stay(wanted):
+def test_a_run_in_use_is_refused(wanted):
     with RunLock() as lock:
         choose_folder(RunCommand(wanted, CONFIG, 4, FREE), lock)
         with pytest.raises(ValueError, match=r"^output_dir: .* is in use by process \d+ on .*resume=never"):
