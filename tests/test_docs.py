@@ -280,10 +280,10 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
 
 # The test of each row of the table of faults.
 FAULTS = {
-    "SIGTERM, SIGINT or SIGUSR1": "e2e/test_stopped_run.py::test_a_run_that_is_stopped_four_times_ends_as_the_whole_run",
+    "SIGTERM, SIGINT or SIGUSR1": "e2e/test_stopped_run.py::test_a_run_stopped_four_times_ends_as_the_whole_run",
     "a signal to one rank of several": "e2e/test_stopped_run.py::test_all_ranks_stop_after_the_same_step",
     "a second signal": "train/test_stop.py::test_a_second_signal_ends_a_process_that_waits_outside_of_python",
-    "max_time is over": "e2e/test_stopped_run.py::test_a_run_that_is_stopped_four_times_ends_as_the_whole_run",
+    "max_time is over": "e2e/test_stopped_run.py::test_a_run_stopped_four_times_ends_as_the_whole_run",
     "a process is killed": "e2e/test_trainer_resume.py::test_an_interrupted_run_ends_as_if_it_had_not_been",
     "killed while a checkpoint that is not kept is removed": "train/test_checkpoint.py::test_what_a_kill_left",
     "killed between report.html and result.json": (

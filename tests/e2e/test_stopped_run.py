@@ -98,7 +98,7 @@ def test_a_signal_in_a_step_stops_the_run_after_it(step, number, tiny, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_four_times_ends_as_the_whole_run(launch, tiny, tmp_path):
+def test_a_run_stopped_four_times_ends_as_the_whole_run(launch, tiny, tmp_path):
     run, steps = tmp_path / "run", []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         process = launch()
