@@ -184,13 +184,18 @@ def _failure(own: str) -> tuple[int, str]:
     return first_failure(dist.distributed_c10d._get_default_store(), own)
 
 
+def raise_peer_failure() -> None:
+    """Raises a PeerError if another rank has failed; a handler of SIGTERM, which torchrun then sends, calls it."""
+    rank, text = _failure("") if dist.is_initialized() and "RANK" in os.environ else (-1, "")
+    if rank >= 0:
+        raise PeerError(f"rank {rank} failed first: {text}")
+
+
 def _on_terminate(number: int, _: Any) -> None:
     """At SIGTERM: raises a PeerError where another rank has failed; otherwise ends the process, as the default does."""
     signal.signal(number, signal.SIG_DFL)
-    rank, text = _failure("") if dist.is_initialized() else (-1, "")
-    if rank < 0:
-        os.kill(os.getpid(), number)
-    raise PeerError(f"rank {rank} failed first: {text}")
+    raise_peer_failure()
+    os.kill(os.getpid(), number)
 
 
 def stop() -> None:

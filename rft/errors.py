@@ -33,6 +33,10 @@ class FunctionError(ValueError):
     """A function that the config names has raised an error during a step, or returned what it must not."""
 
 
+class Stopped(BaseException):
+    """The run has stopped after a step, with a checkpoint, because of a signal or `max_time`."""
+
+
 def describe(error: BaseException, file: str) -> str:
     """`my_losses.py:12: ZeroDivisionError: division by zero`: an error at its last frame in the folder of a file."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from rft.errors import Problems, report_to_torchrun
+from rft.errors import Problems, Stopped, report_to_torchrun
 from rft.logger.redact import redact, redact_log_records, resolve
 from rft.modes import find_mode
 from rft.registry import did_you_mean
@@ -87,6 +87,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Stopped:  # the log of the run has printed how to continue; the other jobs of a sweep do not start
+        pass
     except JobFailed as failed:
         error = failed.error
     except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file

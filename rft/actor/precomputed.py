@@ -83,7 +83,7 @@ class PrecomputedReference(ColumnModel):
             if key not in self._rows:
                 raise ValueError(
                     f"{self.key}.precompute: a row of the step is not in {self.file}: data.train, its template or the "
-                    "tokenizer has changed since the run began; start again with resume=false"
+                    "tokenizer has changed since the run began; start again with resume=never"
                 )
             start, end = self._rows[key]
             columns[row, batch["loss_mask"][row]] = self._logprobs[start:end]

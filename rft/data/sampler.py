@@ -111,7 +111,7 @@ class RowSampler:
         elif (before := state["rows"]) != len(self._rows):
             raise ValueError(
                 f"data.train has {len(self._rows)} rows, and had {before} when the checkpoint was written, so they "
-                "would come in another order; restore the rows, or set resume=false to start again"
+                "would come in another order; restore the rows, or set resume=never to start again"
             )
         self.position = state["position"]
 

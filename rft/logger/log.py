@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rft.errors import Stopped
 from rft.logger.console import RunConsole, shown_metrics
 from rft.logger.history import (
     ELAPSED,
@@ -201,6 +202,9 @@ class RunLog:
         if kind is KeyboardInterrupt:
             rows = History.of(self.run).rows
             self.close(f"interrupted after step {rows[-1]['step'] if rows else 0}; run the same command to resume")
+        elif kind is Stopped:
+            self.message(str(error))
+            self.close()
         else:
             self.close("" if kind is None else f"stopped by {kind.__name__}: {error}".rstrip(": "))
 

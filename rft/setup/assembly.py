@@ -19,7 +19,7 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, World, start
+from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure, start
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
@@ -34,14 +34,17 @@ from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.row_checks import check_held_out, check_rows
-from rft.setup.unread import notices
+from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
 from rft.train.engine_gap import DTYPE
 from rft.train.memory import explain_out_of_memory
 from rft.train.profiler import Profiler
-from rft.train.run_folder import choose_folder, finish_folder
+from rft.train.resume import STEPS
+from rft.train.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
+from rft.train.run_lock import RunLock
 from rft.train.stage import Stage
+from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
 
 
@@ -56,22 +59,40 @@ class Job(Components):
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
         """
-        run, world = self.run, self.join()
-        timeouts = (run.faults.dead_after_s, run.faults.collective_timeout_s)
-        with Watchdog(world, *timeouts):
+        world = self.join()
+        with self.watchdog(world):
             loaded = self.prepare(world)
-            wanted = Path(run.output_dir + suffix)
-            public = public_config(self.config)
-            folder, note = world.decide(lambda: choose_folder(wanted, public, run.resume))
-            opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
-        with opened as log, Watchdog(world, *timeouts):
-            for text in [note, *loaded.messages] if note else loaded.messages:
+        with RunLock() as lock:
+            command = self.run_command(suffix)
+            chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
+            numbers = self.train_in(chosen, world, loaded)
+            world.decide(lambda: finish_folder(chosen.path, numbers))
+        return metric_value(numbers, self.metric)
+
+    def watchdog(self, world: World) -> Watchdog:
+        """What ends this rank if another one fails, dies or hangs."""
+        return Watchdog(world, self.run.faults.dead_after_s, self.run.faults.collective_timeout_s)
+
+    def run_command(self, suffix: str) -> RunCommand:
+        """What decides which folder the run gets."""
+        reads = self.algorithm.reads()
+        models = [self.actor, *(self.helpers[role.key] for role in ROLES if role.writes(reads))]
+        optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
+        decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
+        unread = frozenset({*unread_keys(self.parts), *(() if decays else STEPS)})
+        wanted = Path(self.run.output_dir + suffix)
+        return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
+
+    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets) -> dict[str, float]:
+        """Loads the models and trains in a run folder; returns the last value of every metric."""
+        run, folder, public = self.run, chosen.path, public_config(self.config)
+        opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+        with opened as log, self.watchdog(world):
+            for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
-            for text in notices(run, self.algorithm, self.exact()):
-                log.message(text)
-            trainer, stages = self.assemble(world, loaded, folder, log)
+            trainer, stages = self.assemble(world, loaded, folder, log, start=chosen.source)
             try:
-                with explain_out_of_memory(trainer, self.config):
+                with trainer.stop, explain_out_of_memory(trainer, self.config):
                     numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
@@ -82,9 +103,7 @@ class Job(Components):
                 self.reward.close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
-            if world.rank == 0:
-                finish_folder(folder, numbers)
-        return metric_value(numbers, self.metric)
+        return numbers
 
     def begin(self) -> tuple[World, Datasets]:
         """Joins the process group, and loads the tokenizer and the rows."""
@@ -223,12 +242,14 @@ class Job(Components):
         folder: Path,
         log: RunLog,
         scoring: Callable[[], Scoring] | None = None,
+        start: Path | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
             scoring: replaces that of the reward.
+            start: the checkpoint that the run starts from; None for none.
         """
         run, reads = self.run, self.algorithm.reads()
         context = self.model_context(world, loaded)
@@ -318,7 +339,8 @@ class Job(Components):
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning),
+            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, source=start),
+            stop=StopRequest(run.max_time, world.rank, raise_peer_failure),
             nonfinite=NonFinitePolicy(run.faults, folder, world, log),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),

@@ -27,11 +27,12 @@ from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import engine_options
-from rft.setup.parts import check_config, check_steps, starts_as_policy
+from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
 from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
+from rft.setup.unread import Parts
 from rft.strategy.base import DTYPES
 from rft.train.schedules import Schedule
 
@@ -49,6 +50,7 @@ class Components:
         algorithm, reward, schedules, sinks: built objects.
         facts: what the source states about itself.
         needs: the fields that every training row must have.
+        parts: what decides which options the run reads.
         metric: the one that the config names, or the main one of the run.
         given: makes the batches of held-out texts whose loss is evaluated; None if it is not.
         warmup_algorithm, warmup_source: None without a warm-up.
@@ -65,6 +67,7 @@ class Components:
         self.check_mode(checks)
         checks.end()
         self._checks, parts = checks, checks.parts
+        self.parts = Parts(*(parts[name] for name in READERS))
         self.metric: str = parts["metric"]
         self.config = config | {"metric": self.metric}
         self.check = Checks()

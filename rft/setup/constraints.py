@@ -20,6 +20,7 @@ from rft.data.rows.mixture import Mixture
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
+from rft.train.stop import seconds_of
 
 UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
@@ -40,6 +41,12 @@ def check_folders(output_dir: str, cache: str | None) -> Iterator[str]:
         yield f"output_dir={output_dir!r}: name a folder of this run's own, such as outputs/first"
     if cache is not None and ("\0" in cache or not cache.strip()):
         yield f"cache={cache!r}: name a folder, or set cache=null to store no token counts"
+
+
+def check_time(max_time: str | None) -> None:
+    """Raises a ValueError if `max_time` is no duration."""
+    if max_time is not None:
+        seconds_of(max_time)
 
 
 def check_batch(batch: Batch, options: AlgorithmOptions) -> Iterator[str]:

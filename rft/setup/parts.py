@@ -38,6 +38,7 @@ from rft.setup.constraints import (
     check_name,
     check_profile,
     check_stop,
+    check_time,
     check_vote,
     choose_metric,
 )
@@ -158,6 +159,7 @@ def _make_parts(checks: Checks) -> None:
 def _check_numbers(checks: Checks) -> None:
     checks.run(check_name, "run.name")
     checks.run(check_folders, "run.output_dir", "run.cache")
+    checks.run(check_time, "run.max_time")
     checks.run(check_batch, "run.batch", "run.algorithm")
     checks.run(check_eval, "run.eval")
     checks.run(check_vote, "run.eval", "reward")

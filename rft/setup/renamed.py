@@ -14,6 +14,7 @@ KEYS = {
         for option in ("concurrency", "deadline_s", "tries")
     },
 }
+VALUES = {"resume": {True: "auto", False: "never"}}
 GROUPS = {
     "rollout/sampling": "the keys of rollout itself, such as rollout.temperature",
     "rollout/engine/servers": "the keys of rollout.engine.servers",
@@ -143,6 +144,9 @@ ELSEWHERE = {
     ".save_steps": "checkpoint.every",
     ".test_freq": "eval.every",
     ".eval_steps": "eval.every",
+    ".resume_mode": "resume",
+    ".resume_from_checkpoint": "resume",
+    ".resume_from_path": "resume",
     ".report_to": "logger",
     ".use_wandb": "logger=wandb",
     ".experiment_name": "name",
@@ -187,7 +191,7 @@ def renamed_option(group: str, option: str) -> str | None:
 
 
 def renamed_keys(config: Mapping[str, Any]) -> list[str]:
-    """The message for every old key in a resolved config."""
+    """The message for every old key, and for every old value of a root key, in a resolved config."""
     found = []
     for old in KEYS:
         node: Any = config
@@ -195,4 +199,7 @@ def renamed_keys(config: Mapping[str, Any]) -> list[str]:
             node = node[name] if isinstance(node, Mapping) and name in node else None
         if node is not None:
             found.append(f"{old}: it is called {KEYS[old]} now")
+    for key, values in VALUES.items():
+        if isinstance(value := config.get(key), bool):
+            found.append(f"{key}={str(value).lower()} is {key}={values[value]} now")
     return found

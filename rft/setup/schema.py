@@ -19,7 +19,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.checkpoints import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.run_folder import RESULT
-from rft.train.trainer import Trajectories
+from rft.train.trajectories import Trajectories
 
 
 @dataclass
@@ -276,7 +276,8 @@ class Run:
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
-    resume: bool
+    resume: str
+    max_time: str | None
     metric: str | None
     batch: Batch
     eval: Eval

@@ -46,7 +46,7 @@ def precompute_columns(
     if done:
         raise ValueError(
             f"{model.key}.precompute: {model.file} is gone, and the policy has been trained since it was written; put "
-            "the file back, or start again with resume=false"
+            "the file back, or start again with resume=never"
         )
     started, gather = time.perf_counter(), model.world.gather
     place = copy.deepcopy(gather(stage.source.state_dict()))

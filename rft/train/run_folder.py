@@ -1,56 +1,101 @@
-"""The folder of a run: an unfinished run of the same config is continued, otherwise a free folder is taken."""
+"""The folder of a run: an unfinished run is continued where the command allows it, otherwise a free folder is taken."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rft.distributed import World
+from rft.logger.history import History
+from rft.registry import did_you_mean
+from rft.train.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
+from rft.train.run_lock import LOCK, RunLock
 
 CONFIG = "config.yaml"
-RESULT = "result.json"  # written when a run has ended well
+RESULT = "result.json"  # written when a run has ended well, after its report
+CHECKPOINTS = "checkpoints"
 EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
 RESCORED, RESCORED_ANSWERS = "rescored.json", "rescored.jsonl"  # of mode=evaluate with evaluate.responses
+AUTO, NEVER, FORK = "auto", "never", "fork"  # values of `resume`; any other one is a path
 
 
-def choose_folder(wanted: Path, config: dict[str, Any], resume: bool) -> tuple[Path, str]:
-    """Picks the folder and writes the resolved config into it.
+@dataclass(frozen=True)
+class RunCommand:
+    """What a command asks of the run folder.
 
-    Args:
+    Attributes:
         wanted: the folder that the config names.
         config: the resolved config.
-        resume: whether an unfinished run may be continued.
+        steps: of the stage `train`.
+        unread: keys that change nothing in this run; see `changed_keys`.
+    """
 
-    Returns:
-        The folder, and a message for the user unless it is the wanted folder itself.
+    wanted: Path
+    config: dict[str, Any]
+    steps: int
+    unread: frozenset[str]
+
+    def origin(self) -> Path | None:
+        """The run or checkpoint from which `resume=fork` or `resume=<path>` starts; None for other values."""
+        resume = self.config["resume"]
+        return None if resume in (AUTO, NEVER) else self.wanted if resume == FORK else Path(resume)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes, and from what it starts.
+
+    Attributes:
+        path: the folder.
+        messages: lines for the user.
+        source: the checkpoint of another run that it starts from; None if there is none.
+    """
+
+    path: Path
+    messages: list[str]
+    source: Path | None
+
+
+def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
+    """Picks the folder, takes its lock and writes the resolved config into it.
 
     Raises:
-        ValueError: the folder cannot be made.
+        ValueError: the folder cannot be made, is in use, or has checkpoints without a config; or `resume` names nothing
+            that the run can start from.
     """
-    folder, number = wanted, 1
-    while _taken(folder):
-        if resume and _unfinished(folder, config):
-            return folder, f"{folder} holds an unfinished run of this config: continuing it"
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"output_dir: the folder {folder} cannot be made ({error}); set output_dir") from error
-    (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-    return folder, "" if folder == wanted else f"{wanted} is taken: this run is in {folder}"
+    origin, wanted = command.origin(), command.wanted
+    folder, reasons = wanted, list[str]()
+    while True:
+        if not _taken(folder):
+            source = None if origin is None else _source(origin, command)
+            unlocked = _make(folder, lock)
+            if not _taken(folder):  # no other process was faster
+                break
+            lock.release()
+        elif command.config["resume"] == NEVER:
+            reasons.append("is taken")
+        elif reason := _reason_against(folder, command, origin):
+            reasons.append(reason)
+        else:
+            return _continue(folder, command, lock)
+        folder = wanted.with_name(f"{wanted.name}-{len(reasons) + 1}") if reasons else wanted
+    _write_config(folder, command, source)
+    messages = [unlocked, f"{wanted} {reasons[0]}. This run is in {folder}" if reasons else ""]
+    return RunFolder(folder, [text for text in messages if text], source)
 
 
 def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
     """Marks a run as finished: writes the last value of every metric."""
-    partial = folder / f".{RESULT}.partial"
-    partial.write_text(json.dumps(numbers, indent=1, sort_keys=True))
-    partial.rename(folder / RESULT)
+    _write(folder / RESULT, json.dumps(numbers, indent=1, sort_keys=True))
 
 
 @contextmanager
@@ -70,15 +115,123 @@ def _beside(parent: Path, mode: str) -> Path:
 
 
 def _taken(folder: Path) -> bool:
-    """Whether the folder holds files; those of an evaluation before the run do not count."""
+    """Whether the folder holds files; those of an evaluation before the run and a lock do not count."""
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name not in (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS) for path in folder.iterdir())
+    return any(path.name not in (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK) for path in folder.iterdir())
 
 
-def _unfinished(folder: Path, config: dict[str, Any]) -> bool:
-    if not (folder / CONFIG).is_file() or (folder / RESULT).exists():
-        return False
-    saved = OmegaConf.load(folder / CONFIG)
-    current = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config)))
-    return all(saved.get(key) == current.get(key) for key in {*saved, *current} - {"resume", "cache"})
+def _make(folder: Path, lock: RunLock) -> str:
+    """Makes a folder and takes its lock; see `RunLock.take`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock.take(folder)
+    except OSError as error:
+        raise ValueError(f"output_dir: the folder {folder} cannot be made ({error}); set output_dir") from error
+
+
+def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> str:
+    """Why the run in a folder is not continued; empty if it is.
+
+    Raises:
+        ValueError: the folder has checkpoints, and no config that tells what they are of.
+    """
+    saved = _read_config(folder)
+    if saved is None:
+        if origin is None and _newest(folder) is not None:
+            raise ValueError(
+                f"{folder / CONFIG} is missing or damaged, so the trainer cannot tell whether {_newest(folder)} is "
+                "of this run. Restore the file; or start from this checkpoint in another folder with resume=fork, or "
+                "from the beginning with resume=never"
+            )
+        return "is taken"
+    start = _start(saved)
+    if origin is not None and (start is None or not start.is_relative_to(origin.resolve())):
+        return "is taken"
+    changes = changed_keys(saved, _plain(command.config), command.unread)
+    if not (folder / RESULT).exists():
+        return f"holds an unfinished run with {_cure(changes)}" if changes else ""
+    done = max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
+    if done >= command.steps:
+        return "holds a finished run"
+    return f"holds a finished run of {done} steps with {_cure(changes)}" if changes else ""
+
+
+def _cure(changes: list[Difference]) -> str:
+    words = overrides(changes)
+    return f"other values: {describe_changes(changes)}" + (f". To continue it, add: {words}" if words else "")
+
+
+def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
+    unlocked = lock.take(folder)
+    state = "a finished run with fewer steps" if (folder / RESULT).exists() else "an unfinished run of this config"
+    (folder / RESULT).unlink(missing_ok=True)
+    saved = _read_config(folder)
+    assert saved is not None
+    source = _start(saved)
+    _write_config(folder, command, source)
+    messages = [unlocked, f"{folder} holds {state}: continuing it"]
+    return RunFolder(folder, [text for text in messages if text], source)
+
+
+def _source(origin: Path, command: RunCommand) -> Path:
+    """The checkpoint that `resume=fork` or `resume=<path>` names.
+
+    Raises:
+        ValueError: there is none, or its run has other keys that decide what a checkpoint holds.
+    """
+    key = f"resume={command.config['resume']}"
+    if not origin.exists():
+        words = "" if origin == command.wanted else did_you_mean(str(origin), (AUTO, NEVER, FORK))
+        raise ValueError(f"{key}: there is no folder {origin}{words} (auto, never, fork, a run or a checkpoint)")
+    source = origin.resolve() if origin.resolve().name.startswith("step_") else _newest(origin)
+    if source is None:
+        raise ValueError(f"{key}: {origin} has no checkpoint; start from the beginning with resume=never")
+    saved = _read_config(source.parent.parent)
+    if saved is not None and (changes := unloadable_keys(saved, _plain(command.config))):
+        raise ValueError(f"{key}: {source} does not fit this config: {describe_changes(changes)}")
+    return source
+
+
+def _newest(run: Path) -> Path | None:
+    """The newest checkpoint of a run folder, or of a folder of checkpoints; None if there is none."""
+    folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
+    return max((path.resolve() for path in folder.glob("step_*")), default=None)
+
+
+def _start(saved: dict[str, Any]) -> Path | None:
+    """The checkpoint of another run from which a run started; None if there is none."""
+    found = saved.get("resume")
+    return Path(found) if isinstance(found, str) and found not in (AUTO, NEVER) else None
+
+
+def _read_config(folder: Path) -> dict[str, Any] | None:
+    """The config of a run; None if there is none that can be read."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return None
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) and found else None
+
+
+def _write_config(folder: Path, command: RunCommand, source: Path | None) -> None:
+    """Writes the config; `resume` is the checkpoint that the run starts from, so that no command names it again."""
+    start = {} if source is None else {"resume": str(source)}
+    _write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(command.config | start)))
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as it is read from its file."""
+    found = OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config))))
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that is complete on the disk when it has its name."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

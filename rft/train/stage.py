@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
@@ -36,6 +37,14 @@ class Stage:
     stop_at: float | None
     sampler: str
     schedules: list[Schedule]
+
+    def ended(self, number: int, saved: Mapping[str, Any]) -> bool:
+        """True if this stage, the one with this number, was at its end when a checkpoint was written.
+
+        A stage without `stop_at` that has more steps now is not at its end.
+        """
+        longer = self.stop_at is None and saved["stage_step"] < self.steps
+        return number < saved["stage"] or (number == saved["stage"] and saved["stage_done"] and not longer)
 
     def trains(self, key: str, stage_step: int) -> bool:
         """True where the model with this key trains in this step of the stage."""

@@ -3,7 +3,6 @@
 import resource
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from rft.algorithm.roles import POLICY
 from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch, select_rows
 from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
-from rft.batch.columns import fields, lengths
-from rft.batch.scores import UNSCORED, count_unscored, is_scored, number_or_none
+from rft.batch.columns import lengths
+from rft.batch.scores import count_unscored, is_scored
 from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import Evaluator, term_scores
+from rft.evaluation.base import Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
-from rft.ranges import NonNegativeInt, PositiveInt
-from rft.reward.route import SOURCE
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
@@ -36,15 +33,9 @@ from rft.train.engine_gap import GAP, gap_warning
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
+from rft.train.stop import StopRequest
+from rft.train.trajectories import Trajectories, sampled_texts
 from rft.train.unscored import unscored_problem
-
-
-@dataclass
-class Trajectories:
-    """Sampled texts that are kept: of every n-th step, this many rows of each set."""
-
-    every: PositiveInt
-    rows: NonNegativeInt
 
 
 class Trainer:
@@ -63,6 +54,7 @@ class Trainer:
         log: where numbers go.
         checkpoints: where states go.
         nonfinite: what happens at an update that is not finite.
+        stop: why the run has to stop after a step, if it has to.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
@@ -86,6 +78,7 @@ class Trainer:
         log: RunLog,
         checkpoints: Checkpoints,
         nonfinite: NonFinitePolicy,
+        stop: StopRequest,
         trajectories: Trajectories,
         profiler: Profiler,
         peak_tflops: float | None,
@@ -106,6 +99,7 @@ class Trainer:
         self.log = log
         self.checkpoints = checkpoints
         self.nonfinite = nonfinite
+        self.stop = stop
         self.trajectories = trajectories
         self.profiler = profiler
         self.peak_tflops = peak_tflops
@@ -133,7 +127,7 @@ class Trainer:
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
         for number, stage in enumerate(stages):
-            if saved is not None and (number, not saved["stage_done"]) < (saved["stage"], True):
+            if saved is not None and stage.ended(number, saved):
                 continue
             done = self.begin(number, stage, saved)
             self.precompute(stage, done)
@@ -293,7 +287,7 @@ class Trainer:
         """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        rows = int(self.world.all_sum(torch.tensor(len(batch))))
+        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
@@ -309,10 +303,13 @@ class Trainer:
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
         problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
-        if done or problem or self.checkpoints.due(self.step):
+        if done or problem or stop or self.checkpoints.due(self.step):
             self.save(number, stage, stage_step, done, numbers)
         if problem:
             raise ValueError(problem)
+        if stop:
+            self.checkpoints.end()
+            raise self.stop.stopped(self.step)
         return done
 
     def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:
@@ -378,18 +375,6 @@ class Trainer:
         self.policy.save_model(folder)
         if self.evaluator is not None and self.evaluated == self.step and self.world.rank == 0:
             self.evaluator.add_to_export(folder)
-
-
-def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
-    """The first rows of a sampled batch as people read them; nothing where the texts were given."""
-    if "scores" not in batch.keys():
-        return []
-    return [
-        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": number_or_none(float(score))}
-        | term_scores({name: float(value) for name, value in terms.items()})
-        | {name: row[name] for name in (SOURCE, UNSCORED) if name in row}
-        for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
-    ]
 
 
 def peak_gib(device: torch.device) -> float:

@@ -30,7 +30,7 @@ def test_a_sampler_continues_anywhere(position):
 
 def test_a_sampler_does_not_continue_with_other_rows():
     state = RowSampler(range(7), 0).state_dict()
-    message = "data.train has 8 rows, and had 7 when the checkpoint was written.*resume=false"
+    message = "data.train has 8 rows, and had 7 when the checkpoint was written.*resume=never"
     with pytest.raises(ValueError, match=message):
         RowSampler(range(8), 0).load_state_dict(state)
 

@@ -101,9 +101,9 @@ def test_a_thread_prepares_what_the_plain_source_draws(with_source, tmp_path):
         return [row["loss/nll"] for row in metrics(tmp_path) if "loss/nll" in row]
 
     plain = {"_target_": "rft.data.given.supervised.DatasetSource", "response": "response"}
-    expected = losses(plain, "steps=4", "resume=false")
+    expected = losses(plain, "steps=4", "resume=never")
     (tmp_path / "run").rename(tmp_path / "plain")
-    assert losses(THREADED, "steps=4", "resume=false") == expected
+    assert losses(THREADED, "steps=4", "resume=never") == expected
     prepared = importlib.import_module("threaded_source").PREPARED_BY
     assert len(prepared) >= 5 and all(name.startswith("prepare") for name in prepared), "one batch ahead"
 

@@ -103,7 +103,7 @@ def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone
             Job(config).fit("")
     kept = torch.load(file)
     torch.save({**kept, "keys": kept["keys"] + 1}, file)
-    with pytest.raises(ValueError, match=r"^reference\.precompute: a row of the step is not in .*resume=false"):
+    with pytest.raises(ValueError, match=r"^reference\.precompute: a row of the step is not in .*resume=never"):
         Job(config).fit("")
     file.unlink()
     with pytest.raises(ValueError, match=r"^reference\.precompute: .*ref_logprobs\.pt is gone, and the policy"):

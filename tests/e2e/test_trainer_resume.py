@@ -79,11 +79,14 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_only_ends(tiny, tmp_pat
         with pytest.raises(Interrupted):
             Job(config).fit("")
     before = numbers(tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()  # it is written before the result
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "update", lambda *_: pytest.fail("it trained again"))
         result = Job(config).fit("")
     assert numbers(tmp_path / "run") == before
     assert result == before[-1]["eval/heldout/accuracy"]
+    assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "result.json").exists()
+    assert not (tmp_path / "run-2").exists()
 
 
 def test_a_finished_run_keeps_its_folder(tiny, tmp_path):

@@ -61,6 +61,11 @@ class Optimizer:
     warmup_updates: NonNegativeInt
     final_lr: Annotated[Fraction, ReadIf("schedule", "linear", "cosine")]
 
+    @property
+    def decays(self) -> bool:
+        """True if the learning rate of an update depends on the total number of updates; see `factor`."""
+        return self.schedule != "constant"
+
     def build(
         self, network: nn.Module, blocks: Iterable[nn.Module], updates: int
     ) -> tuple[AdamW, torch.optim.lr_scheduler.LambdaLR]:
@@ -98,7 +103,7 @@ class Optimizer:
         """The learning rate of an update (counted from 0) as a fraction of lr."""
         if update < self.warmup_updates:
             return (update + 1) / self.warmup_updates
-        if self.schedule == "constant":
+        if not self.decays:
             return 1.0
         done = min(1.0, (update - self.warmup_updates) / max(1, updates - self.warmup_updates))
         fall = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))

@@ -50,7 +50,7 @@ class CheckpointOptions:
     export_every: PositiveInt
 
 
-class SavedState:
+class SavedState(Mapping[str, Any]):
     """The state of a checkpoint. To load tensors is a collective.
 
     Args:
@@ -67,6 +67,9 @@ class SavedState:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
 
     def keys_of(self, key: str) -> list[str]:
         """The keys of a part that is a mapping."""
@@ -104,10 +107,17 @@ class Checkpoints:
         world: rank zero names and removes folders.
         watched: the metric that makes a checkpoint the best; of a loss or a perplexity the lowest value is.
         warn: is called on every rank with what went wrong while a checkpoint was written or read.
+        source: the checkpoint that is read until the run has one of its own; None for no other.
     """
 
     def __init__(
-        self, run: Path, options: CheckpointOptions, world: World, watched: str, warn: Callable[[str], None]
+        self,
+        run: Path,
+        options: CheckpointOptions,
+        world: World,
+        watched: str,
+        warn: Callable[[str], None],
+        source: Path | None = None,
     ) -> None:
         self.run = run
         self.folder = run / "checkpoints"
@@ -115,6 +125,7 @@ class Checkpoints:
         self._world = world
         self._watched = watched
         self._warn = warn
+        self._source = source
         self._stager = make_stager(world.device)
         self._group: dist.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -126,8 +137,8 @@ class Checkpoints:
         return self._options.every > 0 and step % self._options.every == 0
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, or None."""
-        return max(self._steps(), default=None)
+        """The newest checkpoint, or the one that the run started from, or None."""
+        return max(self._steps(), default=self._source)
 
     def read(self) -> SavedState | None:
         """The state of the newest checkpoint that is whole, or None where there is no checkpoint. A collective.
@@ -150,10 +161,14 @@ class Checkpoints:
         if problems:
             found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
             raise ValueError(
-                f"every checkpoint in {self.folder} is damaged ({found}); restore one, or set resume=false to start "
+                f"every checkpoint in {self.folder} is damaged ({found}); restore one, or set resume=never to start "
                 "again"
             )
-        return None
+        if self._source is None:
+            return None
+        if (problem := self._damage(self._source)) is not None:
+            raise ValueError(f"resume: the checkpoint {self._source} is damaged: {problem}; choose another one")
+        return SavedState(self._source)
 
     def write(
         self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None, last: bool

@@ -13,6 +13,7 @@ from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
 from rft.train.checkpoint.manifest import damage, read_manifest
 from tests.helpers import identical
 
+ACCURACY = "eval/heldout/accuracy"
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
@@ -21,9 +22,9 @@ def checkpoints():
     """Makes the checkpoints of a run; `said` has their warnings."""
     world = start("cpu")
 
-    def make(run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched="eval/heldout/accuracy"):
+    def make(run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None):
         options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
-        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text))
+        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), source)
         made.said = []
         return made
 
@@ -258,6 +259,28 @@ def test_a_run_that_was_killed_leaves_nothing_behind(tmp_path, checkpoints):
     saved = checkpoints(tmp_path, keep_last=1)
     assert newest(saved) == 3 and not saved.said
     assert sorted(os.listdir(folder)) == ["latest", "step_00000003"]
+
+
+def test_what_a_kill_left_is_pruned(tmp_path, checkpoints):
+    """The process is killed after a checkpoint has its name, and before another one is removed."""
+    saved = checkpoints(tmp_path, keep_last=3)
+    for step in (10, 20, 30):
+        write(saved, step)
+    assert newest(checkpoints(tmp_path, keep_last=2)) == 30
+    assert steps(tmp_path) == [20, 30]
+
+
+def test_the_checkpoint_of_another_run_is_read_until_there_is_one_of_its_own(tmp_path, checkpoints):
+    write(checkpoints(tmp_path / "first"), 10)
+    source = tmp_path / "first" / "checkpoints" / "step_00000010"
+    second = checkpoints(tmp_path / "second", source=source)
+    assert newest(second) == 10 and second.latest() == source
+    write(second, 11)
+    assert newest(second) == 11
+    (source / "state.json").unlink()
+    with pytest.raises(ValueError, match=r"resume: the checkpoint .*step_00000010 is damaged: state.json is missing; "):
+        checkpoints(tmp_path / "third", source=source).read()
+    assert source.is_dir(), "that of another run is not renamed"
 
 
 def test_the_same_step_is_written_anew(tmp_path, checkpoints):

@@ -1,0 +1,107 @@
+"""Signals and the time limit that stop a run after its current step, with a checkpoint."""
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rft.errors import Stopped
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME_S = 1.0  # signals within so many seconds are one: a launcher and a process group may both deliver it
+STARTED = time.monotonic()  # when the program was loaded
+DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+UNITS = (86400, 3600, 60, 1)  # seconds of d, h, m, s
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+def seconds_of(duration: str) -> int:
+    """Seconds of a duration such as `3h50m`, `1d12h` or `90s`.
+
+    Raises:
+        ValueError: it is none; names the key `max_time`.
+    """
+    found = DURATION.fullmatch(duration)
+    seconds = sum(int(number or 0) * unit for number, unit in zip(found.groups(), UNITS, strict=True)) if found else 0
+    if seconds == 0:
+        raise ValueError(f"max_time={duration!r}: write days, hours, minutes and seconds as in 3h50m, 1d12h or 90s")
+    return seconds
+
+
+class StopRequest:
+    """Why the run has to stop, if it has to: a signal, or the time limit.
+
+    Within the block, the first SIGTERM, SIGINT or SIGUSR1 is recorded, and a second one ends the process at once with
+    status 128 + its number. A thread receives them, so that the second one ends a process that waits in a collective.
+    Signals that the process ignores, as a job in the background of a script ignores SIGINT, stay ignored.
+
+    Args:
+        max_time: the longest time since the program was loaded, see `seconds_of`; None for no limit.
+        rank: rank 0 prints what happens next.
+        raise_peer_failure: called at SIGTERM, which torchrun sends when another rank has failed.
+    """
+
+    def __init__(self, max_time: str | None, rank: int, raise_peer_failure: Callable[[], None]) -> None:
+        self._limit = None if max_time is None else seconds_of(max_time)
+        self._max_time = max_time
+        self._rank = rank
+        self._raise_peer_failure = raise_peer_failure
+        self._signal: signal.Signals | None = None
+        self._printed = False
+
+    def asked(self) -> bool:
+        """Whether this process has to stop after its step."""
+        return self._signal is not None or (self._limit is not None and time.monotonic() - STARTED >= self._limit)
+
+    def stopped(self, step: int) -> Stopped:
+        """The exception that ends the run after this step, on every rank if one rank has to stop."""
+        own = f"max_time={self._max_time}" if self.asked() else "a signal to another rank"
+        cause = own if self._signal is None else self._signal.name
+        return Stopped(f"stopped by {cause} after step {step}, with a checkpoint; the same command continues the run")
+
+    def __enter__(self) -> Self:
+        self._handlers: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            received, self._sent = socket.socketpair()
+            self._sent.setblocking(False)
+            self._wakeup = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._handle)
+            threading.Thread(target=self._watch, args=[received], daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._wakeup)
+            self._sent.close()  # the thread ends
+
+    def _watch(self, received: socket.socket) -> None:
+        first = 0.0
+        with received:
+            while data := received.recv(1):
+                if data[0] not in SIGNALS:  # such as SIGCHLD
+                    continue
+                if self._signal is None:
+                    self._signal, first = signal.Signals(data[0]), time.monotonic()
+                elif time.monotonic() - first > SAME_S:
+                    if os.isatty(1):
+                        os.write(1, SHOW_CURSOR)  # the progress bar has hidden it
+                    os._exit(128 + data[0])
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            self._raise_peer_failure()
+        if self._rank == 0 and not self._printed:
+            self._printed = True  # a stream of Python may be in use by the code that the signal interrupts
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n".encode())

@@ -1,0 +1,32 @@
+"""Sampled texts that a run keeps for people."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDict
+
+from rft.batch.columns import fields
+from rft.batch.scores import UNSCORED, number_or_none
+from rft.evaluation.base import term_scores
+from rft.ranges import NonNegativeInt, PositiveInt
+from rft.reward.route import SOURCE
+
+
+@dataclass
+class Trajectories:
+    """Sampled texts that are kept: of every n-th step, this many rows of each set."""
+
+    every: PositiveInt
+    rows: NonNegativeInt
+
+
+def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
+    """The first rows of a sampled batch as people read them; nothing where the texts were given."""
+    if "scores" not in batch.keys():
+        return []
+    return [
+        {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": number_or_none(float(score))}
+        | term_scores({name: float(value) for name, value in terms.items()})
+        | {name: row[name] for name in (SOURCE, UNSCORED) if name in row}
+        for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
+    ]

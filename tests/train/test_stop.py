@@ -1,0 +1,111 @@
+"""Signals and the time limit, in real processes."""
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from rft.errors import Stopped
+from rft.train import stop
+from rft.train.stop import StopRequest, seconds_of
+
+WAIT = textwrap.dedent("""
+    import ctypes, signal, sys, time
+    from rft.train.stop import StopRequest
+    signal.signal(signal.SIGINT, signal.SIG_IGN if "deaf" in sys.argv else signal.default_int_handler)
+    with StopRequest(None, 0, int) as request:
+        print("ready", flush=True)
+        if "inside" in sys.argv:
+            mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+            lock(mutex)
+            lock(mutex)  # waits outside of Python, as in a collective: no handler of Python can run
+        while not request.asked():
+            time.sleep(0.01)
+    print(request.stopped(7), flush=True)
+""")
+
+
+@pytest.fixture
+def start():
+    processes = []
+
+    def run(*words):
+        command = [sys.executable, "-c", WAIT, *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", stop.SIGNALS)
+def test_the_first_signal_is_recorded_and_said(start, number):
+    process = start()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert out == f"stopped by {number.name} after step 7, with a checkpoint; the same command continues the run\n"
+    assert err == f"\n{number.name}: the trainer finishes the step, saves, stops; a second signal kills it\n"
+
+
+@pytest.mark.parametrize(("first", "second", "status"), [("SIGTERM", "SIGTERM", 143), ("SIGUSR1", "SIGINT", 130)])
+def test_a_second_signal_ends_a_process_that_waits_outside_of_python(start, first, second, status):
+    process = start("inside")
+    process.send_signal(signal.Signals[first])
+    time.sleep(0.3)
+    process.send_signal(signal.Signals[second])
+    time.sleep(stop.SAME_S + 0.3)
+    assert process.poll() is None, "signals that come together are one"
+    process.send_signal(signal.Signals[second])
+    assert process.wait(timeout=5) == status
+
+
+def test_what_the_process_ignores_stays_ignored(start):
+    process = start("deaf")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0].startswith("stopped by SIGTERM")
+
+
+def test_after_the_block_the_handlers_are_those_of_before():
+    before = [signal.getsignal(number) for number in stop.SIGNALS]
+    with StopRequest(None, 0, int) as request:
+        assert signal.getsignal(signal.SIGTERM) == request._handle
+    assert [signal.getsignal(number) for number in stop.SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_time_limit(monkeypatch):
+    request = StopRequest("1m30s", 0, int)
+    monkeypatch.setattr(stop, "STARTED", time.monotonic() - 80)
+    assert not request.asked()
+    monkeypatch.setattr(stop, "STARTED", time.monotonic() - 91)
+    assert request.asked()
+    assert isinstance(request.stopped(3), Stopped)
+    assert str(request.stopped(3)).startswith("stopped by max_time=1m30s after step 3")
+    assert str(StopRequest(None, 1, int).stopped(3)).startswith("stopped by a signal to another rank after step 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("3h50m", 13800), ("1d12h", 129600), ("90s", 90), ("2d1h1m1s", 2 * 86400 + 3661)]
+)
+def test_a_duration(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:50:00", "50m3h", "0s", "1.5h", "-1h"])
+def test_what_is_no_duration(text):
+    with pytest.raises(
+        ValueError, match=f"^max_time='{re.escape(text)}': write days, hours, minutes and seconds as in"
+    ):
+        seconds_of(text)
