@@ -3,20 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import rft
 from rft.actor.actor import Actor
-from rft.actor.base import TRAINING_STATE, ColumnModel, ModelContext
+from rft.actor.base import ModelContext
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
@@ -33,8 +30,6 @@ from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
 from rft.strategy.base import Strategy
 from rft.strategy.fsdp2 import FSDP2
-from rft.train.checkpoint.checkpoints import SavedState
-from rft.train.checkpoint.tree import join, split
 from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
@@ -364,35 +359,6 @@ def numbers(run: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what depends on the clock."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     return [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in rows]
-
-
-def state(run: Path) -> dict[str, Any]:
-    """The state of the latest checkpoint of a run."""
-    saved = SavedState((run / "checkpoints" / "latest").resolve())
-    return {key: saved[key] for key in saved}
-
-
-def whole_state(model: ColumnModel) -> Any:
-    """A copy of the state of a model, its tensors whole and on the CPU. A collective."""
-    tree, tensors = split(model.state_dict())
-    gathered = {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to("cpu", copy=True)
-        for name, tensor in tensors.items()
-    }
-    return join(tree, gathered)
-
-
-def restore(model: ColumnModel, state: Any, with_optimizer: bool = True) -> None:
-    """Lets a model take over a whole state, which goes through files as that of a checkpoint does. A collective."""
-    folder = model.world.decide(lambda: Path(mkdtemp()))
-    if model.world.rank == 0:
-        tree, tensors = split({"actors": {model.key: state}})
-        (folder / "state.json").write_text(json.dumps(tree))
-        save_file(tensors, folder / "model.safetensors")
-    model.world.gather(None)  # a barrier
-    left_out = () if with_optimizer else TRAINING_STATE
-    saved = SavedState(folder).fill("actors", model.key, model.state_to_fill(with_optimizer), left_out)
-    model.load_state_dict(saved, with_optimizer=with_optimizer)
 
 
 def worst(run: Path) -> list[dict[str, Any]]:

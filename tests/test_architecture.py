@@ -40,8 +40,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft/data/rows/reasoning_gym.py: pickle.loads": "of a child process, in a folder that the user alone can enter",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
-        "rft/train/checkpoint.py: torch.load without weights_only=True": "of a run's own checkpoint",
-        "scripts/comparison/recording.py: torch.load without weights_only=True": "with an Unpickler that lists classes",
         "scripts/mutate.py: pickle.loads": "of a child process",
     },
     "mirror": {

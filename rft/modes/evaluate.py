@@ -28,7 +28,7 @@ from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
 from rft.setup.constraints import check_examples, check_ranks
 from rft.setup.datasets import fit_held_out
-from rft.train.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
+from rft.train.folder.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
 
 
 def evaluate(config: dict[str, Any], console: Console) -> float:

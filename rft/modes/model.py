@@ -26,7 +26,7 @@ from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
 from rft.train.checkpoint.manifest import read_manifest
-from rft.train.run_folder import CONFIG, scratch
+from rft.train.folder.run_folder import CONFIG, scratch
 
 Which = Literal["latest", "best"] | int | None
 

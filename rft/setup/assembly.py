@@ -38,11 +38,11 @@ from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
 from rft.train.engine_gap import DTYPE
+from rft.train.folder.resume import STEPS
+from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
+from rft.train.folder.run_lock import RunLock
 from rft.train.memory import explain_out_of_memory
 from rft.train.profiler import Profiler
-from rft.train.resume import STEPS
-from rft.train.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
-from rft.train.run_lock import RunLock
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer

@@ -18,7 +18,7 @@ from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.checkpoints import CheckpointOptions
 from rft.train.diverged import FaultOptions
-from rft.train.run_folder import RESULT
+from rft.train.folder.run_folder import RESULT
 from rft.train.trajectories import Trajectories
 
 

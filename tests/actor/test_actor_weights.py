@@ -14,13 +14,12 @@ from tests.helpers import (
     make_algorithm,
     make_batch,
     make_optimizer,
-    restore,
     same,
     small_actor,
     update,
     weights,
-    whole_state,
 )
+from tests.train.checkpoint.states import restore, whole_state
 
 
 @pytest.mark.parametrize("reshard", [False, True])

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.actor.lora.adapters import held, logprobs, make, same, update, weights
-from tests.helpers import make_batch, restore, whole_state
+from tests.helpers import make_batch
+from tests.train.checkpoint.states import restore, whole_state
 
 
 def test_the_reference_is_the_policy_as_it_was_and_no_second_model(world):

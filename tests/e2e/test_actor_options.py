@@ -11,7 +11,8 @@ from rft.actor.reference import AdapterReference
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora.adapters import same, weights
-from tests.helpers import close, state
+from tests.helpers import close
+from tests.train.checkpoint.states import state
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])

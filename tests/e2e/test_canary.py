@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rft.setup.assembly import Job
-from tests.helpers import CLOCK, Interrupted, identical, interrupt, state
+from tests.helpers import CLOCK, Interrupted, identical, interrupt
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FUNCTIONS = """

@@ -8,7 +8,8 @@ import torch
 
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.helpers import Interrupted, identical, interrupt, numbers, state, weights
+from tests.helpers import Interrupted, identical, interrupt, numbers, weights
+from tests.train.checkpoint.states import state
 
 PLUGINS = Path(__file__).parent / "plugins"
 COUNTER = {"_target_": "own_role.TokenCounter", "scale": 0.5}

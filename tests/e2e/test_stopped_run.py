@@ -13,9 +13,10 @@ import pytest
 import rft
 from rft.errors import Stopped
 from rft.setup.assembly import Job
-from rft.train.run_lock import RunLock
+from rft.train.folder.run_lock import RunLock
 from rft.train.trainer import Trainer
-from tests.helpers import CLOCK, identical, numbers, state
+from tests.helpers import CLOCK, identical, numbers
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = ("steps=60", "eval.every=7", "batch.minibatches=2", "strategy.device=cpu")

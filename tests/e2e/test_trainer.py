@@ -15,7 +15,8 @@ from rft.logger.history import History
 from rft.setup.assembly import Job
 from rft.train import trainer as trainer_module
 from rft.train.trainer import Trainer
-from tests.helpers import ADAPTIVE, identical, numbers, state, worst
+from tests.helpers import ADAPTIVE, identical, numbers, worst
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

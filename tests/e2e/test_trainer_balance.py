@@ -10,7 +10,7 @@ from rft.actor.actor import Actor
 from rft.batch.balance import Balance
 from rft.setup.assembly import Job
 from tests.conftest import TEACHER
-from tests.helpers import state
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Two updates a step, so that the second one sees what the first one did. AdamW with a large eps: with a small one the

@@ -10,7 +10,8 @@ import pytest
 
 import rft
 from rft.setup.assembly import Job
-from tests.helpers import Interrupted, interrupt, numbers, state
+from tests.helpers import Interrupted, interrupt, numbers
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,8 @@ import pytest
 
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.helpers import ADAPTIVE, CLOCK, Interrupted, identical, interrupt, numbers, state, worst
+from tests.helpers import ADAPTIVE, CLOCK, Interrupted, identical, interrupt, numbers, worst
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

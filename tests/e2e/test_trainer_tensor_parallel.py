@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft.setup.assembly import Job
-from tests.helpers import state
+from tests.train.checkpoint.states import state
 
 # A large eps of AdamW: with a small one the sign of a gradient that is nothing but rounding moves a weight.
 GIVEN = ("steps=2", "warmup=none", "strategy.device=cpu", "batch.prompts=6", "batch.minibatches=2",

@@ -21,7 +21,8 @@ from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import make_actor, make_optimizer, make_strategy, restore, whole_state
+from tests.helpers import make_actor, make_optimizer, make_strategy
+from tests.train.checkpoint.states import restore, whole_state
 
 COLLECTIVES = {
     "_allgather_base_": "all_gather",

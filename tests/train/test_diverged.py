@@ -16,8 +16,9 @@ from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.train.diverged import FaultOptions, NonFinitePolicy, nonfinite_weight, save_rows
 from rft.train.trainer import Trainer
-from tests.helpers import Interrupted, identical, interrupt, numbers, state
+from tests.helpers import Interrupted, identical, interrupt, numbers
 from tests.train import skips_on_ranks
+from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

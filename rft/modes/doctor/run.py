@@ -19,7 +19,7 @@ from rft.rollout.sampler import Sampler
 from rft.setup.assembly import Job
 from rft.setup.datasets import Datasets
 from rft.setup.parts import CONTEXT
-from rft.train.run_folder import scratch
+from rft.train.folder.run_folder import scratch
 
 PROMPTS = 8  # prompts of each rank, at most
 

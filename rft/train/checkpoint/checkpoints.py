@@ -28,7 +28,8 @@ CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that i
 LATEST = "latest"
 STATE = "state.json"
 STEP = re.compile(r"step_\d{8,}")
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)  # a full disk is any of them
+EXPORT_ERRORS = (OSError, SafetensorError)  # a full disk is one of them
+WRITE_ERRORS = (*EXPORT_ERRORS, RuntimeError, CheckpointException)  # or of torch.distributed.checkpoint
 
 
 @dataclass
@@ -191,7 +192,7 @@ class Checkpoints:
             self._world.decide(lambda: _make_empty(partial))
             if last or self._written % self._options.export_every == 0:
                 save_model(partial / "actor")
-        except WRITE_ERRORS as error:
+        except EXPORT_ERRORS as error:
             problem = _reason(error)
         problem = next((text for text in self._world.gather(problem) if text is not None), None)
         if problem is not None:

@@ -25,9 +25,9 @@ from tests.helpers import (
     make_batch,
     make_optimizer,
     make_strategy,
-    whole_state,
     yaml_options,
 )
+from tests.train.checkpoint.states import whole_state
 
 SHARES = {1: [list(range(8))], 2: UNEVEN}
 JOBS: dict[str, dict[str, Any]] = {

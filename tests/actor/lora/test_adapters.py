@@ -14,7 +14,8 @@ from rft.setup.assembly import Job
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
 from tests.actor.lora.lora_on_ranks import JOBS, SHARES
-from tests.helpers import MODEL, close, hf_engine, make_batch, restore, whole_state
+from tests.helpers import MODEL, close, hf_engine, make_batch
+from tests.train.checkpoint.states import restore, whole_state
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -10,12 +10,12 @@ import textwrap
 
 import pytest
 
-from rft.train.run_lock import LOCK, RunLock
+from rft.train.folder.run_lock import LOCK, RunLock
 
 HOLD = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from rft.train.run_lock import RunLock
+    from rft.train.folder.run_lock import RunLock
     with RunLock() as lock:
         lock.take(Path(sys.argv[1]))
         print("taken", flush=True)

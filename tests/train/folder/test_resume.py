@@ -5,7 +5,7 @@ import copy
 import pytest
 from omegaconf import OmegaConf
 
-from rft.train.resume import (
+from rft.train.folder.resume import (
     CHANGES_NOTHING,
     NEEDED_KEYS,
     NEEDED_VALUES,

@@ -17,8 +17,8 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.history import History
 from rft.registry import did_you_mean
-from rft.train.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
-from rft.train.run_lock import LOCK, RunLock
+from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
+from rft.train.folder.run_lock import LOCK, RunLock
 
 CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well, after its report

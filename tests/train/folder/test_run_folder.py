@@ -5,8 +5,8 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from rft.train.run_folder import RunCommand, choose_folder, finish_folder
-from rft.train.run_lock import RunLock
+from rft.train.folder.run_folder import RunCommand, choose_folder, finish_folder
+from rft.train.folder.run_lock import RunLock
 
 CONFIG = {
     "name": "run",
