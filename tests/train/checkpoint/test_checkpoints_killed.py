@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rft
 from rft.train.checkpoint.manifest import damage
 
 WRITER = Path(__file__).parent / "killed_writer.py"
@@ -19,18 +20,17 @@ def outcomes(tmp_path_factory):
     """What each kill left, by the number of the file operation before which the process was killed."""
     folder = tmp_path_factory.mktemp("killed")
     command = [sys.executable, str(WRITER), str(folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env=os.environ | {"PYTHONPATH": os.getcwd()}
-    )
+    environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "outcomes.json").read_text())
 
 
 @pytest.mark.slow
 def test_after_a_kill_at_any_write_a_whole_checkpoint_is_read(outcomes):
-    folder, found = outcomes
+    _, found = outcomes
     read = [outcome["step"] for outcome in found]
-    assert len(found) > 40 and found[-1]["killed"] is False
+    assert len(found) > 25 and found[-1]["killed"] is False
     assert all(outcome["killed"] for outcome in found[:-1])
     assert set(read) == {2, 3} and read == sorted(read), "the one before, and from one moment on the new one"
     assert all(outcome["values"] == [float(outcome["step"])] * 3 for outcome in found)
