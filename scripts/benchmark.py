@@ -10,13 +10,26 @@ python scripts/benchmark.py logprob         # log-probabilities over a large voc
 python scripts/benchmark.py rollout         # tokens per second of hf and vLLM, and what new weights take
 python scripts/benchmark.py reward          # calls per second of a reward in this process and in workers
 python scripts/benchmark.py reward_models   # memory and seconds of three reward models, offloaded and not
+python scripts/benchmark.py checkpoint      # seconds and memory of a sharded checkpoint, and of gathering on rank 0
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
 import argparse
 from pathlib import Path
 
-from bench import balance, logprob, packing, prefix, reward, reward_models, rollout, staleness, startup, step
+from bench import (
+    balance,
+    checkpoint,
+    logprob,
+    packing,
+    prefix,
+    reward,
+    reward_models,
+    rollout,
+    staleness,
+    startup,
+    step,
+)
 from bench.workload import SIZES
 from rich.console import Console
 from rich.text import Text
@@ -36,6 +49,9 @@ def main() -> None:
     reward.add_options(sections.add_parser("reward", help="calls per second of a reward, and a plain pool's"))
     reward_models.add_options(
         sections.add_parser("reward_models", help="memory and seconds of reward models, offloaded and not")
+    )
+    checkpoint.add_options(
+        sections.add_parser("checkpoint", help="seconds and memory of a checkpoint, and a gathered one's")
     )
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()

@@ -9,6 +9,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+FILE_BYTES = 2**28
+
 
 def make_stager(device: torch.device) -> DefaultStager:
     """What copies tensors to the CPU before they are written, pinned where they come from a GPU."""
@@ -20,6 +22,21 @@ def make_stager(device: torch.device) -> DefaultStager:
     )
 
 
+def file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
+    """The number of the file, from 1 on, of each tensor. The same on every rank.
+
+    A file is serialized in memory before it is written, so none gets much more than `FILE_BYTES` of a rank.
+    """
+    numbers, number, filled = dict[str, int](), 1, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.itemsize // ranks
+        if filled and filled + size > FILE_BYTES:
+            number, filled = number + 1, 0
+        numbers[name] = number
+        filled += size
+    return numbers
+
+
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup) -> None:
     """Writes tensors on the CPU, each rank its shards. A collective of the group.
 
@@ -29,7 +46,8 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, group: dist.Proces
     Raises:
         CheckpointException: a rank could not write, on every rank.
     """
-    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    numbers = file_numbers(tensors, group.size())
+    writer = dcp.HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
     dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
