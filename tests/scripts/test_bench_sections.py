@@ -1,4 +1,4 @@
-"""The sections `packing`, `prefix`, `balance`, `reward` and `startup` of the benchmark at tiny sizes."""
+"""The sections `packing`, `prefix`, `balance`, `checkpoint`, `reward` and `startup` of the benchmark at tiny sizes."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from bench import balance, packing, prefix, reward, reward_models, startup, update_side  # noqa: E402
+from bench import balance, checkpoint, packing, prefix, reward, reward_models, startup, update_side  # noqa: E402
 from bench.workload import GROUP, Workload, skewed  # noqa: E402
 
 from tests.reward.sandbox.test_sandbox_attacks import start  # noqa: E402
@@ -104,6 +104,7 @@ def test_imbalance_by_hand(monkeypatch):
         (balance, "--repeats 0", "--repeats 0: give at least 1"),
         (startup, "--repeats 0", "--repeats 0: give at least 1"),
         (reward, "--calls 0", "--calls 0: give at least 1"),
+        (checkpoint, "--repeats 0", "--repeats 0: give at least 1"),
         (reward_models, "--layers 0", "--layers 0: give at least 1"),
     ],
 )
@@ -187,3 +188,16 @@ def test_startup_beside_trl(tmp_path):
     imported, ready, first = numbers["median_s"]["trl"].values()
     assert 0 < imported < ready < first
     assert set(numbers["ratio"]) == {startup.BEFORE, startup.FIRST}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_saved_in_both_ways(tmp_path):
+    parser, out = argparse.ArgumentParser(), tmp_path / "checkpoint.json"
+    checkpoint.add_options(parser)
+    arguments = parser.parse_args(f"--size tiny --repeats 1 --out {out}".split())
+    arguments.run(arguments)
+    numbers = json.loads(out.read_text())
+    for side in checkpoint.SIDES:
+        assert numbers["state_mib"] < numbers[side]["files_mib"][0] < 1.5 * numbers["state_mib"] + 1, "all of it"
+        assert 0 < numbers[side]["blocking_s"][0] <= numbers[side]["whole_s"][0]
+    assert numbers["rft"]["blocking_s"][0] < numbers["rft"]["whole_s"][0]
