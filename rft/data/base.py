@@ -172,6 +172,14 @@ class Source(ABC):
             metrics: the metrics of the step, to which the source adds its own.
         """
 
+    def waiting(self) -> list[int]:
+        """The groups of this rank that are kept for later steps, for the ledger of the run."""
+        return []
+
+    def dropped(self) -> dict[str, list[int]]:
+        """The groups of this rank that were drawn since the last call and never train, by the reason."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """This rank's state for a checkpoint: the position in the data, and rows kept for later steps."""

@@ -30,6 +30,7 @@ from rft.rollout.sampler import Sampler
 from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
 from rft.train.diverged import NonFinitePolicy, nonfinite_weight
 from rft.train.engine_gap import GAP, gap_warning
+from rft.train.ledger import Ledger
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
@@ -106,6 +107,7 @@ class Trainer:
         self.exact = exact
         self.max_unscored = max_unscored
         self.seed = seed
+        self.ledger = Ledger(world)
         self.step = 0  # steps done
         self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
@@ -124,6 +126,7 @@ class Trainer:
         else:
             self.step, self.numbers = saved["step"], saved["numbers"]
             self.nonfinite.resume(self.numbers)
+            self.ledger.load_state_dict(saved["ledger"])
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
         for number, stage in enumerate(stages):
@@ -289,6 +292,7 @@ class Trainer:
         numbers = metrics.reduce(self.world.gather)
         rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
+        self.ledger.record(stage.name, stage.source, batch)
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
@@ -360,6 +364,7 @@ class Trainer:
             "stage_step": stage_step,
             "stage_done": done,
             "numbers": self.numbers,
+            "ledger": self.ledger.state_dict(stage.name, stage.source),
             "method": stage.algorithm.state_dict(),
             "sources": self.world.gather(stage.source.state_dict()),
             "actors": {

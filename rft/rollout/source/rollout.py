@@ -91,6 +91,7 @@ class RolloutSource(Source):
         self._local = slice(context.world.rank, None, context.world.size)  # this rank's share of what all ranks draw
         self._row_sampler = make_sampler(context.rows, context.seed)
         self._surplus: list[list[dict[str, Any]]] = []
+        self._dropped: list[int] = []
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
@@ -227,6 +228,7 @@ class RolloutSource(Source):
             )  # fmt: skip
         good, spare = self._all_groups(good), self._all_groups(spare)
         chosen = good[:prompts] + spare[: max(0, prompts - found)]
+        self._dropped += [_position(group) for group in spare[max(0, prompts - found) :][self._local]]
         # Groups move between ranks, because which rank finds signal is random.
         self._surplus = good[prompts:][self._local]
         return chosen[self._local]
@@ -237,6 +239,15 @@ class RolloutSource(Source):
 
     def _total(self, number: int) -> int:
         return sum(self._context.world.gather(number))
+
+    def waiting(self) -> list[int]:
+        """See `Source.waiting`."""
+        return [_position(group) for group in self._surplus]
+
+    def dropped(self) -> dict[str, list[int]]:
+        """See `Source.dropped`; dynamic sampling drops groups without signal."""
+        dropped, self._dropped = self._dropped, []
+        return {"no signal": dropped}
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, and the groups that are kept for the next step."""

@@ -1,0 +1,83 @@
+"""The ledger of a run: what became of each position in the data.
+
+A position is one draw of a row by the source of a stage. It is trained on, dropped for a reason, or waits for a later
+step. A position without an entry was skipped by the sampler, because its row has weight 0.
+"""
+
+import copy
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from rft.data.base import Source
+from rft.distributed import World
+
+TRAINED, AGAIN, NO_LOSS, WAITING = "trained", "trained again", "no token trains", "waiting"
+Ranges = list[list[int]]  # first and last position of each range, in order
+
+
+class Ledger:
+    """The positions of each stage by what became of them.
+
+    Args:
+        world: all processes; every rank has the whole ledger.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stages: dict[str, dict[str, Ranges]] = {}
+
+    def record(self, stage: str, source: Source, batch: TensorDict) -> None:
+        """Adds the groups of a step, and what the source has dropped since the step before. A collective."""
+        groups: Tensor = batch["group"]
+        trained = set(groups[batch["loss_mask"].any(-1)].tolist())
+        entries = {TRAINED: sorted(trained), NO_LOSS: sorted(set(groups.tolist()) - trained), **source.dropped()}
+        known = self._stages.setdefault(stage, {})
+        for part in self._world.gather(entries):
+            for outcome, positions in part.items():
+                for position in positions:
+                    if not add(known.setdefault(outcome, []), position) and outcome == TRAINED:
+                        add(known.setdefault(AGAIN, []), position)
+
+    def state_dict(self, stage: str, source: Source) -> dict[str, dict[str, Ranges]]:
+        """The ledger as ranges, with the groups that wait in the source of the current stage. A collective."""
+        waiting = ranges(position for part in self._world.gather(source.waiting()) for position in part)
+        found = copy.deepcopy(self._stages)
+        if waiting:
+            found.setdefault(stage, {})[WAITING] = waiting
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Ranges]]) -> None:
+        """Takes over what `state_dict` returned."""
+        self._stages = {
+            stage: {outcome: spans for outcome, spans in outcomes.items() if outcome != WAITING}
+            for stage, outcomes in copy.deepcopy(state).items()
+        }
+
+
+def add(spans: Ranges, position: int) -> bool:
+    """Adds a position to ranges, in place; False if they have it already."""
+    after = bisect_right(spans, position, key=lambda span: span[0])
+    if after and spans[after - 1][1] >= position:
+        return False
+    joins_before = after > 0 and spans[after - 1][1] == position - 1
+    joins_after = after < len(spans) and spans[after][0] == position + 1
+    if joins_before and joins_after:
+        spans[after - 1][1] = spans.pop(after)[1]
+    elif joins_before:
+        spans[after - 1][1] = position
+    elif joins_after:
+        spans[after][0] = position
+    else:
+        spans.insert(after, [position, position])
+    return True
+
+
+def ranges(positions: Iterable[int]) -> Ranges:
+    """Positions as ranges: {4, 1, 2} is [[1, 2], [4, 4]]."""
+    found: Ranges = []
+    for position in sorted(positions):
+        add(found, position)
+    return found
