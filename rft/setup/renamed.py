@@ -51,6 +51,7 @@ ELSEWHERE = {
     ".enable_activation_offload": "strategy.activation_offload",
     ".activation_offloading": "strategy.activation_offload",
     ".bf16": "strategy.dtype",
+    ".rollout.dtype": "rollout.engine_args.dtype",
     ".zero_stage": "strategy",
     # data
     ".train_files": "data=verl data.train.path",

@@ -35,6 +35,7 @@ def test_it_rests_while_the_policy_trains_and_wakes_in_two_parts(tiny, calls):
     Job(tiny("warmup=none", "steps=2", "eval.every=1")).fit("")
     step = ["generate", "sleep"]  # rows of the step, then the update
     assert calls == [
+        "sleep",  # when it is built
         *given(0), "generate",  # the evaluation before the first step
         *step, *given(1), "generate",
         *step, *given(2), "generate",
@@ -44,7 +45,7 @@ def test_it_rests_while_the_policy_trains_and_wakes_in_two_parts(tiny, calls):
 
 def test_a_stage_that_samples_nothing_hands_no_weights_over_but_to_evaluate(tiny, calls):
     Job(tiny("warmup.steps=4", "warmup.eval_every=2", "warmup.stop_at=null", "steps=1")).fit("")
-    warm = [*given(0), "generate", "sleep", *given(2), "generate", "sleep", *given(4), "generate"]
+    warm = ["sleep", *given(0), "generate", "sleep", *given(2), "generate", "sleep", *given(4), "generate"]
     assert calls == [*warm, "generate", "sleep", *given(5), "generate", "close"]
 
 
@@ -53,7 +54,7 @@ def test_the_weights_of_the_policy_and_of_a_reference_that_samples_take_turns(ti
     Job(tiny("algorithm=iterative_dpo", "algorithm.iteration=2", "warmup=none", "steps=3", "eval.every=2")).fit("")
     step = ["generate", "sleep"]
     assert calls == [
-        *given(0), "generate", "sleep",  # of the policy, for the first evaluation
+        "sleep", *given(0), "generate", "sleep",  # of the policy, for the first evaluation
         *given(0), *step, *given(0), *step, *given(2), "sleep",  # of the reference
         *given(2), "generate", "sleep",
         *given(2), *step, *given(2), "sleep",

@@ -82,7 +82,7 @@ def test_its_own_checks_are_heard(tiny):
             config
             | {
                 "strategy": {
-                    "_target_": "rft.train.checkpoint.CheckpointOptions",
+                    "_target_": "rft.train.checkpoint.checkpoints.CheckpointOptions",
                     "every": 1,
                     "keep_last": 1,
                     "keep_best": 1,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare_runs  # noqa: E402
-from comparison.recording import Recorder, Stored, Unpickler, digest, read_file, tensors_within  # noqa: E402
+from comparison.recording import Recorder, digest, read_file, read_tensors  # noqa: E402
 from comparison.runs import RUNS, Run, Spelled, chosen  # noqa: E402
 from comparison.verdicts import compare, table  # noqa: E402
 
@@ -124,14 +124,12 @@ def test_the_clock_and_the_folder_do_not_count(tmp_path):
     assert one == other and one["numbers"] == [2.0]
 
 
-def test_tensors_are_found_in_objects_of_the_checkout(tmp_path):
-    kept = Unpickler((tmp_path / "empty").open("wb+")).find_class("rft.gone.module", "Kept")()
-    kept.rows = [torch.zeros(1), {"more": torch.ones(2)}]
-    assert isinstance(kept, Stored)
-    assert [name for name, _ in tensors_within({"sources": kept}, "state")] == [
-        "state.sources.rows.0",
-        "state.sources.rows.1.more",
-    ]
+def test_the_tensors_of_every_file_of_a_checkpoint_are_read(tmp_path):
+    (tmp_path / "actor").mkdir()
+    save_file({"w": torch.ones(1)}, tmp_path / "actor" / "model.safetensors")
+    save_file({"w": torch.zeros(2)}, tmp_path / "shard.safetensors")
+    found = {name: tensor.tolist() for name, tensor in read_tensors(tmp_path).items()}
+    assert found == {WEIGHT: [1.0], "shard.safetensors:w": [0.0, 0.0]}
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,16 @@ class ForgetsTemperature(HFEngine):
 
 
 class KeepsFirstWeights(HFEngine):
+    kept = False
+
     def update_weights(self, version, tensors):
-        if self.version == 0:
+        if not self.kept:
             super().update_weights(version, [(name, tensor.clone()) for name, tensor in tensors])
+            self.kept = True
+
+    def sleep(self):
+        if not self.kept:
+            super().sleep()
 
 
 class KeepsOneTensor(HFEngine):

@@ -66,7 +66,11 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
             ["+reward.terms.exact_match.call={failed: drop_group}"],
             r"reward\.terms\.exact_match\.call\.failed=drop_group",
         ),
-        (["serve.host=256.0.0.1"], r"serve\.port=8000, serve\.host=256\.0\.0\.1: .*; choose another"),
+        (
+            ["serve.host=256.0.0.1", "serve.token=PATH"],
+            r"serve\.port=8000, serve\.host=256\.0\.0\.1: .*; choose another",
+        ),
+        (["serve.host=0.0.0.0"], r"serve\.host=0\.0\.0\.0: other machines reach the servers there; set serve\.token"),
     ],
 )
 def test_what_cannot_be_served_is_named(overrides, message, resolved):
