@@ -86,6 +86,8 @@ def test_its_own_checks_are_heard(tiny):
                     "every": 1,
                     "keep_last": 1,
                     "keep_best": 1,
+                    "keep_every": 0,
+                    "export_every": 1,
                 }
             }
         )

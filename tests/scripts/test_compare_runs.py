@@ -152,7 +152,7 @@ def test_a_real_run_is_recorded(twice, monkeypatch, capsys):
     assert run["steps"]["1"]["loss/nll"] > 0 and "seed=3" in run["command"]
     assert not [name for name in run["steps"]["1"] if name.startswith(("time/", "memory/", "throughput/"))]
     assert any(name.startswith("actor/model.safetensors:") for name in run["tensors"])
-    assert any(".optimizer." in name for name in run["tensors"])
+    assert any("optimizer" in name for name in run["tensors"])
     monkeypatch.setattr(sys, "argv", ["compare_runs.py", "compare", *map(str, twice)])
     compare_runs.main()
     assert "| tiny | 1 | 2 |" in (said := capsys.readouterr().out) and "bit-equal" in said
