@@ -2,9 +2,9 @@
 
     python kills.py FOLDER
 
-FOLDER/config.json is the resolved config of the run `run` in the working folder FOLDER, and FOLDER/trials.json a list of
-trials. A trial is a list of kills, each of one process of the run; a process after the last kill ends the run. A kill is
-a place, [module, function, number of the call, "before" or "after"], or a share of the CPU seconds of the whole run.
+FOLDER/config.json is the resolved config of a run in the folder `run` below FOLDER, and FOLDER/trials.json a list of
+trials. A trial is a list of kills, each of one process of the run; a process after the last kill ends the run. A kill
+is a place, [module, function, number of the call, "before" or "after"], or a share of the CPU seconds of the whole run.
 
 FOLDER/whole becomes the run that was not killed, and FOLDER/outcomes.json has for each trial the last step that was
 logged before each kill (null if the process ended before it), and the files of the run that differ at its end. A run

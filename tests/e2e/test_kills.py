@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).parent / "kills.py"
 # One step of warm-up and three of training with checkpoints after steps 1, 2 and 4; groups wait in the source, the
 # coefficient of a KL adapts, and there is a reference model.
 RUN = ("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1", "algorithm/terms=[kl_adaptive]",
-       "algorithm.terms.kl.coef.horizon=50", "warmup.steps=1", "steps=3", "checkpoint.every=2", "checkpoint.keep_last=1",
-       "eval.every=1", "trajectories.every=1", "strategy.device=cpu")  # fmt: skip
+       "algorithm.terms.kl.coef.horizon=50", "warmup.steps=1", "steps=3", "checkpoint.every=2",
+       "checkpoint.keep_last=1", "eval.every=1", "trajectories.every=1", "strategy.device=cpu")  # fmt: skip
 TRAINER, CHECKPOINTS, LOG = "rft.train.trainer", "rft.train.checkpoint.checkpoints", "rft.logger.log"
 # Where a process is killed, and the last step that it has logged then: module, function, call, before or after it.
 PHASES = {
@@ -106,7 +106,7 @@ def test_a_kill_in_any_phase_of_a_step_loses_nothing(outcomes):
 @pytest.mark.slow
 def test_a_kill_while_a_killed_run_resumes_loses_nothing(outcomes):
     found = dict(zip(RESUMING, outcomes([[IN_STEP_4, place] for place in RESUMING.values()]), strict=True))
-    assert {name: outcome["different"] for name, outcome in found.items()} == dict.fromkeys(RESUMING, [])
+    assert [name for name, outcome in found.items() if outcome["different"]] == []
     assert all(None not in outcome["steps"] for outcome in found.values())
 
 
@@ -120,5 +120,4 @@ def test_kills_at_random_moments_lose_nothing(outcomes):
     found = outcomes(trials)
     assert [outcome["different"] for outcome in found] == [[]] * len(trials)
     steps = [step for outcome in found for step in outcome["steps"]]
-    print(f"{count - steps.count(None)} of {count} processes were killed, after steps {sorted(filter(None, steps))}")
-    assert steps.count(None) < count / 2 and len({*steps}) > 4
+    assert steps.count(None) < count / 2 and len({*steps}) > 4, "most kills came before the end, and in several steps"
