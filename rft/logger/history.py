@@ -135,8 +135,8 @@ def write_atomically(path: Path, text: str) -> Path:
 
 def trajectory_files(run: Path) -> list[tuple[int, Path]]:
     """(step, file) of every file of sampled texts, in step order."""
-    found = (run / TRAJECTORIES).glob("step_*.jsonl")
-    return sorted((int(path.stem.removeprefix("step_")), path) for path in found)
+    found = ((path.stem.removeprefix("step_"), path) for path in (run / TRAJECTORIES).glob("step_*.jsonl"))
+    return sorted((int(step), path) for step, path in found if step.isdecimal())
 
 
 def direction(name: str) -> int:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +147,7 @@ class Checkpoints:
         A damaged checkpoint is renamed and named in a warning, and the one before it is read.
 
         Raises:
-            ValueError: all checkpoints are damaged; names what is wrong with each.
+            ValueError: all checkpoints are damaged, or `checkpoints` is no folder; names what is wrong with each.
         """
         self._world.decide(self._clear)
         steps: list[Path] = self._world.decide(lambda: self._steps()[::-1])
@@ -155,9 +155,9 @@ class Checkpoints:
         while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
             problems[steps[len(problems)]] = problem
         if len(problems) < len(steps):
-            self._world.decide(lambda: self._set_aside(problems, steps[len(problems)]))
-            for damaged, text in problems.items():
-                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {_aside(damaged).name}")
+            names = self._world.decide(lambda: self._set_aside(problems, steps[len(problems)]))
+            for (damaged, text), name in zip(problems.items(), names, strict=True):
+                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
             return SavedState(steps[len(problems)])
         if problems:
             found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
@@ -236,7 +236,10 @@ class Checkpoints:
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""
         found = self._world.gather(damage(folder, self._world.rank, self._world.size))
-        return next((text for text in found if text is not None), None)
+        problem = next((text for text in found if text is not None), None)
+        if problem is None and folder != self._source and _name(step := read_manifest(folder)["step"]) != folder.name:
+            return f"it is the checkpoint of step {step}"
+        return problem
 
     def _stage(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies of tensors on the CPU."""
@@ -283,8 +286,8 @@ class Checkpoints:
     def _complete(self, partial: Path, files: dict[str, Any], facts: dict[str, Any]) -> None:
         """Seals the folder, gives it its name, moves `latest` and removes what is not kept."""
         write_manifest(partial, files, facts)
-        final = self.folder / f"step_{facts['step']:08d}"
-        if final.exists():
+        final = self.folder / _name(facts["step"])
+        if os.path.lexists(final):
             _remove(final)
         partial.rename(final)
         sync(self.folder)
@@ -302,25 +305,29 @@ class Checkpoints:
         return f"the checkpoint of step {step} could not be written ({problem}); {stays}, and the run continues"
 
     def _clear(self) -> None:
-        """Removes what a run that was killed has left of a checkpoint that it wrote or removed."""
+        """Removes what a run that was killed has left of a checkpoint that it wrote or was removing."""
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise ValueError(
+                f"{self.folder} is not a folder, or links to a folder that is not there; restore or remove it"
+            )
         for path in self.folder.glob(".*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        if self.folder.exists():
-            self._prune()
+            _delete(path)
 
-    def _set_aside(self, damaged: Mapping[Path, str], chosen: Path) -> None:
-        for folder in damaged:
-            folder.rename(_aside(folder))
+    def _set_aside(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
+        """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
+        names = [_aside(folder) for folder in damaged]
         self._link(chosen)
+        self._prune()
+        return names
 
     def _link(self, folder: Path) -> None:
-        link = self.folder / f".{LATEST}.partial"
+        link, latest = self.folder / f".{LATEST}.partial", self.folder / LATEST
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
-        os.replace(link, self.folder / LATEST)
+        if latest.is_dir() and not latest.is_symlink():  # a copy of the run that followed the link
+            name = _aside(latest)
+            self._warn(f"{latest} is a folder, not a link to the newest checkpoint; it is renamed to {name}")
+        os.replace(link, latest)
         sync(self.folder)
 
     def _steps(self) -> list[Path]:
@@ -345,21 +352,37 @@ class Checkpoints:
                 _remove(path)
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f"damaged_{folder.name}")
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def _aside(folder: Path) -> str:
+    """Renames a folder to a free name, and returns it."""
+    free = folder.with_name(f"damaged_{folder.name}")
+    while free.exists():
+        free = free.with_name(f"{free.name}_again")
+    return folder.rename(free).name
 
 
 def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    _delete(folder)
     folder.mkdir(parents=True)
 
 
 def _remove(folder: Path) -> None:
     """Removes a checkpoint; a kill in between leaves a folder that does not look like one."""
     doomed = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(doomed, ignore_errors=True)
+    _delete(doomed)
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a folder with its content, a file or a link, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _reason(error: BaseException) -> str:

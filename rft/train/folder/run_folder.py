@@ -17,6 +17,7 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.history import History
 from rft.registry import did_you_mean
+from rft.train.checkpoint.checkpoints import STEP
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock
 
@@ -149,12 +150,20 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
     if origin is not None and (start is None or not start.is_relative_to(origin.resolve())):
         return "is taken"
     changes = changed_keys(saved, _plain(command.config), command.unread)
-    if not (folder / RESULT).exists():
+    if not _finished(folder):
         return f"holds an unfinished run with {_cure(changes)}" if changes else ""
     done = max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
     if done >= command.steps:
         return "holds a finished run"
     return f"holds a finished run of {done} steps with {_cure(changes)}" if changes else ""
+
+
+def _finished(folder: Path) -> bool:
+    """Whether the run has its result; a result that cannot be read is written anew."""
+    try:
+        return isinstance(json.loads((folder / RESULT).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _cure(changes: list[Difference]) -> str:
@@ -164,7 +173,7 @@ def _cure(changes: list[Difference]) -> str:
 
 def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
     unlocked = lock.take(folder)
-    state = "a finished run with fewer steps" if (folder / RESULT).exists() else "an unfinished run of this config"
+    state = "a finished run with fewer steps" if _finished(folder) else "an unfinished run of this config"
     (folder / RESULT).unlink(missing_ok=True)
     saved = _read_config(folder)
     assert saved is not None
@@ -196,7 +205,8 @@ def _source(origin: Path, command: RunCommand) -> Path:
 def _newest(run: Path) -> Path | None:
     """The newest checkpoint of a run folder, or of a folder of checkpoints; None if there is none."""
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
-    return max((path.resolve() for path in folder.glob("step_*")), default=None)
+    found = (path.resolve() for path in folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
+    return max(found, default=None)
 
 
 def _start(saved: dict[str, Any]) -> Path | None:
