@@ -25,6 +25,7 @@ CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well, after its report
 CHECKPOINTS = "checkpoints"
 EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
+PARTIAL_CONFIG = ".config.yaml.partial"  # left by a process that was killed while it wrote the config
 RESCORED, RESCORED_ANSWERS = "rescored.json", "rescored.jsonl"  # of mode=evaluate with evaluate.responses
 AUTO, NEVER, FORK = "auto", "never", "fork"  # values of `resume`; any other one is a path
 
@@ -116,10 +117,11 @@ def _beside(parent: Path, mode: str) -> Path:
 
 
 def _taken(folder: Path) -> bool:
-    """Whether the folder holds files; those of an evaluation before the run and a lock do not count."""
+    """Whether the folder holds files; those of an evaluation before the run, a lock and half a config do not count."""
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name not in (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK) for path in folder.iterdir())
+    free = (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK, PARTIAL_CONFIG)
+    return any(path.name not in free for path in folder.iterdir())
 
 
 def _make(folder: Path, lock: RunLock) -> str:
