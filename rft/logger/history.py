@@ -117,10 +117,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            found = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}: not a JSON object ({error}); remove the line") from error
+            continue
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object; remove the line")
+        rows.append(found)
     return rows
 
 
