@@ -1,6 +1,7 @@
 """What a run writes, what stays of it, and what it is taken up from."""
 
 import os
+import shutil
 import threading
 import time
 
@@ -107,6 +108,32 @@ def test_of_a_damaged_checkpoint_the_one_before_is_read(tmp_path, checkpoints, f
     assert str((tmp_path / "checkpoints" / "latest").readlink()) == "step_00000010"
     write(saved, 20)
     assert steps(tmp_path) == [10, 20] and newest(checkpoints(tmp_path)) == 20
+
+
+def test_a_checkpoint_that_is_damaged_again_is_set_aside_again(tmp_path, checkpoints):
+    write(checkpoints(tmp_path), 10)
+    for _ in range(3):
+        write(checkpoints(tmp_path), 20)
+        (tmp_path / "checkpoints" / "step_00000020" / "state.json").unlink()
+        assert newest(checkpoints(tmp_path)) == 10
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("damaged_*"))
+    assert names == ["damaged_step_00000020", "damaged_step_00000020_again", "damaged_step_00000020_again_again"]
+
+
+def test_what_is_damaged_does_not_count_among_the_last(tmp_path, checkpoints):
+    """With keep_last=1, a copy under the name of a later step."""
+    saved = checkpoints(tmp_path, keep_last=1)
+    write(saved, 10)
+    shutil.copytree(tmp_path / "checkpoints" / "step_00000010", tmp_path / "checkpoints" / "step_00000090")
+    assert newest(checkpoints(tmp_path, keep_last=1)) == 10 and steps(tmp_path) == [10]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_checkpoints_that_are_no_folder_are_an_error(tmp_path, checkpoints, kind):
+    folder = tmp_path / "checkpoints"
+    folder.symlink_to("/nowhere") if kind == "link" else folder.write_text("")
+    with pytest.raises(ValueError, match="checkpoints is not a folder, or links to a folder that is not there"):
+        checkpoints(tmp_path).read()
 
 
 def test_where_all_are_damaged_each_is_named(tmp_path, checkpoints):
