@@ -24,7 +24,7 @@ from rft.main import check_recipe
 from rft.modes.verify import verify
 from rft.setup.assembly import Job
 from rft.setup.schema import root_with_roles
-from tests.faults import FAULTS, TEST
+from tests.e2e.faults import FAULTS, TEST
 
 ROOT = Path(rft.__file__).parent.parent
 CONFIG = ROOT / "rft" / "config"

@@ -33,7 +33,7 @@ def parameters(kinds):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Folders that all tests share: the whole run, and one that was interrupted in its last step."""
+    """Folders that all tests share: the whole run, and two that were interrupted, one of another seed."""
     return tmp_path_factory.mktemp("damage")
 
 
@@ -44,11 +44,13 @@ def run(kept, tiny, tmp_path, monkeypatch):
     if not (kept / "interrupted").exists():
         Job(tiny(*RUN)).fit("")
         folder.rename(kept / "whole")
-        with monkeypatch.context() as patch:
-            interrupt(patch, 4)
-            with pytest.raises(Interrupted):
-                Job(tiny(*RUN)).fit("")
-        folder.rename(kept / "interrupted")
+        for name, seed in (("other", 1), ("interrupted", 0)):
+            with monkeypatch.context() as patch:
+                interrupt(patch, 4)
+                with pytest.raises(Interrupted):
+                    Job(tiny(*RUN, f"seed={seed}")).fit("")
+            folder.rename(kept / name)
+    (tmp_path / "other").symlink_to(kept / "other")
     shutil.copytree(kept / "interrupted", folder, symlinks=True)
     return folder
 
@@ -108,6 +110,10 @@ NEWEST_IS_LOST = {
     "weights of another checkpoint beside its own": (
         lambda run: shutil.copy(run / BEFORE / FILE, run / NEWEST / "x.safetensors"),
         "x.safetensors is not one of its files",
+    ),
+    "a checkpoint of a run with another seed": (
+        lambda run: (shutil.rmtree(run / NEWEST), shutil.copytree(run.parent / "other" / NEWEST, run / NEWEST)),
+        r"it is of another run: seed \(1 there, 0 here\)",
     ),
     "a copy of the one before under its name": (
         lambda run: (shutil.rmtree(run / NEWEST), shutil.copytree(run / BEFORE, run / NEWEST)),

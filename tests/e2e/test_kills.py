@@ -59,7 +59,7 @@ PHASES = {
     "after the manifest": ((CHECKPOINTS, "write_manifest", 3, "after"), 4),
     "before the link": ((CHECKPOINTS, "Checkpoints._link", 3, "before"), 4),
     "after the link": ((CHECKPOINTS, "Checkpoints._link", 3, "after"), 4),
-    "before the last prune": ((CHECKPOINTS, "_remove", 2, "before"), 4),
+    "before the last prune": ((CHECKPOINTS, "remove", 2, "before"), 4),
     "the end of the last save": ((CHECKPOINTS, "Checkpoints.end", 1, "after"), 4),
     "before the report": ((LOG, "RunLog.close", 1, "before"), 4),
     "before the result": (("rft.setup.assembly", "finish_folder", 1, "before"), 4),

@@ -17,7 +17,7 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.history import History
 from rft.registry import did_you_mean
-from rft.train.checkpoint.checkpoints import STEP
+from rft.train.checkpoint.names import STEP
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock
 
@@ -46,6 +46,15 @@ class RunCommand:
     steps: int
     unread: frozenset[str]
 
+    def compared(self) -> dict[str, Any]:
+        """The config as JSON has it, which each checkpoint of the run keeps."""
+        found: dict[str, Any] = json.loads(json.dumps(_plain(self.config), default=str))
+        return found
+
+    def differences(self, saved: dict[str, Any]) -> str:
+        """The keys that change weights and differ from those of a checkpoint of the run; empty if there are none."""
+        return describe_changes(changed_keys(saved, self.compared(), self.unread))
+
     def origin(self) -> Path | None:
         """The run or checkpoint from which `resume=fork` or `resume=<path>` starts; None for other values."""
         resume = self.config["resume"]
@@ -60,11 +69,13 @@ class RunFolder:
         path: the folder.
         messages: lines for the user.
         source: the checkpoint of another run that it starts from; None if there is none.
+        command: that has chosen the folder.
     """
 
     path: Path
     messages: list[str]
     source: Path | None
+    command: RunCommand
 
 
 def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
@@ -92,7 +103,7 @@ def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
         folder = wanted.with_name(f"{wanted.name}-{len(reasons) + 1}") if reasons else wanted
     _write_config(folder, command, source)
     messages = [unlocked, f"{wanted} {reasons[0]}. This run is in {folder}" if reasons else ""]
-    return RunFolder(folder, [text for text in messages if text], source)
+    return RunFolder(folder, [text for text in messages if text], source, command)
 
 
 def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
@@ -182,7 +193,7 @@ def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
     source = _start(saved)
     _write_config(folder, command, source)
     messages = [unlocked, f"{folder} holds {state}: continuing it"]
-    return RunFolder(folder, [text for text in messages if text], source)
+    return RunFolder(folder, [text for text in messages if text], source, command)
 
 
 def _source(origin: Path, command: RunCommand) -> Path:

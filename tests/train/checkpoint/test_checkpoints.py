@@ -12,6 +12,7 @@ from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
 from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
 from rft.train.checkpoint.manifest import damage, read_manifest
+from rft.train.folder.run_folder import RunCommand, RunFolder
 from tests.helpers import identical
 
 ACCURACY = "eval/heldout/accuracy"
@@ -23,9 +24,13 @@ def checkpoints():
     """Makes the checkpoints of a run; `said` has their warnings."""
     world = start("cpu")
 
-    def make(run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None):
+    def make(
+        run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None, seed=0
+    ):
         options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
-        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), source)
+        command = RunCommand(run, {"seed": seed, "actor": {"lr": 1e-6}, "logger": f"of {seed}"}, 3, frozenset())
+        chosen = RunFolder(run, [], source, command)
+        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), chosen)
         made.said = []
         return made
 
@@ -126,6 +131,16 @@ def test_what_is_damaged_does_not_count_among_the_last(tmp_path, checkpoints):
     write(saved, 10)
     shutil.copytree(tmp_path / "checkpoints" / "step_00000010", tmp_path / "checkpoints" / "step_00000090")
     assert newest(checkpoints(tmp_path, keep_last=1)) == 10 and steps(tmp_path) == [10]
+
+
+def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, checkpoints):
+    """One that was copied into the folder; other keys than those that change weights are not compared."""
+    write(checkpoints(tmp_path), 10)
+    write(checkpoints(tmp_path / "other", seed=1), 20)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step_00000020", tmp_path / "checkpoints" / "step_00000020")
+    saved = checkpoints(tmp_path)
+    assert newest(saved) == 10
+    assert "step_00000020 is damaged: it is of another run: seed (1 there, 0 here); it is renamed" in saved.said[0]
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

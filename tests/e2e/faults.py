@@ -45,6 +45,7 @@ FAULTS = {
     "a checkpoint has the name of another step, or tensors of another one beside its own": (
         f"{LOST}[weights of another checkpoint beside its own]"
     ),
+    "a checkpoint of a run with another config": f"{LOST}[a checkpoint of a run with another seed]",
     "all checkpoints are damaged": f"{REFUSED}[all checkpoints are damaged]",
     "latest is missing, leads nowhere, or is a folder": f"{NOT_LOST}[latest is a folder]",
     "a file that is no checkpoint is in checkpoints/ or in a checkpoint": (
