@@ -22,7 +22,9 @@ SHARD = f"{NEWEST}/{FILE}"
 
 # Kinds that differ from another one for the files alone, which tests/train/checkpoint reads, too.
 SLOW = ("truncated weights", "missing weights", "a truncated state", "a missing manifest", "latest is missing",
-        "a file among checkpoints", "an empty folder of a later step", "checkpoints is a file")  # fmt: skip
+        "a file among checkpoints", "an empty folder of a later step", "checkpoints is a file", "latest leads nowhere",
+        "a link that leads nowhere", "a flipped bit in the manifest", "a copy under the name of a later step",
+        "a file in the checkpoint")  # fmt: skip
 
 
 def parameters(kinds):

@@ -48,7 +48,7 @@ class RunCommand:
 
     def compared(self) -> dict[str, Any]:
         """The config as JSON has it, which each checkpoint of the run keeps."""
-        found: dict[str, Any] = json.loads(json.dumps(_plain(self.config), default=str))
+        found: dict[str, Any] = json.loads(json.dumps(self.config, default=str))
         return found
 
     def differences(self, saved: dict[str, Any]) -> str:
