@@ -24,6 +24,7 @@ from rft.main import check_recipe
 from rft.modes.verify import verify
 from rft.setup.assembly import Job
 from rft.setup.schema import root_with_roles
+from tests.e2e.faults import FAULTS, TEST
 
 ROOT = Path(rft.__file__).parent.parent
 CONFIG = ROOT / "rft" / "config"
@@ -285,33 +286,12 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         assert path in ("diverged/", "warnings.txt") or list(folder.glob(path.replace("00000210", "*"))), path
 
 
-# The test of each row of the table of faults.
-FAULTS = {
-    "SIGTERM, SIGINT or SIGUSR1": "e2e/test_stopped_run.py::test_a_run_stopped_four_times_ends_as_the_whole_run",
-    "a signal to one rank of several": "e2e/test_stopped_run.py::test_all_ranks_stop_after_the_same_step",
-    "a second signal": "train/test_stop.py::test_a_second_signal_ends_a_process_that_waits_outside_of_python",
-    "max_time is over": "e2e/test_stopped_run.py::test_a_run_stopped_four_times_ends_as_the_whole_run",
-    "a process is killed": "e2e/test_trainer_resume.py::test_an_interrupted_run_ends_as_if_it_had_not_been",
-    "killed while a checkpoint that is not kept is removed": "train/test_checkpoint.py::test_what_a_kill_left",
-    "killed between report.html and result.json": (
-        "e2e/test_trainer_resume.py::test_a_run_that_was_killed_after_its_last_checkpoint_only_ends"
-    ),
-    "the same command twice at the same time": "train/test_run_folder.py::test_a_run_in_use_is_refused",
-    "a lock of a dead process": "train/test_run_lock.py::test_a_killed_process_holds_nothing",
-    "a key that changes the weights differs": (
-        "train/test_run_folder.py::test_the_message_names_the_key_both_values_and_the_override"
-    ),
-    "config.yaml is empty or damaged beside checkpoints": (
-        "train/test_run_folder.py::test_a_damaged_config_beside_checkpoints_is_an_error"
-    ),
-}
-
-
 def test_every_fault_of_the_page_on_runs_has_a_test():
     assert table("docs/runs.md", "Faults").keys() == FAULTS.keys()
     for test in FAULTS.values():
-        file, _, name = test.partition("::")
-        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
+        file, name, kind = TEST.fullmatch(test).groups(default="")
+        text = (ROOT / "tests" / file).read_text()
+        assert f"def {name}(" in text and kind in text, test
 
 
 def test_the_table_of_the_readme_is_that_of_the_yamls(resolved):

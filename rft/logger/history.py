@@ -117,10 +117,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            found = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}: not a JSON object ({error}); remove the line") from error
+            continue
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object; remove the line")
+        rows.append(found)
     return rows
 
 
@@ -135,8 +139,8 @@ def write_atomically(path: Path, text: str) -> Path:
 
 def trajectory_files(run: Path) -> list[tuple[int, Path]]:
     """(step, file) of every file of sampled texts, in step order."""
-    found = (run / TRAJECTORIES).glob("step_*.jsonl")
-    return sorted((int(path.stem.removeprefix("step_")), path) for path in found)
+    found = ((path.stem.removeprefix("step_"), path) for path in (run / TRAJECTORIES).glob("step_*.jsonl"))
+    return sorted((int(step), path) for step, path in found if step.isdecimal())
 
 
 def direction(name: str) -> int:

@@ -103,7 +103,15 @@ class RunLog:
 
     def rewind(self, step: int) -> None:
         """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
-        kept = [row for row in History.of(self.run).rows if row["step"] <= step]
+        rows = History.of(self.run).rows
+        kept = [row for row in rows if row["step"] <= step]
+        if len(kept) < len(rows):
+            known = f"the lines after step {step}" if step >= 0 else "without a checkpoint all lines"
+            self.message(f"{METRICS}: {known} are dropped, and these steps run again")
+        if kept and kept[-1]["step"] < step:
+            self.warning(f"{METRICS} has no lines of steps {kept[-1]['step'] + 1} to {step}; nothing else is missing")
+        elif step > 0 and not kept:
+            self.message(f"{METRICS} begins after step {step}, from which the run continues")
         self._file.close()
         write_atomically(self.run / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = (self.run / METRICS).open("a", encoding="utf-8")

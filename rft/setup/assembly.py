@@ -90,7 +90,7 @@ class Job(Components):
         with opened as log, self.watchdog(world):
             for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
-            trainer, stages = self.assemble(world, loaded, folder, log, start=chosen.source)
+            trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)
             try:
                 with trainer.stop, explain_out_of_memory(trainer, self.config):
                     numbers = trainer.fit(stages)
@@ -242,14 +242,14 @@ class Job(Components):
         folder: Path,
         log: RunLog,
         scoring: Callable[[], Scoring] | None = None,
-        start: Path | None = None,
+        chosen: RunFolder | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
             scoring: replaces that of the reward.
-            start: the checkpoint that the run starts from; None for none.
+            chosen: the folder of the run; None where no run is continued.
         """
         run, reads = self.run, self.algorithm.reads()
         context = self.model_context(world, loaded)
@@ -339,7 +339,7 @@ class Job(Components):
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, source=start),
+            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, chosen),
             stop=StopRequest(run.max_time, world.rank, raise_peer_failure),
             nonfinite=NonFinitePolicy(run.faults, folder, world, log),
             trajectories=run.trajectories,

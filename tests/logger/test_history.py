@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from rft.logger.history import History, MetricSummary, StageSpan, direction, duration, headline_names, read_lines, short
+from rft.logger.history import (
+    History,
+    MetricSummary,
+    StageSpan,
+    direction,
+    duration,
+    headline_names,
+    read_lines,
+    short,
+    trajectory_files,
+)
 
 ROWS = [
     {"step": 0, "stage": "warmup", "eval/held/accuracy": 0.02},
@@ -42,6 +52,19 @@ def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
         read_lines(path)
+
+
+def test_a_line_without_an_object_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n3\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a JSON object; remove the line"):
+        read_lines(tmp_path / "metrics.jsonl")
+
+
+def test_texts_are_files_of_a_step(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    for name in ("step_00000012.jsonl", "step_00000003.jsonl", "step_x.jsonl", "notes.txt"):
+        (tmp_path / "trajectories" / name).touch()
+    assert [step for step, _ in trajectory_files(tmp_path)] == [3, 12]
 
 
 def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:

@@ -126,6 +126,27 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
     assert rows(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("step", "said", "warned"),
+    [
+        (2, "the lines after step 2 are dropped", ""),
+        (3, "", ""),
+        (5, "", "metrics.jsonl has no lines of steps 4 to 5; nothing else is missing\n"),
+        (-1, "without a checkpoint all lines are dropped", ""),
+    ],
+)
+def test_lines_that_are_dropped_or_missing_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, said: str, warned: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "stage": "train"}}\n' for n in range(4)))
+    with RunLog(tmp_path, {}) as log:
+        log.rewind(step)
+        text = capsys.readouterr().out
+    assert said in text and ("dropped" in text) == bool(said)
+    warnings = tmp_path / "warnings.txt"
+    assert (warnings.read_text() if warnings.exists() else "") == warned
+
+
 def test_elapsed_time_goes_on_after_a_rewind(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "train", "time/elapsed_s": 500.0}\n')
     with RunLog(tmp_path, {}, console=quiet()) as log:

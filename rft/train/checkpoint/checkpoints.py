@@ -2,9 +2,8 @@
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,14 @@ from rft.distributed import World
 from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, sync, write_manifest
+from rft.train.checkpoint.names import STEP, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
 from rft.train.checkpoint.tree import join, places, split
+from rft.train.folder.run_folder import RunFolder
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
 LATEST = "latest"
 STATE = "state.json"
-STEP = re.compile(r"step_\d{8,}")
 EXPORT_ERRORS = (OSError, SafetensorError)  # a full disk is one of them
 WRITE_ERRORS = (*EXPORT_ERRORS, RuntimeError, CheckpointException)  # or of torch.distributed.checkpoint
 
@@ -108,7 +108,7 @@ class Checkpoints:
         world: rank zero names and removes folders.
         watched: the metric that makes a checkpoint the best; of a loss or a perplexity the lowest value is.
         warn: is called on every rank with what went wrong while a checkpoint was written or read.
-        source: the checkpoint that is read until the run has one of its own; None for no other.
+        chosen: the folder with the command and the checkpoint to start from; None where no run is continued.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Checkpoints:
         world: World,
         watched: str,
         warn: Callable[[str], None],
-        source: Path | None = None,
+        chosen: RunFolder | None = None,
     ) -> None:
         self.run = run
         self.folder = run / "checkpoints"
@@ -126,7 +126,8 @@ class Checkpoints:
         self._world = world
         self._watched = watched
         self._warn = warn
-        self._source = source
+        self._source = None if chosen is None else chosen.source
+        self._command = None if chosen is None else chosen.command
         self._stager = make_stager(world.device)
         self._group: dist.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -147,7 +148,7 @@ class Checkpoints:
         A damaged checkpoint is renamed and named in a warning, and the one before it is read.
 
         Raises:
-            ValueError: all checkpoints are damaged; names what is wrong with each.
+            ValueError: all checkpoints are damaged, or `checkpoints` is no folder; names what is wrong with each.
         """
         self._world.decide(self._clear)
         steps: list[Path] = self._world.decide(lambda: self._steps()[::-1])
@@ -155,9 +156,9 @@ class Checkpoints:
         while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
             problems[steps[len(problems)]] = problem
         if len(problems) < len(steps):
-            self._world.decide(lambda: self._set_aside(problems, steps[len(problems)]))
-            for damaged, text in problems.items():
-                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {_aside(damaged).name}")
+            names = self._world.decide(lambda: self._setset_aside(problems, steps[len(problems)]))
+            for (damaged, text), name in zip(problems.items(), names, strict=True):
+                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
             return SavedState(steps[len(problems)])
         if problems:
             found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
@@ -184,12 +185,12 @@ class Checkpoints:
             last: of a stage.
         """
         self.wait()
-        partial = self.folder / f".step_{step:08d}.partial"
+        partial = self.folder / f".{name_of(step)}.partial"
         tree, tensors = split(state)
         tensors["step"] = torch.tensor([step])  # so that there is a tensor, and each rank takes part
         problem: str | None = None
         try:
-            self._world.decide(lambda: _make_empty(partial))
+            self._world.decide(lambda: make_empty(partial))
             if last or self._written % self._options.export_every == 0:
                 save_model(partial / "actor")
         except EXPORT_ERRORS as error:
@@ -201,7 +202,9 @@ class Checkpoints:
         staged = self._stage(tensors)
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        facts = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
+        facts: dict[str, Any] = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
+        if self._command is not None:
+            facts["config"] = self._command.compared()
         self._writing = self._thread.submit(self._finish, partial, tree, staged, facts)
         self._written += 1
 
@@ -236,7 +239,18 @@ class Checkpoints:
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""
         found = self._world.gather(damage(folder, self._world.rank, self._world.size))
-        return next((text for text in found if text is not None), None)
+        problem = next((text for text in found if text is not None), None)
+        return self._foreign(folder) if problem is None and folder != self._source else problem
+
+    def _foreign(self, folder: Path) -> str | None:
+        """Why a whole checkpoint is not that of the run whose name and place it has, or None."""
+        facts = read_manifest(folder)
+        if name_of(facts["step"]) != folder.name:
+            return f"it is the checkpoint of step {facts['step']}"
+        if self._command is None or "config" not in facts:
+            return None
+        changes = self._command.differences(facts["config"])
+        return f"it is of another run: {changes}" if changes else None
 
     def _stage(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies of tensors on the CPU."""
@@ -283,9 +297,9 @@ class Checkpoints:
     def _complete(self, partial: Path, files: dict[str, Any], facts: dict[str, Any]) -> None:
         """Seals the folder, gives it its name, moves `latest` and removes what is not kept."""
         write_manifest(partial, files, facts)
-        final = self.folder / f"step_{facts['step']:08d}"
-        if final.exists():
-            _remove(final)
+        final = self.folder / name_of(facts["step"])
+        if os.path.lexists(final):
+            remove(final)
         partial.rename(final)
         sync(self.folder)
         self._link(final)
@@ -302,25 +316,29 @@ class Checkpoints:
         return f"the checkpoint of step {step} could not be written ({problem}); {stays}, and the run continues"
 
     def _clear(self) -> None:
-        """Removes what a run that was killed has left of a checkpoint that it wrote or removed."""
+        """Removes what a run that was killed has left of a checkpoint that it wrote or was removing."""
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise ValueError(
+                f"{self.folder} is not a folder, or links to a folder that is not there; restore or remove it"
+            )
         for path in self.folder.glob(".*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        if self.folder.exists():
-            self._prune()
+            delete(path)
 
-    def _set_aside(self, damaged: Mapping[Path, str], chosen: Path) -> None:
-        for folder in damaged:
-            folder.rename(_aside(folder))
+    def _setset_aside(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
+        """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
+        names = [set_aside(folder) for folder in damaged]
         self._link(chosen)
+        self._prune()
+        return names
 
     def _link(self, folder: Path) -> None:
-        link = self.folder / f".{LATEST}.partial"
+        link, latest = self.folder / f".{LATEST}.partial", self.folder / LATEST
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
-        os.replace(link, self.folder / LATEST)
+        if latest.is_dir() and not latest.is_symlink():  # a copy of the run that followed the link
+            name = set_aside(latest)
+            self._warn(f"{latest} is a folder, not a link to the newest checkpoint; it is renamed to {name}")
+        os.replace(link, latest)
         sync(self.folder)
 
     def _steps(self) -> list[Path]:
@@ -342,24 +360,7 @@ class Checkpoints:
         for path in steps:
             multiple = options.keep_every > 0 and int(path.name.removeprefix("step_")) % options.keep_every == 0
             if path not in kept and not multiple:
-                _remove(path)
-
-
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f"damaged_{folder.name}")
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a checkpoint; a kill in between leaves a folder that does not look like one."""
-    doomed = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+                remove(path)
 
 
 def _reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "MANIFEST.json"
+TENSORS = ".safetensors"  # torch.distributed.checkpoint reads all such files of the folder
 
 
 def files_of(folder: Path) -> list[str]:
@@ -69,8 +70,11 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         files = read_manifest(folder)["files"]
     except ValueError as error:
         return str(error)
-    if missing := sorted(files.keys() - set(files_of(folder))):
+    found_files = set(files_of(folder))
+    if missing := sorted(files.keys() - found_files):
         return f"{missing[0]} is missing"
+    if added := sorted(name for name in found_files - files.keys() if "/" not in name and name.endswith(TENSORS)):
+        return f"{added[0]} is not one of its files"
     for name in sorted(files)[part::parts]:
         try:
             found = describe(folder / name)

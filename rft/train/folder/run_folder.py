@@ -17,6 +17,7 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.history import History
 from rft.registry import did_you_mean
+from rft.train.checkpoint.names import STEP
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock
 
@@ -24,6 +25,7 @@ CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well, after its report
 CHECKPOINTS = "checkpoints"
 EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
+PARTIAL_CONFIG = ".config.yaml.partial"  # left by a process that was killed while it wrote the config
 RESCORED, RESCORED_ANSWERS = "rescored.json", "rescored.jsonl"  # of mode=evaluate with evaluate.responses
 AUTO, NEVER, FORK = "auto", "never", "fork"  # values of `resume`; any other one is a path
 
@@ -44,6 +46,15 @@ class RunCommand:
     steps: int
     unread: frozenset[str]
 
+    def compared(self) -> dict[str, Any]:
+        """The config as JSON has it, which each checkpoint of the run keeps."""
+        found: dict[str, Any] = json.loads(json.dumps(self.config, default=str))
+        return found
+
+    def differences(self, saved: dict[str, Any]) -> str:
+        """The keys that change weights and differ from those of a checkpoint of the run; empty if there are none."""
+        return describe_changes(changed_keys(saved, self.compared(), self.unread))
+
     def origin(self) -> Path | None:
         """The run or checkpoint from which `resume=fork` or `resume=<path>` starts; None for other values."""
         resume = self.config["resume"]
@@ -58,11 +69,13 @@ class RunFolder:
         path: the folder.
         messages: lines for the user.
         source: the checkpoint of another run that it starts from; None if there is none.
+        command: that has chosen the folder.
     """
 
     path: Path
     messages: list[str]
     source: Path | None
+    command: RunCommand
 
 
 def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
@@ -90,7 +103,7 @@ def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
         folder = wanted.with_name(f"{wanted.name}-{len(reasons) + 1}") if reasons else wanted
     _write_config(folder, command, source)
     messages = [unlocked, f"{wanted} {reasons[0]}. This run is in {folder}" if reasons else ""]
-    return RunFolder(folder, [text for text in messages if text], source)
+    return RunFolder(folder, [text for text in messages if text], source, command)
 
 
 def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
@@ -115,10 +128,11 @@ def _beside(parent: Path, mode: str) -> Path:
 
 
 def _taken(folder: Path) -> bool:
-    """Whether the folder holds files; those of an evaluation before the run and a lock do not count."""
+    """Whether the folder holds files; those of an evaluation before the run, a lock and half a config do not count."""
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name not in (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK) for path in folder.iterdir())
+    free = (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK, PARTIAL_CONFIG)
+    return any(path.name not in free for path in folder.iterdir())
 
 
 def _make(folder: Path, lock: RunLock) -> str:
@@ -149,12 +163,20 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
     if origin is not None and (start is None or not start.is_relative_to(origin.resolve())):
         return "is taken"
     changes = changed_keys(saved, _plain(command.config), command.unread)
-    if not (folder / RESULT).exists():
+    if not _finished(folder):
         return f"holds an unfinished run with {_cure(changes)}" if changes else ""
     done = max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
     if done >= command.steps:
         return "holds a finished run"
     return f"holds a finished run of {done} steps with {_cure(changes)}" if changes else ""
+
+
+def _finished(folder: Path) -> bool:
+    """Whether the run has its result; a result that cannot be read is written anew."""
+    try:
+        return isinstance(json.loads((folder / RESULT).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _cure(changes: list[Difference]) -> str:
@@ -164,14 +186,14 @@ def _cure(changes: list[Difference]) -> str:
 
 def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
     unlocked = lock.take(folder)
-    state = "a finished run with fewer steps" if (folder / RESULT).exists() else "an unfinished run of this config"
+    state = "a finished run with fewer steps" if _finished(folder) else "an unfinished run of this config"
     (folder / RESULT).unlink(missing_ok=True)
     saved = _read_config(folder)
     assert saved is not None
     source = _start(saved)
     _write_config(folder, command, source)
     messages = [unlocked, f"{folder} holds {state}: continuing it"]
-    return RunFolder(folder, [text for text in messages if text], source)
+    return RunFolder(folder, [text for text in messages if text], source, command)
 
 
 def _source(origin: Path, command: RunCommand) -> Path:
@@ -196,7 +218,8 @@ def _source(origin: Path, command: RunCommand) -> Path:
 def _newest(run: Path) -> Path | None:
     """The newest checkpoint of a run folder, or of a folder of checkpoints; None if there is none."""
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
-    return max((path.resolve() for path in folder.glob("step_*")), default=None)
+    found = (path.resolve() for path in folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
+    return max(found, default=None)
 
 
 def _start(saved: dict[str, Any]) -> Path | None:

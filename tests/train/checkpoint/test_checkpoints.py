@@ -1,6 +1,7 @@
 """What a run writes, what stays of it, and what it is taken up from."""
 
 import os
+import shutil
 import threading
 import time
 
@@ -11,6 +12,7 @@ from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
 from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
 from rft.train.checkpoint.manifest import damage, read_manifest
+from rft.train.folder.run_folder import RunCommand, RunFolder
 from tests.helpers import identical
 
 ACCURACY = "eval/heldout/accuracy"
@@ -22,9 +24,13 @@ def checkpoints():
     """Makes the checkpoints of a run; `said` has their warnings."""
     world = start("cpu")
 
-    def make(run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None):
+    def make(
+        run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None, seed=0
+    ):
         options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
-        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), source)
+        command = RunCommand(run, {"seed": seed, "actor": {"lr": 1e-6}, "logger": f"of {seed}"}, 3, frozenset())
+        chosen = RunFolder(run, [], source, command)
+        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), chosen)
         made.said = []
         return made
 
@@ -107,6 +113,42 @@ def test_of_a_damaged_checkpoint_the_one_before_is_read(tmp_path, checkpoints, f
     assert str((tmp_path / "checkpoints" / "latest").readlink()) == "step_00000010"
     write(saved, 20)
     assert steps(tmp_path) == [10, 20] and newest(checkpoints(tmp_path)) == 20
+
+
+def test_a_checkpoint_that_is_damaged_again_is_set_aside_again(tmp_path, checkpoints):
+    write(checkpoints(tmp_path), 10)
+    for _ in range(3):
+        write(checkpoints(tmp_path), 20)
+        (tmp_path / "checkpoints" / "step_00000020" / "state.json").unlink()
+        assert newest(checkpoints(tmp_path)) == 10
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("damaged_*"))
+    assert names == ["damaged_step_00000020", "damaged_step_00000020_again", "damaged_step_00000020_again_again"]
+
+
+def test_what_is_damaged_does_not_count_among_the_last(tmp_path, checkpoints):
+    """With keep_last=1, a copy under the name of a later step."""
+    saved = checkpoints(tmp_path, keep_last=1)
+    write(saved, 10)
+    shutil.copytree(tmp_path / "checkpoints" / "step_00000010", tmp_path / "checkpoints" / "step_00000090")
+    assert newest(checkpoints(tmp_path, keep_last=1)) == 10 and steps(tmp_path) == [10]
+
+
+def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, checkpoints):
+    """One that was copied into the folder; other keys than those that change weights are not compared."""
+    write(checkpoints(tmp_path), 10)
+    write(checkpoints(tmp_path / "other", seed=1), 20)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step_00000020", tmp_path / "checkpoints" / "step_00000020")
+    saved = checkpoints(tmp_path)
+    assert newest(saved) == 10
+    assert "step_00000020 is damaged: it is of another run: seed (1 there, 0 here); it is renamed" in saved.said[0]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_checkpoints_that_are_no_folder_are_an_error(tmp_path, checkpoints, kind):
+    folder = tmp_path / "checkpoints"
+    folder.symlink_to("/nowhere") if kind == "link" else folder.write_text("")
+    with pytest.raises(ValueError, match="checkpoints is not a folder, or links to a folder that is not there"):
+        checkpoints(tmp_path).read()
 
 
 def test_where_all_are_damaged_each_is_named(tmp_path, checkpoints):

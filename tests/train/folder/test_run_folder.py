@@ -45,6 +45,22 @@ def finish(run, steps):
     finish_folder(run, {"eval/accuracy": 0.5})
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[1]"])
+def test_a_finished_run_with_a_damaged_result_is_continued(wanted, damage):
+    choose(wanted)
+    finish(wanted, 4)
+    (wanted / "result.json").write_text(damage)
+    found = choose(wanted)
+    assert found.path == wanted and "holds an unfinished run" in found.messages[0]
+
+
+def test_a_folder_with_half_a_config_is_free(wanted):
+    """The process was killed while it wrote the first file."""
+    wanted.mkdir(parents=True)
+    (wanted / ".config.yaml.partial").write_text("name: r")
+    assert choose(wanted).path == wanted
+
+
 def test_a_free_folder_is_taken_and_holds_the_config(wanted):
     found = choose(wanted)
     assert (found.path, found.messages, found.source) == (wanted, [], None)
@@ -189,6 +205,8 @@ def test_a_path_names_a_run_or_a_checkpoint(wanted, tmp_path, named):
     choose(wanted)
     first, second = checkpoint(wanted, 2), checkpoint(wanted, 3)
     (wanted / "checkpoints" / "latest").symlink_to(second.name)
+    (wanted / "checkpoints" / "step_00000009").write_text("a file")
+    (wanted / "checkpoints" / "step_x").mkdir()
     path, source = {"run": (wanted, second), "checkpoints": (first.parent, second), "checkpoint": (first, first),
                     "latest": (wanted / "checkpoints" / "latest", second)}[named]  # fmt: skip
     other = tmp_path / "other"

@@ -1,0 +1,94 @@
+"""The test of each row of the table of faults in docs/runs.md."""
+
+import re
+
+TEST = re.compile(r"([^:]+)::(\w+)(?:\[(.+)\])?")  # file, function, and the kind that parametrizes it
+STOPPED, KILLS, DAMAGE = "e2e/test_stopped_run.py", "e2e/test_kills.py", "e2e/test_damage.py"
+FOLDER, DIVERGED, WATCHDOG = "train/folder/test_run_folder.py", "train/test_diverged.py", "remote/test_watchdog.py"
+LOST, NOT_LOST = (
+    f"{DAMAGE}::test_of_a_damaged_checkpoint_the_one_before_is_used",
+    f"{DAMAGE}::test_other_damage_loses_no_step",
+)
+REFUSED = f"{DAMAGE}::test_damage_that_a_person_has_to_mend_is_named"
+RANKS = f"{WATCHDOG}::test_the_others_end_and_name_the_rank_and_the_collective"
+
+FAULTS = {
+    "SIGTERM, SIGINT or SIGUSR1": f"{STOPPED}::test_a_run_stopped_four_times_ends_as_the_whole_run",
+    "a signal to one rank of several": f"{STOPPED}::test_all_ranks_stop_after_the_same_step",
+    "a second signal": "train/test_stop.py::test_a_second_signal_ends_a_process_that_waits_outside_of_python",
+    "max_time is over": f"{STOPPED}::test_a_run_stopped_four_times_ends_as_the_whole_run",
+    "the process is killed, in any phase of a step": f"{KILLS}::test_a_kill_in_any_phase_of_a_step_loses_nothing",
+    "killed at any write of a checkpoint": (
+        "train/checkpoint/test_checkpoints_killed.py::test_after_a_kill_at_any_write_a_whole_checkpoint_is_read"
+    ),
+    "killed again while it resumes": f"{KILLS}::test_a_kill_while_a_killed_run_resumes_loses_nothing",
+    "killed while a checkpoint that is not kept is removed": (
+        "train/checkpoint/test_checkpoints.py::test_what_a_kill_left_is_pruned"
+    ),
+    "killed between report.html and result.json": (
+        "e2e/test_trainer_resume.py::test_a_run_that_was_killed_after_its_last_checkpoint_only_ends"
+    ),
+    "the number of ranks changes, twice": (
+        "e2e/test_changing_ranks.py::test_two_one_and_two_ranks_use_every_position_once"
+    ),
+    "the same command twice at the same time": f"{FOLDER}::test_a_run_in_use_is_refused",
+    "a lock of a dead process": "train/folder/test_run_lock.py::test_a_killed_process_holds_nothing",
+    "a key that changes the weights differs": (
+        f"{FOLDER}::test_the_message_names_the_key_both_values_and_the_override"
+    ),
+    "a bit of the weights in a checkpoint is flipped": f"{LOST}[a flipped bit in the weights]",
+    "a bit of state.json is flipped, or the file is truncated or missing": f"{LOST}[a flipped bit in the state]",
+    "a bit of an export is flipped": f"{LOST}[a flipped bit in the export]",
+    "a bit of MANIFEST.json is flipped": f"{LOST}[a flipped bit in the manifest]",
+    "a file of a checkpoint is truncated or missing": f"{LOST}[truncated weights]",
+    "a checkpoint is an empty folder": f"{LOST}[an empty folder]",
+    "a checkpoint has the name of another step, or tensors of another one beside its own": (
+        f"{LOST}[weights of another checkpoint beside its own]"
+    ),
+    "a checkpoint of a run with another config": f"{LOST}[a checkpoint of a run with another seed]",
+    "all checkpoints are damaged": f"{REFUSED}[all checkpoints are damaged]",
+    "latest is missing, leads nowhere, or is a folder": f"{NOT_LOST}[latest is a folder]",
+    "a file that is no checkpoint is in checkpoints/ or in a checkpoint": (
+        f"{NOT_LOST}[a file where the next checkpoint will be]"
+    ),
+    "checkpoints is a file, or a link to a disk that is not there": (
+        f"{REFUSED}[checkpoints is on a disk that is not there]"
+    ),
+    "config.yaml is empty or damaged beside checkpoints": f"{REFUSED}[an empty config]",
+    "metrics.jsonl is cut short": f"{NOT_LOST}[half of the metrics]",
+    "a line of metrics.jsonl is damaged": f"{REFUSED}[a damaged line of the metrics]",
+    "result.json is empty or damaged": f"{NOT_LOST}[an empty result]",
+    "the disk is full while a checkpoint is written": (
+        f"{DAMAGE}::test_a_full_disk_while_a_checkpoint_is_written_ends_nothing"
+    ),
+    "the disk is full at the last checkpoint": (
+        f"{DAMAGE}::test_after_a_full_disk_at_the_end_the_same_command_writes_the_last_checkpoint"
+    ),
+    "a loss or gradient is not finite, faults.nonfinite=stop": (
+        f"{DIVERGED}::test_stop_saves_the_rows_and_names_columns_rows_and_cures"
+    ),
+    "the same with faults.nonfinite=skip": (
+        f"{DIVERGED}::test_a_run_that_skips_equals_one_in_which_the_update_never_was"
+    ),
+    "more than faults.max_skipped updates of a model in a row": (
+        f"{DIVERGED}::test_one_more_than_max_skipped_in_a_row_stops_a_resumed_run_too"
+    ),
+    "a weight is not finite after an update": (
+        f"{DIVERGED}::test_a_weight_that_is_not_finite_names_the_last_checkpoint"
+    ),
+    "a measured KL is not finite, with skip": (
+        "algorithm/test_algorithm.py::test_controllers_are_steered_by_their_own_kl"
+    ),
+    "a rank raises an error": f"{RANKS}[raise]",
+    "the process of a rank ends without an error, for example after kill -9": f"{RANKS}[kill]",
+    "a rank gives no sign of life for faults.dead_after_s: its machine is gone, or its process does not run": (
+        f"{RANKS}[stop]"
+    ),
+    "a rank lives, and others wait for it for faults.collective_timeout_s": (
+        f"{WATCHDOG}::test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout"
+    ),
+    "a rank is slow": f"{WATCHDOG}::test_a_rank_that_is_slow_ends_nothing",
+    "memory cannot be allocated, on a device or on the host": (
+        "train/test_memory.py::test_in_a_loss_the_function_is_named_too"
+    ),
+}
