@@ -184,17 +184,19 @@ class ColumnModel(ABC):
         """
         return {}
 
-    def state_to_fill(self, with_optimizer: bool) -> dict[str, Any]:
-        """The state of this model, into whose tensors a checkpoint is loaded. A collective; the weights may change."""
+    def state_to_fill(self) -> dict[str, Any]:
+        """The state of this model, into whose tensors a checkpoint is loaded. A collective; the weights may change.
+
+        Called before `begin_training` where the weights alone are loaded.
+        """
         return self.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned, on any number of ranks. A collective.
 
         Args:
-            state: its tensors are those of `state_to_fill`, filled in place; or others, where it had none.
-            with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded, and
-                the state has none of `TRAINING_STATE`.
+            state: its tensors are those of `state_to_fill`, filled in place; or others, where it had none. It has
+                `TRAINING_STATE` only if the stage in which it was written is resumed.
         """
 
 

@@ -47,7 +47,7 @@ class TokenCounter(ColumnModel):
     def state_dict(self) -> dict[str, Any]:
         return {"counts": dict(self.counts)}
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.counts = Counter(state["counts"])
 
 
