@@ -337,8 +337,8 @@ def _state(plugin: Plugin, key: str) -> Stateful:
     state = plugin.facts.state()
     if not isinstance(state, Stateful):
         raise ValueError(
-            f"{key}: the state of {plugin.title}, a {type(state).__name__}, lacks `state_dict` or `load_state_dict`, so "
-            "that no checkpoint would save it; write both"
+            f"{key}: the state of {plugin.title}, a {type(state).__name__}, has no `state_dict` or no "
+            "`load_state_dict`, so that no checkpoint would save it; write both"
         )
     return state
 

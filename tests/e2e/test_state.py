@@ -1,28 +1,100 @@
 """A checkpoint saves what a run remembers: the objects of a resumed run hold what those of the whole run held."""
 
+import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 
+import rft
+from rft.algorithm.control import AdaptiveKL
+from rft.algorithm.registries import ADVANTAGES, CONTROLS, SHAPINGS
+from rft.algorithm.scores.running import RunningMoments
+from rft.data.sampler import RowSampler
+from rft.logger.history import WARNINGS
 from rft.setup.assembly import Job
+from rft.train.diverged import NonFinitePolicy
+from rft.train.ledger import Ledger
 from rft.train.profiler import Profiler
 from tests.e2e.test_algorithms import ALGORITHMS
 from tests.held import held, lost, of_modules
 from tests.helpers import ADAPTIVE, CLOCK, identical, numbers
+from tests.train import skips_on_ranks  # noqa: F401  registers a loss
 from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 SAVED, NEXT = 2, 3  # the step of the checkpoint, and the one after it
-SIZES = (f"steps={NEXT}", f"checkpoint.every={SAVED}", "checkpoint.keep_last=9", "eval.at_start=false", "eval.every=0")
-# What a process holds for itself, each with the reason why a checkpoint does not save it.
-CACHES = {
+SIZES = (f"checkpoint.every={SAVED}", "checkpoint.keep_last=9", "eval.at_start=false", "eval.every=0")
+# What each process holds for itself, and why a checkpoint does not save it.
+EXCEPT = {
+    r"^trainer\.world\.wait\.": "the collectives of this process",
+    r"^trainer\.checkpoints\._(group|writing|written)$": "the checkpoints that this process writes",
+    r"^trainer\.log\.console\._stage\.": "the progress bar of this process",
+    r"^trainer\.exact$": "each process warns once",
+    r"^trainer\.evaluated$": "only read in the step that sets it",
+    r"\.cost(\[\d\])?$": "computed from the config of the model",
+    r"_row_sampler(\._parts\[\d\])?\._(epoch|order|round|turns)\b": "computed from the seed and the position",
+    r"\._rows(\.parts\['\w'\])?\.drawn\b": "the rows of the last step of a stream",
 }
+# What the yaml of no algorithm has: overrides of the default.
+PLUGINS = {
+    "running moments, adaptive KL": ("algorithm=rloo", "algorithm/shaping=[running_norm]", *ADAPTIVE),
+    "target entropy": ("algorithm/terms=[entropy_adaptive]",),
+    "iterations, adapters": ("algorithm/terms=[kl]", "algorithm.iteration=2", "actor/lora=lora", "actor.lora.rank=4"),
+    "prioritized": ("algorithm/source=prioritized",),
+    "drop_solved": ("algorithm/source=drop_solved",),
+    "weight average": ("actor.ema=0.9", "actor.optimizer.schedule=cosine"),
+    "muon": ("actor.optimizer.name=muon",),
+    "8-bit state": ("actor.optimizer.name=adamw_8bit",),
+    "float16": ("strategy.dtype=float16",),
+    "precomputed": ("algorithm=dpo", "reference.precompute=true"),
+    "skipped updates": ("faults.nonfinite=skip",),
+    "stream": ("algorithm=sft", "data.streaming=4"),
+    "mixture of streams": ("algorithm=sft", "data.streaming=4"),
+    "within the warm-up": ("warmup.steps=4", "warmup.rows=8"),
+    "behind the warm-up": ("warmup.steps=2", "warmup.rows=8", "steps=1"),
+}
+RUNS = {name: (f"algorithm={name}",) for name in ALGORITHMS} | PLUGINS
+QUICK = "running moments, adaptive KL"
+
+
+def configured(name, tiny, tmp_path):
+    """The config of a run."""
+    given = RUNS[name]
+    warm = () if any(override.startswith("warmup.") for override in given) else ("warmup=none",)
+    config = tiny(*SIZES, f"steps={NEXT}", *warm, *given)
+    config["algorithm"]["group_size"] = min(config["algorithm"]["group_size"], 4)
+    if name == "skipped updates":
+        config["algorithm"]["loss"] = {"name": "spoilt_updates", "versions": [1]}
+    if config["data"]["streaming"] is not None:
+        config["data"]["train"] = stream(tmp_path) if name == "stream" else mixture(tmp_path)
+    return config
+
+
+def stream(folder, name="rows", count=9):
+    """Rows of a file."""
+    file = folder / f"{name}.jsonl"
+    rows = ({"prompt": f"{number}=", "response": str(number)} for number in range(count))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return yaml.safe_load((CONFIG.parent / "data" / "rows" / "file.yaml").read_text()) | {"path": str(file)}
+
+
+def mixture(folder):
+    """Rows of two files."""
+    parts = {name: {"weight": 1.0, "rows": stream(folder, name, count)} for name, count in (("a", 9), ("b", 5))}
+    return {"_target_": "rft.data.rows.mixture.Mixture", "parts": parts}
 
 
 def train(config, folder, monkeypatch, copy=None):
-    """Trains in a folder; returns what the objects held before each step. Before the last one copies the folder."""
+    """Trains in a folder; returns what the objects held before the first and the last step.
+
+    Args:
+        copy: gets the folder as it is before the last step.
+    """
     found, made = {}, {}
     assemble, step = Job.assemble, Profiler.step
 
@@ -45,29 +117,73 @@ def train(config, folder, monkeypatch, copy=None):
     return found
 
 
-def not_restored(overrides, tiny, tmp_path, monkeypatch):
-    """The places that a resumed run has not as the whole run had them."""
-    config = tiny(*SIZES, *overrides)
-    config["algorithm"]["group_size"] = min(config["algorithm"]["group_size"], 4)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    before = train(config, whole, monkeypatch, parts)
-    after = train(config, parts, monkeypatch)
+def not_restored(config, tmp_path, monkeypatch):
+    """The places where a resumed run does not hold what the whole run held, before their last step."""
+    before = train(config, tmp_path / "whole", monkeypatch, tmp_path / "parts")
+    after = train(config, tmp_path / "parts", monkeypatch)
     assert list(after) == [NEXT], "it resumes after the checkpoint"
-    places = lost(before[1], before[NEXT], after[NEXT])
-    return [place for place in places if not any(re.search(pattern, place) for pattern in CACHES)]
+    return lost(before[1], before[NEXT], after[NEXT])
 
 
-def same_end(tmp_path):
-    one, other = (state(tmp_path / run) for run in ("whole", "parts"))
-    for saved in (one, other):
-        saved["numbers"] = {k: v for k, v in saved["numbers"].items() if not k.startswith(CLOCK)}
-    return numbers(tmp_path / "whole") == numbers(tmp_path / "parts") and identical(one, other)
+def excepted(place):
+    return any(re.search(pattern, place) for pattern in EXCEPT)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_state(name, tiny, tmp_path, monkeypatch):
-    over = [f"algorithm={name}", "warmup=none"]
-    bad = not_restored(over, tiny, tmp_path, monkeypatch)
-    with open("/tmp/lost.txt", "a") as f:
-        for p in sorted({re.sub(r"\[\d+\]", "[]", p) for p in bad}): print(name, p, file=f)
-    assert same_end(tmp_path)
+def end(run):
+    """Metrics and the last state of a run, without what depends on the clock."""
+    saved = state(run)
+    saved["numbers"] = {name: number for name, number in saved["numbers"].items() if not name.startswith(CLOCK)}
+    return numbers(run), saved
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
+def test_a_checkpoint_saves_what_a_run_remembers(name, tiny, tmp_path, monkeypatch):
+    config = configured(name, tiny, tmp_path)
+    ended = r"^stages\[0\]" if name == "behind the warm-up" else "$^"
+    found = not_restored(config, tmp_path, monkeypatch)
+    assert [place for place in found if not excepted(place) and not re.search(ended, place)] == []
+    assert identical(end(tmp_path / "whole"), end(tmp_path / "parts"))
+    warnings = tmp_path / "whole" / WARNINGS
+    assert not warnings.exists() or "no checkpoint saves it" not in warnings.read_text()
+
+
+def test_state_that_is_not_saved_is_found(tiny, tmp_path, monkeypatch, plugins_forgotten):
+    history = []
+
+    @ADVANTAGES.register("remembers")
+    def remembers(scores, rewards, batch):
+        history.append(float(scores.sum()))
+        return {"advantages": (scores - sum(history) / len(history))[:, None] * batch["loss_mask"]}
+
+    for kind in (RowSampler, RunningMoments, AdaptiveKL, NonFinitePolicy, Ledger):
+        monkeypatch.setattr(kind, "load_state_dict", lambda *_: None)
+    config = configured(QUICK, tiny, tmp_path)
+    config["algorithm"]["advantage"] = {"name": "remembers"}
+    found = not_restored(config, tmp_path, monkeypatch)
+    for place in (
+        "stages[0].source._row_sampler.position",
+        "stages[0].algorithm.shaping_states['running_norm'].count",
+        "stages[0].algorithm.reward_control.coef",
+        "stages[0].algorithm.policy.terms[1].coef.coef",
+        "trainer.nonfinite._in_a_row['actor']",
+        "trainer.ledger._stages['train']['trained'][0]",
+    ):
+        assert place in found and not excepted(place)
+    warning = f"the advantage 'remembers' changes the variable {__name__}.history while it trains, and no checkpoint"
+    assert warning in (tmp_path / "whole" / WARNINGS).read_text()
+
+
+def test_every_plugin_that_may_remember_is_in_a_run():
+    files = [CONFIG / f"{name}.yaml" for name in (*ALGORITHMS, "_base", "_policy_gradient")]
+    typed = " ".join(override for overrides in PLUGINS.values() for override in overrides)
+    chosen = {name for file in files for name in re.findall(r"\bsource: (\w+)", file.read_text())}
+    chosen |= set(re.findall(r"algorithm/source=(\w+)", typed))
+    target = {file.stem: yaml.safe_load(file.read_text())["_target_"] for file in CONFIG.glob("source/*.yaml")}
+    assert {target[name] for name in chosen} == set(target.values())
+    remember = [name for name in SHAPINGS.names() if "state" in SHAPINGS._entries[name][1]]
+    assert all(name in typed for name in remember) and remember == ["running_norm"]
+    options = re.findall(r"algorithm/(\w+)=\[?(\w+)", typed)
+    texts = " ".join((CONFIG / group / f"{name}.yaml").read_text() for group, name in options)
+    assert all(f"name: {name}\n" in texts for name in CONTROLS.names())

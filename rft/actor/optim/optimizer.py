@@ -34,6 +34,15 @@ class AdamW(torch.optim.AdamW):
                     parameter.grad = None
         return super().step()
 
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state. Torch gives its tensors the dtype of the parameters; 8-bit codes get theirs back."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            if group["rule"] == "adamw_8bit":
+                for state in (self.state[p] for p in group["params"] if p in self.state):
+                    state |= {name: state[name].to(torch.uint8) for name in adamw_8bit.CODES}
+
 
 @dataclass
 class Optimizer:

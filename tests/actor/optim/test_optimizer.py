@@ -211,6 +211,15 @@ class Test8Bit:
         assert held["adamw"] == pytest.approx(8 * numbers, rel=0.02)
         assert held["adamw_8bit"] < 0.35 * held["adamw"]
 
+    def test_a_loaded_state_is_the_state_that_was_saved(self):
+        _, made = self.moved(2)
+        other, _ = build(options(name="adamw_8bit"), *made.param_groups[0]["params"])
+        other.load_state_dict(copy.deepcopy(made.state_dict()))
+        for saved, loaded in zip(made.state.values(), other.state.values(), strict=True):
+            assert saved["exp_avg"].dtype == torch.uint8
+            for name, tensor in saved.items():
+                assert tensor.dtype == loaded[name].dtype and torch.equal(tensor, loaded[name])
+
 
 class TestMuon:
     SHAPES = ((12, 20), (20, 12), (12, 20), (8, 8))
