@@ -83,16 +83,14 @@ class ColumnModel(ABC):
 
     Attributes:
         has_weights: the model's weights are in this process, and its options describe them (`path`, `model_config`,
-            `head`, ...). Models that train, and those that start as a copy of the policy, have weights.
-        stateful: computing changes the model, so every checkpoint holds its state. The state of other frozen models is
-            saved only once their weights are no longer those that were loaded.
+            `head`, ...). Models that train, and those that start as a copy of the policy, have weights. A checkpoint
+            holds the state of a frozen one only if its weights are no longer those that were loaded.
         remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
         optimizer_options: of a model that trains; None for a frozen one.
     """
 
     has_weights: ClassVar[bool] = False
     remote: ClassVar[bool] = False
-    stateful: ClassVar[bool] = False
     optimizer_options: Optimizer | None = None
 
     def __init__(self, context: ModelContext) -> None:
@@ -178,10 +176,7 @@ class ColumnModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no weights to sample with")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the model, as `rft.train.checkpoint.tree` can write it. A collective.
-
-        Tensors are not copied: a checkpoint copies them.
-        """
+        """What a checkpoint holds of the model; see `rft.stateful.Stateful`. Tensors may be sharded. A collective."""
         return {}
 
     def state_to_fill(self) -> dict[str, Any]:

@@ -372,7 +372,7 @@ class Trainer:
             "actors": {
                 key: actor.state_dict()
                 for key, actor in self.models.items()
-                if actor.optimizer_options is not None or actor.stateful or replaced  # before, it is as it was loaded
+                if actor.optimizer_options is not None or not actor.has_weights or replaced  # before, as it was loaded
             },
         }
         self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)

@@ -59,6 +59,7 @@ PLUGINS = {
     "behind the warm-up": ("warmup.steps=2", "warmup.rows=8", "steps=1"),
 }
 RUNS = {name: (f"algorithm={name}",) for name in ALGORITHMS} | PLUGINS
+RUNS["vapo"] += ("algorithm.critic_warmup=1",)
 QUICK = "running moments, adaptive KL"
 
 

@@ -27,8 +27,6 @@ class TokenCounter(ColumnModel):
         scale: of the column.
     """
 
-    stateful = True
-
     def __init__(self, context: ModelContext, scale: float) -> None:
         super().__init__(context)
         self.scale = scale
