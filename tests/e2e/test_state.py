@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.distributed.checkpoint.stateful import Stateful as TorchStateful
 
 import rft
 from rft.algorithm.control import AdaptiveKL
@@ -14,12 +15,14 @@ from rft.algorithm.registries import ADVANTAGES, CONTROLS, SHAPINGS
 from rft.algorithm.scores.running import RunningMoments
 from rft.data.sampler import RowSampler
 from rft.logger.history import WARNINGS
+from rft.logger.log import SilentLog
 from rft.setup.assembly import Job
+from rft.stateful import Stateful
 from rft.train.diverged import NonFinitePolicy
 from rft.train.ledger import Ledger
 from rft.train.profiler import Profiler
+from tests.e2e.held import held, lost, of_modules
 from tests.e2e.test_algorithms import ALGORITHMS
-from tests.held import held, lost, of_modules
 from tests.helpers import ADAPTIVE, CLOCK, identical, numbers
 from tests.train import skips_on_ranks  # noqa: F401  registers a loss
 from tests.train.checkpoint.states import state
@@ -188,3 +191,14 @@ def test_every_plugin_that_may_remember_is_in_a_run():
     options = re.findall(r"algorithm/(\w+)=\[?(\w+)", typed)
     texts = " ".join((CONFIG / group / f"{name}.yaml").read_text() for group, name in options)
     assert all(f"name: {name}\n" in texts for name in CONTROLS.names())
+
+
+def test_every_part_has_the_protocol_of_torch(tiny, tmp_path):
+    job = Job(tiny("algorithm=rloo", "algorithm/shaping=[running_norm]", *ADAPTIVE))
+    trainer, stages = job.assemble(*job.begin(), tmp_path, SilentLog())
+    trainer.sampler.close()
+    algorithm, models = stages[-1].algorithm, trainer.models.values()
+    terms = [term.coef for term in algorithm.policy.terms]
+    inner = [*models, *algorithm.shaping_states.values(), algorithm.reward_control, *terms]
+    for part in (*trainer.parts.values(), *(part for stage in stages for part in stage.parts.values()), *inner):
+        assert isinstance(part, Stateful) and isinstance(part, TorchStateful)

@@ -36,7 +36,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state. Torch gives its tensors the dtype of the parameters; 8-bit codes get theirs back."""
+        """Takes over a state. Torch casts its tensors to the dtype of the parameters; codes become uint8 again."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             if group["rule"] == "adamw_8bit":

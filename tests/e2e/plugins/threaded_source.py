@@ -37,8 +37,8 @@ class ThreadedSource(Source):
         return False
 
     def next(self, metrics: Metrics) -> TensorDict:
-        prepared = self.prepared or self.thread.submit(self.prepare)
-        batch, self.delivered = prepared.result()
+        waiting = self.prepared or self.thread.submit(self.prepare)
+        batch, self.delivered = waiting.result()
         self.prepared = self.thread.submit(self.prepare)
         return batch
 
