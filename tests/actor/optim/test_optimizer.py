@@ -122,6 +122,17 @@ def test_which_rule_moves_what(name):
     assert {parameter for parameter, rule in found.items() if rule == "adamw"} == found.keys() - expected
 
 
+def test_hooks_run_once_in_a_process_with_a_plain_adamw():
+    parameters, others = twins((4, 3))
+    torch.optim.AdamW(others)
+    made, _ = build(options(), *parameters)
+    seen = []
+    made.register_step_pre_hook(lambda *_: seen.append("before"))
+    made.register_step_post_hook(lambda *_: seen.append("after"))
+    steps(parameters, made, 1)
+    assert seen == ["before", "after"]
+
+
 def test_adamw_is_pytorchs():
     mine, theirs = twins((5, 7), (4,))
     made, _ = build(options(weight_decay=0.0), *mine)
