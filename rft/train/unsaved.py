@@ -8,7 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from rft.registry import Plugin
 
 CONTAINERS = list | tuple | set | deque
 
@@ -51,21 +54,23 @@ class UnsavedMemory:
 
 
 def variables(plugin: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """The variables of a function or an object, and of the functions that it calls.
+    """The variables of an object or a function, of the functions that the object has, and of those of the same module
+    that the function calls.
 
     Args:
         seen: ids of the functions that are left out; gets the others.
     """
-    used, place = vars(plugin), "its attribute "
+    used, place, module = vars(plugin), "its attribute ", None
     if isinstance(plugin, types.FunctionType):
-        outer = inspect.getclosurevars(plugin)
-        used, place = {**outer.nonlocals, **outer.globals, **used}, f"the variable {plugin.__module__}."
+        outer, module = inspect.getclosurevars(plugin), plugin.__module__
+        used, place = {**outer.nonlocals, **outer.globals, **used}, f"the variable {module}."
     for name, value in used.items():
-        if not isinstance(value, types.FunctionType):
+        called = value.function if isinstance(value, Plugin) else value
+        if not isinstance(called, types.FunctionType):
             yield f"{place}{name}", value
-        elif id(value) not in seen:
-            seen.add(id(value))
-            yield from variables(value, seen)
+        elif module in (None, called.__module__) and id(called) not in seen:
+            seen.add(id(called))
+            yield from variables(called, seen)
 
 
 def _holds_numbers(value: Any) -> bool:
@@ -83,7 +88,7 @@ def _digest(value: Any) -> str:
 def _texts(value: Any) -> Iterable[bytes]:
     """What is in a value, without the insides of objects."""
     if isinstance(value, Tensor):
-        yield value.detach().float().cpu().numpy().tobytes()
+        yield value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray):
         yield value.tobytes()
     elif isinstance(value, Mapping):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from rft.reward import REWARDS
+from rft.reward.rule import Rule
 from rft.train.unsaved import UnsavedMemory
 
 HISTORY: list[float] = []
@@ -91,3 +93,16 @@ def test_attributes_of_an_object():
     names = ["its attribute counts", "its attribute mean", "its attribute table"]
     assert changed(term, lambda: term.values("x")) == names
     assert changed(term) == []
+
+
+def test_a_rule_of_the_reward(monkeypatch):
+    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))
+
+    @REWARDS.register("streak")
+    def streak(response, row):
+        return remembers(len(response))
+
+    rule = Rule(REWARDS.build({"name": "streak"}, "reward.terms.streak"))
+    assert changed(rule, lambda: rule.value("a", {})) == [
+        f"the variable {__name__}.HISTORY", f"the variable {__name__}.SEEN"
+    ]  # fmt: skip
