@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ from rft.logger.history import WARNINGS
 from rft.logger.log import SilentLog
 from rft.setup.assembly import Job
 from rft.stateful import Stateful
+from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.diverged import NonFinitePolicy
 from rft.train.ledger import Ledger
-from rft.train.profiler import Profiler
-from tests.e2e.held import held, lost, of_modules
+from tests.e2e.state_on_ranks import NEXT, SIZES, excepted, not_restored
 from tests.e2e.test_algorithms import ALGORITHMS
 from tests.helpers import ADAPTIVE, CLOCK, identical, numbers
 from tests.train import skips_on_ranks  # noqa: F401  registers a loss
@@ -30,19 +29,6 @@ from tests.train.checkpoint.states import state
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
-SAVED, NEXT = 2, 3  # the step of the checkpoint, and the one after it
-SIZES = (f"checkpoint.every={SAVED}", "checkpoint.keep_last=9", "eval.at_start=false", "eval.every=0")
-# What each process holds for itself, and why a checkpoint does not save it.
-EXCEPT = {
-    r"^trainer\.world\.wait\.": "the collectives of this process",
-    r"^trainer\.checkpoints\._(group|writing|written)$": "the checkpoints that this process writes",
-    r"^trainer\.log\.console\._stage\.": "the progress bar of this process",
-    r"^trainer\.exact$": "each process warns once",
-    r"^trainer\.evaluated$": "only read in the step that sets it",
-    r"\.cost(\[\d\])?$": "computed from the config of the model",
-    r"_row_sampler(\._parts\[\d\])?\._(epoch|order|round|turns)\b": "computed from the seed and the position",
-    r"\._rows(\.parts\['\w'\])?\.drawn\b": "the rows of the last step of a stream",
-}
 # What the yaml of no algorithm has: overrides of the default.
 PLUGINS = {
     "running moments, adaptive KL": ("algorithm=rloo", "algorithm/shaping=[running_norm]", *ADAPTIVE),
@@ -93,46 +79,6 @@ def mixture(folder):
     return {"_target_": "rft.data.rows.mixture.Mixture", "parts": parts}
 
 
-def train(config, folder, monkeypatch, copy=None):
-    """Trains in a folder; returns what the objects held before the first and the last step.
-
-    Args:
-        copy: gets the folder as it is before the last step.
-    """
-    found, made = {}, {}
-    assemble, step = Job.assemble, Profiler.step
-
-    def assembles(job, *args, **options):
-        made["trainer"], made["stages"] = assemble(job, *args, **options)
-        return made["trainer"], made["stages"]
-
-    def steps(profiler, number):
-        if number in (1, NEXT):
-            found[number] = held(made | of_modules())
-        if number == NEXT and copy is not None:
-            assert made["trainer"].checkpoints.wait()
-            shutil.copytree(folder, copy, symlinks=True)
-        return step(profiler, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Job, "assemble", assembles)
-        patch.setattr(Profiler, "step", steps)
-        Job(config | {"output_dir": str(folder)}).fit("")
-    return found
-
-
-def not_restored(config, tmp_path, monkeypatch):
-    """The places where a resumed run does not hold what the whole run held, before their last step."""
-    before = train(config, tmp_path / "whole", monkeypatch, tmp_path / "parts")
-    after = train(config, tmp_path / "parts", monkeypatch)
-    assert list(after) == [NEXT], "it resumes after the checkpoint"
-    return lost(before[1], before[NEXT], after[NEXT])
-
-
-def excepted(place):
-    return any(re.search(pattern, place) for pattern in EXCEPT)
-
-
 def end(run):
     """Metrics and the last state of a run, without what depends on the clock."""
     saved = state(run)
@@ -177,6 +123,20 @@ def test_state_that_is_not_saved_is_found(tiny, tmp_path, monkeypatch, plugins_f
         assert place in found and not excepted(place)
     warning = f"the advantage 'remembers' changes the variable {__name__}.history while it trains, and no checkpoint"
     assert warning in (tmp_path / "whole" / WARNINGS).read_text()
+
+
+@pytest.mark.slow
+def test_every_rank_holds_its_part_again(tiny, tmp_path, torchrun):
+    waits = ("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1", "actor.ema=0.9", "strategy.device=cpu")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tiny(*SIZES, f"steps={NEXT}", "warmup=none", *waits)))
+    torchrun(Path(__file__).parent / "state_on_ranks.py", file, tmp_path)
+    for rank in (0, 1):
+        places = json.loads((tmp_path / f"places_{rank}.json").read_text())
+        assert [place for place in places if not excepted(place)] == [] != places
+    saved = SavedState(tmp_path / "whole" / "checkpoints" / f"step_{NEXT - 1:08d}")
+    assert saved["source"]["surplus"], "groups wait for the last step"
+    assert identical(end(tmp_path / "whole"), end(tmp_path / "parts"))
 
 
 def test_every_plugin_that_may_remember_is_in_a_run():
