@@ -38,6 +38,7 @@ class Plugin:
         title: what messages call it.
         options: its yaml options, checked against its signature.
         facts: what it reads, writes and needs (one attribute per fact of its registry).
+        function: without its options.
     """
 
     def __init__(
@@ -47,14 +48,14 @@ class Plugin:
         self.title = f"the {kind} {name!r}"
         self.options = options
         self.facts = types.SimpleNamespace(**facts)
-        self._function = function
+        self.function = function
         self._supplied = set(inspect.signature(function).parameters) - set(options)
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
         """Calls the function with those keyword arguments that it takes; the others are dropped."""
         taken = {name: value for name, value in supplied.items() if name in self._supplied}
-        with naming(self.title, self._function):
-            return self._function(*args, **taken, **self.options)
+        with naming(self.title, self.function):
+            return self.function(*args, **taken, **self.options)
 
     def call(self, fact: str, *args: Any, **supplied: Any) -> Any:
         """Calls a fact that is a function with those options and keyword arguments that it takes."""

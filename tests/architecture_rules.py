@@ -35,6 +35,7 @@ ROOT_MODULES = (
     "errors",
     "metrics",
     "distributed",
+    "stateful",
 )  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)

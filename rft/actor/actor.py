@@ -346,18 +346,18 @@ class Actor(TrainableModel):
             state["average"] = self.average.state_dict()
         return state
 
-    def state_to_fill(self, with_optimizer: bool) -> dict[str, Any]:
+    def state_to_fill(self) -> dict[str, Any]:
         """See `ColumnModel.state_to_fill`."""
-        if with_optimizer and self.train_state is not None:
+        if self.train_state is not None:
             self.strategy.allocate_optimizer_state(self.train_state.optimizer)
         return self.state_dict() | {"network": self.strategy.model_state(self.network, with_frozen=True)}
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `ColumnModel.load_state_dict`."""
         self.strategy.load_model_state(self.network, state["network"])
         self._as_loaded = state["as_loaded"]
         self._base_version += 1
-        if with_optimizer and "optimizer" in state:
+        if "optimizer" in state:
             assert self.train_state is not None
             self.strategy.load_train_state(self.network, self.train_state, state)
             if self.average is not None:

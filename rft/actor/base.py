@@ -83,16 +83,14 @@ class ColumnModel(ABC):
 
     Attributes:
         has_weights: the model's weights are in this process, and its options describe them (`path`, `model_config`,
-            `head`, ...). Models that train, and those that start as a copy of the policy, have weights.
-        stateful: computing changes the model, so every checkpoint holds its state. The state of other frozen models is
-            saved only once their weights are no longer those that were loaded.
+            `head`, ...). Models that train, and those that start as a copy of the policy, have weights. A checkpoint
+            holds the state of a frozen one only if its weights are no longer those that were loaded.
         remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
         optimizer_options: of a model that trains; None for a frozen one.
     """
 
     has_weights: ClassVar[bool] = False
     remote: ClassVar[bool] = False
-    stateful: ClassVar[bool] = False
     optimizer_options: Optimizer | None = None
 
     def __init__(self, context: ModelContext) -> None:
@@ -178,23 +176,22 @@ class ColumnModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no weights to sample with")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the model, as `rft.train.checkpoint.tree` can write it. A collective.
-
-        Tensors are not copied: a checkpoint copies them.
-        """
+        """What a checkpoint holds of the model; see `rft.stateful.Stateful`. Tensors may be sharded. A collective."""
         return {}
 
-    def state_to_fill(self, with_optimizer: bool) -> dict[str, Any]:
-        """The state of this model, into whose tensors a checkpoint is loaded. A collective; the weights may change."""
+    def state_to_fill(self) -> dict[str, Any]:
+        """The state of this model, into whose tensors a checkpoint is loaded. A collective; the weights may change.
+
+        Called before `begin_training` where the weights alone are loaded.
+        """
         return self.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned, on any number of ranks. A collective.
 
         Args:
-            state: its tensors are those of `state_to_fill`, filled in place; or others, where it had none.
-            with_optimizer: true where the stage of the state is resumed; otherwise the weights alone are loaded, and
-                the state has none of `TRAINING_STATE`.
+            state: its tensors are those of `state_to_fill`, filled in place; or others, where it had none. It has
+                `TRAINING_STATE` only if the stage in which it was written is resumed.
         """
 
 

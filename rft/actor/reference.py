@@ -66,7 +66,7 @@ class AdapterReference(ColumnModel):
         names = (name for name, _ in self._adapters.tensors())
         return {"network": dict(zip(names, self._kept, strict=True))}
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned."""
         for kept, tensor in zip(self._kept, state["network"].values(), strict=True):
             kept.copy_(tensor)

@@ -1,7 +1,7 @@
 """An algorithm: the registered functions that its yaml names, their options bound. `step.py` calls them in order."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from rft.batch.scores import is_scored
 from rft.errors import Checks, FunctionError, spell_type
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
+from rft.stateful import Stateful
 
 
 class Algorithm:
@@ -70,14 +71,24 @@ class Algorithm:
         if loss is not None and loss.name in options.terms:
             check.messages.append(f"{key}.terms.{loss.name}: the loss goes by this name; give the term another")
         check.end()
-        self.shaping_states = {
-            name: plugin.facts.state() for name, plugin in self.shaping.items() if plugin.facts.state is not None
-        }
+        self.shaping_states: dict[str, Any] = {}
+        for name, plugin in self.shaping.items():
+            if plugin.facts.state is not None:
+                self.shaping_states[name] = check.attempt(_state, plugin, f"{key}.shaping.{name}")
+        check.end()
         weighs = self.correction is not None and self.correction.weighs
         self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
         self.learners = {  # what the models beside the policy minimise, by their role
             role: Objective([Term(plugin.name, plugin, Control(1.0))]) for role, plugin in learners.items()
         }
+
+    def functions(self) -> dict[str, Callable]:
+        """The functions that the yaml names, by what messages call them."""
+        objectives = (self.policy, *self.learners.values())
+        plugins = [term.plugin for objective in objectives for term in objective.terms]
+        plugins += [*self.shaping.values(), self.selection]
+        plugins += [each for each in (self.advantage, self.policy.mask, self.aggregation) if each is not None]
+        return {plugin.title: plugin.function for plugin in plugins}
 
     def stages(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """(yaml key, columns read, columns written) of every stage after the models have computed their columns."""
@@ -319,6 +330,17 @@ class Algorithm:
             term.coef.load_state_dict(state["terms"][term.name])
         for name, remembered in self.shaping_states.items():
             remembered.load_state_dict(state["shaping"][name])
+
+
+def _state(plugin: Plugin, key: str) -> Stateful:
+    """What a shaping remembers, before the first step."""
+    state = plugin.facts.state()
+    if not isinstance(state, Stateful):
+        raise ValueError(
+            f"{key}: the state of {plugin.title}, a {type(state).__name__}, has no `state_dict` or no "
+            "`load_state_dict`, so that no checkpoint would save it; write both"
+        )
+    return state
 
 
 def _checked(plugin: Plugin, found: Any, shape: torch.Size) -> Tensor:

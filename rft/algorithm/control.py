@@ -93,9 +93,14 @@ def build_control(node: Any, key: str) -> Control:
     """The control of a yaml node: a number is a fixed coefficient, a mapping names a control.
 
     Raises:
-        ValueError: names the key of what does not fit.
+        ValueError: names the key of what does not fit; or the control changes, and a checkpoint would not save it.
     """
     if not isinstance(node, Mapping):
         return Control(convert(node, float, key))
     control: Control = CONTROLS.build(node, key)()
+    if type(control).update is not Control.update and type(control).state_dict is Control.state_dict:
+        raise ValueError(
+            f"{key}.name={node['name']}: the control changes in `update` and has no `state_dict`, so that no "
+            "checkpoint would save it; write `state_dict` and `load_state_dict`"
+        )
     return control

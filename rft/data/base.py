@@ -182,15 +182,14 @@ class Source(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state for a checkpoint: the position in the data, and rows kept for later steps."""
+        """The state for a checkpoint: the position in the data, and the rows that all ranks keep for later steps.
+
+        The same on every rank. A collective.
+        """
 
     @abstractmethod
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Continues from a checkpoint.
-
-        Args:
-            states: the states of all ranks that wrote it; the number of ranks may have changed.
-        """
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what `state_dict` returned, maybe on another number of ranks."""
 
 
 def given_texts(source: type[Source], options: Mapping[str, Any]) -> GivenTexts | None:

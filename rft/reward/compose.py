@@ -139,6 +139,11 @@ class WeightedSum:
         for name in self._routes.terms(row):
             self._term(name).check_row(row)
 
+    @property
+    def terms(self) -> dict[str, Term]:
+        """The terms by name."""
+        return {name: self._term(name) for name in self.names}
+
     def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
         """The terms that score a row, by name."""
         return {name: self._term(name) for name in self._routes.terms(row)}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -46,6 +47,7 @@ from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
+from rft.train.unsaved import UnsavedMemory
 
 
 class Job(Components):
@@ -344,12 +346,21 @@ class Job(Components):
             nonfinite=NonFinitePolicy(run.faults, folder, world, log),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
+            unsaved=UnsavedMemory(self.without_state()),
             peak_tflops=context.strategy.peak_tflops(),
             exact=self.exact(),
             max_unscored=self.reward.max_unscored,
             seed=run.seed,
         )
         return trainer, stages
+
+    def without_state(self) -> dict[str, Any]:
+        """The plugins that may remember nothing between steps, by what messages call them."""
+        functions = self.algorithm.functions()
+        if self.warmup_algorithm is not None:
+            functions |= self.warmup_algorithm.functions()
+        schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules}
+        return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
 
     def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
         """What answers the canary tasks; None if there are none."""

@@ -65,14 +65,13 @@ class NonFinitePolicy:
         self._in_a_row: dict[str, int] = {}  # skipped updates by the key of the model
         self._in_step: Counter[str] = Counter()
 
-    def resume(self, numbers: dict[str, float]) -> None:
-        """Takes the skipped updates in a row from the last numbers of the run."""
-        end = "faults/skipped_in_a_row"
-        self._in_a_row = {
-            name.removesuffix(end).rstrip("/") or POLICY: int(number)
-            for name, number in numbers.items()
-            if name.endswith(end)
-        }
+    def state_dict(self) -> dict[str, int]:
+        """The skipped updates in a row of each model."""
+        return self._in_a_row
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Takes over what `state_dict` returned."""
+        self._in_a_row = dict(state)
 
     @contextmanager
     def around_update(self, step: int, key: str, metrics: Metrics) -> Iterator[None]:

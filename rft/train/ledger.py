@@ -6,7 +6,6 @@ step. A position without an entry was skipped by the sampler, because its row ha
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -30,31 +29,28 @@ class Ledger:
         self._stages: dict[str, dict[str, Ranges]] = {}
 
     def record(self, stage: str, source: Source, batch: TensorDict) -> None:
-        """Adds the groups of a step, and what the source has dropped since the step before. A collective."""
+        """Adds the groups of a step, and what the source has dropped since the step before and keeps for later ones.
+
+        A collective.
+        """
         groups: Tensor = batch["group"]
         trained = set(groups[batch["loss_mask"].any(-1)].tolist())
         entries = {TRAINED: sorted(trained), NO_LOSS: sorted(set(groups.tolist()) - trained), **source.dropped()}
         known = self._stages.setdefault(stage, {})
-        for part in self._world.gather(entries):
+        known.pop(WAITING, None)
+        for part in self._world.gather({**entries, WAITING: source.waiting()}):
             for outcome, positions in part.items():
                 for position in positions:
                     if not add(known.setdefault(outcome, []), position) and outcome == TRAINED:
                         add(known.setdefault(AGAIN, []), position)
 
-    def state_dict(self, stage: str, source: Source) -> dict[str, dict[str, Ranges]]:
-        """The ledger as ranges, with the groups that wait in the source of the current stage. A collective."""
-        waiting = ranges(position for part in self._world.gather(source.waiting()) for position in part)
-        found = copy.deepcopy(self._stages)
-        if waiting:
-            found.setdefault(stage, {})[WAITING] = waiting
-        return found
+    def state_dict(self) -> dict[str, dict[str, Ranges]]:
+        """The ledger as ranges."""
+        return self._stages
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Ranges]]) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, Ranges]]) -> None:
         """Takes over what `state_dict` returned."""
-        self._stages = {
-            stage: {outcome: spans for outcome, spans in outcomes.items() if outcome != WAITING}
-            for stage, outcomes in copy.deepcopy(state).items()
-        }
+        self._stages = copy.deepcopy(state)
 
 
 def add(spans: Ranges, position: int) -> bool:
@@ -73,11 +69,3 @@ def add(spans: Ranges, position: int) -> bool:
     else:
         spans.insert(after, [position, position])
     return True
-
-
-def ranges(positions: Iterable[int]) -> Ranges:
-    """Positions as ranges: {4, 1, 2} is [[1, 2], [4, 4]]."""
-    found: Ranges = []
-    for position in sorted(positions):
-        add(found, position)
-    return found

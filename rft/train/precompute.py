@@ -49,7 +49,7 @@ def precompute_columns(
             "the file back, or start again with resume=never"
         )
     started, gather = time.perf_counter(), model.world.gather
-    place = copy.deepcopy(gather(stage.source.state_dict()))
+    place = copy.deepcopy(stage.source.state_dict())
     known: dict[bytes, Tensor] = {}
     for batch in chain(held_out, (stage.source.next(Metrics()) for _ in range(stage.steps))):
         stage.algorithm.build_loss_mask(batch)

@@ -8,6 +8,7 @@ from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
 from rft.data.base import Source
+from rft.stateful import Stateful
 from rft.train.schedules import Schedule
 
 
@@ -37,6 +38,11 @@ class Stage:
     stop_at: float | None
     sampler: str
     schedules: list[Schedule]
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """What remembers earlier steps of the stage, by its key in a checkpoint."""
+        return {"algorithm": self.algorithm, "source": self.source}
 
     def ended(self, number: int, saved: Mapping[str, Any]) -> bool:
         """True if this stage, the one with this number, was at its end when a checkpoint was written.

@@ -27,6 +27,7 @@ from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
+from rft.stateful import Stateful, load_states, states
 from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
 from rft.train.diverged import NonFinitePolicy, nonfinite_weight
 from rft.train.engine_gap import GAP, gap_warning
@@ -36,6 +37,7 @@ from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trajectories import Trajectories, sampled_texts
+from rft.train.unsaved import UnsavedMemory
 from rft.train.unscored import unscored_problem
 
 
@@ -58,6 +60,7 @@ class Trainer:
         stop: why the run has to stop after a step, if it has to.
         trajectories: which steps and how many rows of sampled text are kept for people.
         profiler: traces the steps that are to be.
+        unsaved: finds what plugins remember and no checkpoint saves.
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
         exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
         max_unscored: the share of a step's rows that may have no score; with more the run stops.
@@ -82,6 +85,7 @@ class Trainer:
         stop: StopRequest,
         trajectories: Trajectories,
         profiler: Profiler,
+        unsaved: UnsavedMemory,
         peak_tflops: float | None,
         exact: bool,
         max_unscored: float,
@@ -103,11 +107,13 @@ class Trainer:
         self.stop = stop
         self.trajectories = trajectories
         self.profiler = profiler
+        self.unsaved = unsaved
         self.peak_tflops = peak_tflops
         self.exact = exact
         self.max_unscored = max_unscored
         self.seed = seed
         self.ledger = Ledger(world)
+        self.parts: dict[str, Stateful] = {"ledger": self.ledger, "faults": nonfinite}  # by their keys in a checkpoint
         self.step = 0  # steps done
         self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
@@ -125,8 +131,7 @@ class Trainer:
                 self.record(stages[0].name, self.evaluate(texts), texts)
         else:
             self.step, self.numbers = saved["step"], saved["numbers"]
-            self.nonfinite.resume(self.numbers)
-            self.ledger.load_state_dict(saved["ledger"])
+            load_states(self.parts, saved)
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
         for number, stage in enumerate(stages):
@@ -158,27 +163,26 @@ class Trainer:
 
     def begin(self, number: int, stage: Stage, saved: SavedState | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
+        within = saved is not None and saved["stage"] == number
+        if saved is not None and not within:
+            self.load_models(saved, TRAINING_STATE)
         for key, model in self.models.items():
             optimizer = stage.optimizer if model is self.policy else model.optimizer_options
             if optimizer is not None:
                 trainable(model).begin_training(optimizer, stage.updates(key))
-        within = saved is not None and saved["stage"] == number
-        if saved is not None:
-            left_out = () if within else TRAINING_STATE
-            for key in saved.keys_of("actors"):
-                model = self.models[key]
-                template = model.state_to_fill(with_optimizer=within)
-                model.load_state_dict(saved.fill("actors", key, template, left_out), with_optimizer=within)
-        done = 0
-        if not within:
-            for actor in self.copies:
-                actor.copy_weights_from(self.policy)
-        else:
-            assert saved is not None
-            stage.source.load_state_dict(saved["sources"])
-            stage.algorithm.load_state_dict(saved["method"])
-            done = int(saved["stage_step"])
-        return done
+        if saved is not None and within:
+            self.load_models(saved)
+            load_states(stage.parts, saved)
+            return int(saved["stage_step"])
+        for actor in self.copies:
+            actor.copy_weights_from(self.policy)
+        return 0
+
+    def load_models(self, saved: SavedState, left_out: tuple[str, ...] = ()) -> None:
+        """Loads the models of a checkpoint, without some keys of their states."""
+        for key in saved.keys_of("actors"):
+            template = self.models[key].state_to_fill()
+            self.models[key].load_state_dict(saved.fill("actors", key, template, left_out))
 
     def precompute(self, stage: Stage, done: int | None) -> None:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
@@ -364,16 +368,16 @@ class Trainer:
             "stage_step": stage_step,
             "stage_done": done,
             "numbers": self.numbers,
-            "ledger": self.ledger.state_dict(stage.name, stage.source),
-            "method": stage.algorithm.state_dict(),
-            "sources": self.world.gather(stage.source.state_dict()),
+            **states(self.parts | stage.parts),
             "actors": {
                 key: actor.state_dict()
                 for key, actor in self.models.items()
-                if actor.optimizer_options is not None or actor.stateful or replaced  # before, it is as it was loaded
+                if actor.optimizer_options is not None or not actor.has_weights or replaced  # before, as it was loaded
             },
         }
         self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)
+        for text in self.unsaved.changed():
+            self.log.warning(text)
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""

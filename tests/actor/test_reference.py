@@ -46,7 +46,7 @@ def test_the_reference_is_saved_with_its_adapters_alone(world):
     state = whole_state(reference)
     assert {f"model.{name}" for name in state["network"]} == set(policy.state_dict()["network"])
     before = weights(other)
-    restore(loaded, state, with_optimizer=False)
+    restore(loaded, state)
     same(weights(loaded), weights(reference), 0.0)
     same(weights(other), before, 0.0)
     assert not torch.equal(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm import LOSSES
+from rft.algorithm import LOSSES, SHAPINGS
 from rft.algorithm.options import RewardKL
 from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
@@ -333,6 +333,22 @@ def test_coefficients_come_back():
     assert other.reward_control.coef == algorithm.reward_control.coef != 0.1
     assert other.policy.terms[1].coef.coef == algorithm.policy.terms[1].coef.coef != 0.1
     plain_algorithm().load_state_dict(plain_algorithm().state_dict())
+
+
+class Streak:
+    """Cannot be saved: it lacks `load_state_dict`."""
+
+    def state_dict(self):
+        return {}
+
+
+def test_a_shaping_whose_state_no_checkpoint_would_save_is_refused(monkeypatch):
+    monkeypatch.setattr(SHAPINGS, "_entries", dict(SHAPINGS._entries))
+    SHAPINGS.register("streak", state=Streak)(lambda scores, batch, *, state: scores)
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.shaping\.s: the state of the shaping 'streak', a Streak, has no "
+    ):
+        plain_algorithm(shaping={"s": {"name": "streak"}})
 
 
 def test_an_idle_row_weighs_nothing():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rft.algorithm.control import AdaptiveKL, TargetEntropy, build_control
+from rft.algorithm.control import AdaptiveKL, Control, TargetEntropy, build_control
+from rft.algorithm.registries import CONTROLS
 
 
 def test_a_number_is_a_fixed_coefficient():
@@ -94,3 +95,25 @@ def test_target_entropy_resumes():
 def test_a_wrong_target_entropy_names_its_key(wrong, message):
     with pytest.raises(ValueError, match=message):
         build_control(TARGET | wrong, "terms.entropy.coef")
+
+
+class Grows(Control):
+    """Changes and is not saved."""
+
+    def __init__(self, *, step: float) -> None:
+        super().__init__(0.0)
+        self.step = step
+
+    def update(self, measured, rows):
+        self.coef += self.step
+
+
+def test_a_control_that_no_checkpoint_would_save_is_refused(monkeypatch):
+    monkeypatch.setattr(CONTROLS, "_entries", dict(CONTROLS._entries))
+    CONTROLS.register("grows")(Grows)
+    with pytest.raises(
+        ValueError, match=r"^terms\.kl\.coef\.name=grows: the control changes in `update` and has no `s"
+    ):
+        build_control({"name": "grows", "step": 0.1}, "terms.kl.coef")
+    monkeypatch.setattr(Grows, "state_dict", lambda self: {"coef": self.coef})
+    assert build_control({"name": "grows", "step": 0.1}, "terms.kl.coef").coef == 0.0

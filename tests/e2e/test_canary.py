@@ -69,7 +69,7 @@ def test_an_honest_reward_goes_to_the_end_and_trains_as_without_canary_tasks(con
     assert [row.pop("reward/canary", None) for row in found[0]] == [None, None, None, None, 0.0, None, 0.0]
     assert found[0] == found[1]
     one, other = state(tmp_path / "with"), state(tmp_path / "without")
-    assert identical(one["actors"], other["actors"]) and identical(one["sources"], other["sources"])
+    assert identical(one["actors"], other["actors"]) and identical(one["source"], other["source"])
     assert len({row["response"] for step in (4, 6) for row in texts(tmp_path / "with", step)}) > 6, "other samples"
 
 

@@ -121,7 +121,7 @@ def test_a_threaded_source_continues_behind_the_last_batch_that_was_taken(with_s
         whole.next(None)
     state = whole.state_dict()
     later.next(None)
-    later.load_state_dict([state])
+    later.load_state_dict(state)
     assert later.next(None)["unit"].tolist() == whole.next(None)["unit"].tolist() == [12, 13, 14, 15]
 
 

@@ -249,7 +249,7 @@ def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
     """Off by more than 20 %: the coefficient moves by 20 % x rows / horizon a step, from the step that sees it."""
     Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", f"algorithm.reward_kl.coef.target={target}",
              f"algorithm.terms.kl.coef.target={target}", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
-    algorithm = state(tmp_path / "run")["method"]
+    algorithm = state(tmp_path / "run")["algorithm"]
     moved = 1 + sign * 0.2 * 16 / 50
     # the KL of the first step is zero, as the reference is the policy then: under any target
     expected = 0.001 * (1 - 0.2 * 16 / 50) * moved**2

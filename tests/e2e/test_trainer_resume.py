@@ -70,7 +70,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(overrides, step, tiny, tm
 def test_dynamic_sampling_has_groups_that_wait(tiny, tmp_path):
     """So that the test above has something to lose."""
     Job(tiny("algorithm=dapo", "algorithm.source.redraw.max_rounds=6", "seed=1", "steps=4")).fit("")
-    assert state(tmp_path / "run")["sources"][0]["surplus"]
+    assert state(tmp_path / "run")["source"]["surplus"]
 
 
 def test_a_run_that_was_killed_after_its_last_checkpoint_only_ends(tiny, tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_an_algorithm_is_certified(resolved):
     assert holds
     for part in ("advantage gae", "loss ppo_clip", "terms.kl kl", "critic_loss value", "aggregation token_mean"):
         assert f"✓ {part}: as declared" in text
-    assert "FAILED" not in text and text.count("all 7 hold") == 3 and text.count("all 4 hold") == 2
+    assert "FAILED" not in text and text.count("all 8 hold") == 3 and text.count("all 5 hold") == 2
 
 
 def test_the_limit_of_advantages_is_said_not_to_be_examined(resolved):

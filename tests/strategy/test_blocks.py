@@ -122,7 +122,7 @@ def test_names_stay_those_of_the_model(kind, tmp_path):
     assert list(dict(other.network.named_parameters())) == list(dict(one.network.named_parameters()))
     assert list(dict(other.weights())) == list(dict(one.weights()))
     assert other.state_dict()["network"].keys() == one.state_dict()["network"].keys()
-    one.load_state_dict(other.state_dict(), with_optimizer=True)
+    one.load_state_dict(other.state_dict())
     other.save_model(tmp_path)
     assert type(one.plain_model()).from_pretrained(tmp_path)
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.distributed import SINGLE_PROCESS
-from rft.train.ledger import Ledger, add, ranges
+from rft.train.ledger import Ledger, add
 
 
 class Draws:
@@ -26,8 +26,7 @@ def batch(groups, trains):
     )
 
 
-def test_ranges():
-    assert ranges({4, 1, 2, 9, 3}) == [[1, 4], [9, 9]] and ranges(()) == []
+def test_add():
     draw = random.Random(0)
     for _ in range(50):
         order = draw.sample(range(30), 20)
@@ -42,8 +41,8 @@ def test_each_position_has_what_became_of_it():
     ledger = Ledger(SINGLE_PROCESS)
     ledger.record("warmup", Draws(), batch([0, 1], [True, True]))
     ledger.record("train", Draws(dropped={"no signal": [2]}), batch([0, 0, 1, 1], [True, False, False, False]))
-    ledger.record("train", Draws(dropped={"no signal": [5, 3]}), batch([4, 4], [True, True]))
-    state = ledger.state_dict("train", Draws(waiting=[6, 7]))
+    ledger.record("train", Draws([6, 7], {"no signal": [5, 3]}), batch([4, 4], [True, True]))
+    state = ledger.state_dict()
     assert state == {
         "warmup": {"trained": [[0, 1]]},
         "train": {
@@ -55,8 +54,8 @@ def test_each_position_has_what_became_of_it():
     }
     other = Ledger(SINGLE_PROCESS)
     other.load_state_dict(state)
-    other.record("train", Draws(), batch([6, 4], [True, True]))
-    found = other.state_dict("train", Draws(waiting=[7]))["train"]
+    other.record("train", Draws(waiting=[7]), batch([6, 4], [True, True]))
+    found = other.state_dict()["train"]
     assert found["trained"] == [[0, 0], [4, 4], [6, 6]] and found["waiting"] == [[7, 7]]
     assert found["trained again"] == [[4, 4]]
 
@@ -64,9 +63,9 @@ def test_each_position_has_what_became_of_it():
 def test_ranks_add_up(ranks):
     def record(world):
         ledger = Ledger(world)
-        dropped = {"no signal": [10 + world.rank]}
-        ledger.record("train", Draws(dropped=dropped), batch([2 * world.rank, 2 * world.rank + 1], [True, True]))
-        return ledger.state_dict("train", Draws(waiting=[20 + world.rank]))
+        draws = Draws([20 + world.rank], {"no signal": [10 + world.rank]})
+        ledger.record("train", draws, batch([2 * world.rank, 2 * world.rank + 1], [True, True]))
+        return ledger.state_dict()
 
     expected = {"trained": [[0, 3]], "no signal": [[10, 11]], "waiting": [[20, 21]]}
     assert ranks(2, record) == [{"train": expected}] * 2

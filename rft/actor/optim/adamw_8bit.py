@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 BLOCK = 256
+CODES = ("exp_avg", "exp_avg_sq")  # in the state, each with its scales
 NUMBERS_AT_ONCE = 2**22  # moments that are dequantized to float32 at a time
 
 
@@ -27,7 +28,7 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
     beta1, beta2 = group["betas"]
     for parameter, state in zip(parameters, states, strict=True):
         if "exp_avg" not in state:
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name in CODES:
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
                 state[f"{name}_scale"] = torch.zeros_like(parameter[..., ::BLOCK])
         step_size = group["lr"] / (1 - beta1 ** state["step"])

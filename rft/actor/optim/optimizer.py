@@ -1,5 +1,6 @@
 """Optimizer and learning-rate schedule of an actor."""
 
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rft.ranges import Fraction, NonNegativeInt, Range
 
 Beta = Annotated[float, Range(low=0, below=1)]
 RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
+STEP = inspect.unwrap(torch.optim.AdamW.step)  # without hooks: a plain AdamW of the process adds them to its class
 
 
 class AdamW(torch.optim.AdamW):
@@ -32,7 +34,16 @@ class AdamW(torch.optim.AdamW):
                 RULES[group["rule"]](updated, states, group)
                 for parameter in updated:
                     parameter.grad = None
-        return super().step()
+        return STEP(self)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state. Torch casts its tensors to the dtype of the parameters; codes become uint8 again."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            if group["rule"] == "adamw_8bit":
+                for state in (self.state[p] for p in group["params"] if p in self.state):
+                    state |= {name: state[name].to(torch.uint8) for name in adamw_8bit.CODES}
 
 
 @dataclass

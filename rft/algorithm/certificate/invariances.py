@@ -26,6 +26,12 @@ def well_formed(plugin: Plugin, kind: Kind) -> bool:
     return shapes == {rows["weights"].shape} and not any(number.requires_grad for number in statistics.values())
 
 
+def repetition(plugin: Plugin, kind: Kind) -> bool:
+    """The same rows have the same result again: the function remembers nothing, and draws from no global generator."""
+    first, second = ({**found.columns, **found.sums} for found in (_outcome(plugin, kind), _outcome(plugin, kind)))
+    return all(torch.equal(second[name], first[name]) for name in first)
+
+
 def row_order(plugin: Plugin, kind: Kind) -> bool:
     """Rows in another order have the same columns."""
     plain, moved = _outcome(plugin, kind), _outcome(plugin, kind, lambda rows: rows[PERMUTATION])
@@ -100,6 +106,7 @@ def extreme_ratios(plugin: Plugin, kind: Kind) -> bool:
 
 
 CHECKS: dict[str, Callable[[Plugin, Kind], bool]] = {
+    "repetition": repetition,
     "row order": row_order,
     "padding": padding,
     "outside keep": outside_keep,
@@ -109,12 +116,13 @@ LOSS_CHECKS = {"micro-batches": micro_batches, "extreme log-ratios": extreme_rat
 
 
 def invariances(plugin: Plugin, kind: Kind) -> dict[str, bool]:
-    """Every check of a kind by name; only the check of the shape if that fails, as the others need the shape."""
-    if kind != "loss":
-        return {name: check(plugin, kind) for name, check in CHECKS.items()}
-    if not well_formed(plugin, kind):
+    """Every check of a kind by name; the shape or the repetition alone if that fails, as the others need both."""
+    if kind == "loss" and not well_formed(plugin, kind):
         return {"shape": False}
-    return {"shape": True, **{name: check(plugin, kind) for name, check in (CHECKS | LOSS_CHECKS).items()}}
+    if not repetition(plugin, kind):
+        return {"repetition": False}
+    checks, shape = (CHECKS | LOSS_CHECKS, {"shape": True}) if kind == "loss" else (CHECKS, {})
+    return shape | {name: check(plugin, kind) for name, check in checks.items()}
 
 
 def _outcome(plugin: Plugin, kind: Kind, change: Callable[[TensorDict], TensorDict] = lambda rows: rows) -> Outcome:

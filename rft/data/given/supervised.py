@@ -83,9 +83,9 @@ class DatasetSource(Source):
         """The position in the data."""
         return self._row_sampler.state_dict()
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Source.load_state_dict`."""
-        self._row_sampler.load_state_dict(states[0])
+        self._row_sampler.load_state_dict(state)
 
 
 class TextSource(DatasetSource):

@@ -75,7 +75,7 @@ class Examination:
         self.tolerance = TOLERANCE[facts.dtype]
         self.temperature = stage.source.temperature
         self.before_update: Gap  # of greedy tokens with the policy's weights
-        self.position = copy.deepcopy(self.world.gather(stage.source.state_dict()))
+        self.position = copy.deepcopy(stage.source.state_dict())
 
     def examine(self) -> float:
         """Prints the report and returns the largest gap.

@@ -224,16 +224,14 @@ class CurriculumSource(RolloutSource):
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds counts and visits to the state of rank 0 alone, since they are the same on every rank."""
-        if self._context.world.rank != 0:
-            return super().state_dict()
+        """Adds counts and visits, which are the same on every rank."""
         return super().state_dict() | {"counts": self._counts.clone(), "visits": _packed(self._visits.values())}
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Source.load_state_dict`."""
-        super().load_state_dict(states)
-        self._counts = states[0]["counts"].clone()
-        self._visits = {visit.row: visit for visit in _unpacked(states[0]["visits"])}
+        super().load_state_dict(state)
+        self._counts = state["counts"].clone()
+        self._visits = {visit.row: visit for visit in _unpacked(state["visits"])}
 
 
 def _packed(visits: Collection[PromptRecord]) -> dict[str, Tensor]:

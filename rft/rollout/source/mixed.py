@@ -78,7 +78,7 @@ class MixedSource(RolloutSource):
         """The place in the data, and how many steps were drawn."""
         return super().state_dict() | {"steps": self._steps}
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Source.load_state_dict`."""
-        super().load_state_dict(states)
-        self._steps = states[0]["steps"]
+        super().load_state_dict(state)
+        self._steps = state["steps"]

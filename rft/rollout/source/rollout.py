@@ -250,14 +250,13 @@ class RolloutSource(Source):
         return {"no signal": dropped}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data, and the groups that are kept for the next step."""
-        return self._row_sampler.state_dict() | {"surplus": self._surplus}
+        """The place in the data, and the groups of all ranks that are kept for the next step."""
+        return self._row_sampler.state_dict() | {"surplus": self._all_groups(self._surplus)}
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Source.load_state_dict`."""
-        self._row_sampler.load_state_dict(states[0])
-        surplus = sorted((group for state in states for group in state["surplus"]), key=_position)
-        self._surplus = surplus[self._local]
+        self._row_sampler.load_state_dict(state)
+        self._surplus = state["surplus"][self._local]
 
 
 def check_term(key: str, term: str, context: CheckContext) -> None:

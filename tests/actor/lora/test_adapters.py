@@ -154,7 +154,7 @@ def test_it_is_known_when_the_weights_beside_the_adapters_change(world):
         lambda: update(actor, make_batch()),
         lambda: actor.copy_weights_from(make(world, seed=1)),
         lambda: update(actor, make_batch()),
-        lambda: actor.load_state_dict(make(world, {}, seed=2).state_dict(), with_optimizer=False),
+        lambda: actor.load_state_dict(make(world, {}, seed=2).state_dict()),
     ):
         change()
         seen.append(actor.weights().base_version)
@@ -206,7 +206,7 @@ def test_a_state_without_a_weight_that_trains_is_refused(world):
     state = actor.state_dict()
     del state["network"]["model.model.layers.0.self_attn.q_proj.lora_B.default.weight"]
     with pytest.raises(AssertionError, match="the state lacks"):
-        actor.load_state_dict(state, with_optimizer=True)
+        actor.load_state_dict(state)
 
 
 @pytest.mark.parametrize(("key", "head"), [("prm", "lm"), ("critic", "value")])

@@ -122,6 +122,17 @@ def test_which_rule_moves_what(name):
     assert {parameter for parameter, rule in found.items() if rule == "adamw"} == found.keys() - expected
 
 
+def test_hooks_run_once_in_a_process_with_a_plain_adamw():
+    parameters, others = twins((4, 3))
+    torch.optim.AdamW(others)
+    made, _ = build(options(), *parameters)
+    seen = []
+    made.register_step_pre_hook(lambda *_: seen.append("before"))
+    made.register_step_post_hook(lambda *_: seen.append("after"))
+    steps(parameters, made, 1)
+    assert seen == ["before", "after"]
+
+
 def test_adamw_is_pytorchs():
     mine, theirs = twins((5, 7), (4,))
     made, _ = build(options(weight_decay=0.0), *mine)
@@ -210,6 +221,15 @@ class Test8Bit:
         numbers = sum(parameter.numel() for parameter in model.parameters())
         assert held["adamw"] == pytest.approx(8 * numbers, rel=0.02)
         assert held["adamw_8bit"] < 0.35 * held["adamw"]
+
+    def test_a_loaded_state_is_the_state_that_was_saved(self):
+        _, made = self.moved(2)
+        other, _ = build(options(name="adamw_8bit"), *made.param_groups[0]["params"])
+        other.load_state_dict(copy.deepcopy(made.state_dict()))
+        for saved, loaded in zip(made.state.values(), other.state.values(), strict=True):
+            assert saved["exp_avg"].dtype == torch.uint8
+            for name, tensor in saved.items():
+                assert tensor.dtype == loaded[name].dtype and torch.equal(tensor, loaded[name])
 
 
 class TestMuon:

@@ -141,7 +141,15 @@ def test_a_prover_that_can_fail():
         loss, _ = reinforce(logprobs, batch)
         return loss * batch["loss_mask"].any().double() / batch["loss_mask"].any().double(), {}
 
+    calls = []
+
+    @of()
+    def remembering(logprobs, batch):
+        calls.append(logprobs.detach())
+        return reinforce(logprobs, batch)[0] / len(calls), {}
+
     whole = {
+        remembering: ("scaled", None, {"repetition"}),
         wrong_sign: ("near", -1.0, set()),
         dropped_detach: ("near", None, set()),
         divided_by_the_width: ("scaled", 1 / 8, {"padding"}),

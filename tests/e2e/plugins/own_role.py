@@ -27,8 +27,6 @@ class TokenCounter(ColumnModel):
         scale: of the column.
     """
 
-    stateful = True
-
     def __init__(self, context: ModelContext, scale: float) -> None:
         super().__init__(context)
         self.scale = scale
@@ -47,7 +45,7 @@ class TokenCounter(ColumnModel):
     def state_dict(self) -> dict[str, Any]:
         return {"counts": dict(self.counts)}
 
-    def load_state_dict(self, state: dict[str, Any], with_optimizer: bool) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.counts = Counter(state["counts"])
 
 

@@ -27,7 +27,7 @@ class ThreadedSource(Source):
         self.source = DatasetSource(context, response=response)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self.delivered = self.source.state_dict()  # the place in the data behind the last batch that was taken
-        self.waiting: Future[tuple[TensorDict, dict[str, Any]]] | None = None
+        self.prepared: Future[tuple[TensorDict, dict[str, Any]]] | None = None
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
@@ -37,9 +37,9 @@ class ThreadedSource(Source):
         return False
 
     def next(self, metrics: Metrics) -> TensorDict:
-        waiting = self.waiting or self.thread.submit(self.prepare)
+        waiting = self.prepared or self.thread.submit(self.prepare)
         batch, self.delivered = waiting.result()
-        self.waiting = self.thread.submit(self.prepare)
+        self.prepared = self.thread.submit(self.prepare)
         return batch
 
     def prepare(self) -> tuple[TensorDict, dict[str, Any]]:
@@ -51,9 +51,9 @@ class ThreadedSource(Source):
     def state_dict(self) -> dict[str, Any]:
         return self.delivered  # the batch that waits is drawn again
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        if self.waiting is not None:
-            self.waiting.result()  # the thread uses the source no more
-        self.waiting = None
-        self.source.load_state_dict(states)
-        self.delivered = states[0]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.prepared is not None:
+            self.prepared.result()  # the thread uses the source no more
+        self.prepared = None
+        self.source.load_state_dict(state)
+        self.delivered = state

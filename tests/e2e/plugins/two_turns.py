@@ -85,5 +85,5 @@ class TwoTurnSource(Source):
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        self.position = states[0]["position"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]

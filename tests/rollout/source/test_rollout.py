@@ -141,7 +141,7 @@ def test_a_source_goes_on_where_it_was(ranks):
     def work(world):
         whole, later = source(world), source(world)
         whole.next(Metrics())
-        later.load_state_dict(world.gather(whole.state_dict()))
+        later.load_state_dict(whole.state_dict())
         return drawn(whole.next(Metrics())), drawn(later.next(Metrics()))
 
     for expected, found in ranks(2, work):
@@ -277,18 +277,17 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
 
     def first(world):
         mine, _ = informative(world, signal)
-        states = world.gather(mine.state_dict())
-        return states, drawn(mine.next(Metrics()))
+        return mine.state_dict(), drawn(mine.next(Metrics()))
 
-    def second(world, states):
+    def second(world, state):
         mine = source(world, signal, redraw=REDRAW)
-        mine.load_state_dict(states)
+        mine.load_state_dict(state)
         return drawn(mine.next(Metrics()))
 
     found = ranks(wrote, first)
-    states, expected = found[0][0], sorted(group for _, groups in found for group in groups)
-    assert sum(len(state["surplus"]) for state in states) > 0
-    assert sorted(group for groups in ranks(reads, lambda world: second(world, states)) for group in groups) == expected
+    state, expected = found[0][0], sorted(group for _, groups in found for group in groups)
+    assert state["surplus"]
+    assert sorted(group for groups in ranks(reads, lambda world: second(world, state)) for group in groups) == expected
 
 
 class MediaSource(RolloutSource):
@@ -316,7 +315,7 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
         mine = start(world)
         mine.next(Metrics())
         file = io.BytesIO()
-        torch.save(world.gather(mine.state_dict()), file)
+        torch.save(mine.state_dict(), file)
         return file.getvalue(), mine.next(Metrics())
 
     def second(world, file):
@@ -326,8 +325,7 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
 
     written = ranks(wrote, first)
     resumed = ranks(reads, lambda world: second(world, written[0][0]))
-    states = torch.load(io.BytesIO(written[0][0]), weights_only=False)
-    waiting = [group[0]["group"] for state in states for group in state["surplus"]]
+    waiting = [group[0]["group"] for group in torch.load(io.BytesIO(written[0][0]), weights_only=False)["surplus"]]
     assert any(position % 3 for position in waiting), "a group with media waits for the next step"
     groups = [
         sorted(group for batch in batches for group in drawn(batch)) for batches in (resumed, (b for _, b in written))

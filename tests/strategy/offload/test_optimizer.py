@@ -81,7 +81,7 @@ def test_a_state_goes_on_with_the_option_and_without(offload):
     before = make(optimizer_offload=not offload)
     update(before, make_batch())
     after = make(optimizer_offload=offload)
-    after.load_state_dict(before.state_dict(), with_optimizer=True)
+    after.load_state_dict(before.state_dict())
     loaded = {key: tensor.data_ptr() for key, tensor in moved(after).items()}
     same_updates(one, after, 2)
     assert (loaded == {key: tensor.data_ptr() for key, tensor in moved(after).items()}) or not offload

@@ -91,7 +91,7 @@ def test_one_process_does_what_it_does_without(kind):
     for (name, expected), (_, found) in zip(one.weights(), other.weights(), strict=True):
         assert torch.equal(found, expected), name
     assert other.nonfinite_tensor() is None
-    one.load_state_dict(other.state_dict(), with_optimizer=True)
+    one.load_state_dict(other.state_dict())
     assert update(one, make_batch()) == update(other, make_batch())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-from rft.actor.base import TRAINING_STATE, ColumnModel
+from rft.actor.base import ColumnModel
 from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.checkpoint.tree import join, split
 
@@ -29,7 +29,7 @@ def whole_state(model: ColumnModel) -> Any:
     return join(tree, gathered)
 
 
-def restore(model: ColumnModel, state: Any, with_optimizer: bool = True) -> None:
+def restore(model: ColumnModel, state: Any, left_out: tuple[str, ...] = ()) -> None:
     """Lets a model take over a whole state, which goes through files as that of a checkpoint does. A collective."""
     folder = model.world.decide(lambda: Path(mkdtemp()))
     if model.world.rank == 0:
@@ -37,6 +37,4 @@ def restore(model: ColumnModel, state: Any, with_optimizer: bool = True) -> None
         (folder / "state.json").write_text(json.dumps(tree))
         save_file(tensors, folder / "model.safetensors")
     model.world.gather(None)  # a barrier
-    left_out = () if with_optimizer else TRAINING_STATE
-    saved = SavedState(folder).fill("actors", model.key, model.state_to_fill(with_optimizer), left_out)
-    model.load_state_dict(saved, with_optimizer=with_optimizer)
+    model.load_state_dict(SavedState(folder).fill("actors", model.key, model.state_to_fill(), left_out))
