@@ -357,7 +357,6 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
-        replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
         state = {
             "step": self.step,
             "stage": number,
@@ -367,13 +366,18 @@ class Trainer:
             "ledger": self.ledger.state_dict(stage.name, stage.source),
             "method": stage.algorithm.state_dict(),
             "sources": self.world.gather(stage.source.state_dict()),
-            "actors": {
-                key: actor.state_dict()
-                for key, actor in self.models.items()
-                if actor.optimizer_options is not None or actor.stateful or replaced  # before, it is as it was loaded
-            },
+            "actors": self.model_states(number, stage, stage_step),
         }
         self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)
+
+    def model_states(self, number: int, stage: Stage, stage_step: int) -> dict[str, dict[str, Any]]:
+        """What a checkpoint holds of each model; frozen ones are left out where they are as loaded. A collective."""
+        replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
+        return {
+            key: model.state_dict()
+            for key, model in self.models.items()
+            if model.optimizer_options is not None or model.stateful or replaced
+        }
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from rft.actor.actor import Actor
+from rft.actor.export import file_layout, fill_files
 from rft.actor.init import init_without_loading
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
@@ -26,9 +29,12 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.base import HOST
+from rft.train.checkpoint.shards import largest_file
+from rft.train.checkpoint.tree import split
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
+SERIALIZED = 2  # times that the safetensors library holds a file that it writes as bytes
 LENGTHS_TRIED = 6  # answer lengths that are tried to fill a forward
 
 
@@ -68,6 +74,7 @@ class DryRun:
         self._hooks = hooks
         self._sampler = trainer.sampler
         self._longest = encoder.answer_tokens
+        self._staged: list[Tensor] = []  # what a checkpoint has copied to the CPU
         self._version = 0  # version of the weights that are published next
 
     def begin(self, stage: Stage) -> None:
@@ -89,7 +96,8 @@ class DryRun:
             updates: optimizer steps to take with the rows of one batch of its source.
         """
         trainer, tracker = self._trainer, self._tracker
-        names = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
+        parts = ("annotate", "update", "sync", "export", "save")
+        names = {name: name if stage.name == "train" else stage.name for name in parts}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
@@ -108,6 +116,10 @@ class DryRun:
                 self._publish(names["sync"])
         self._encoder.answer_tokens = self._longest
         self._hooks.limit = None
+        with tracker.stage(names["export"]):
+            self._export()
+        with tracker.stage(names["save"]):
+            self._save(trainer.model_states(number, stage, 2))
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and samples the first token of each answer.
@@ -194,6 +206,26 @@ class DryRun:
             self._sampler.publish(self._version, tracked())
             self._version += 1
 
+    def _export(self) -> None:
+        """Fills the files of an exported model one after another, and writes none."""
+        weights, adapters = self.policy.export_weights(), self.policy.adapters
+        if adapters is not None and adapters.exported_alone:
+            self._tracker.assign("export", [tensor for _, tensor in weights])
+            return
+        plain = self.policy.plain_model()
+        for _, tensors in fill_files(plain, file_layout(plain), weights):
+            self._tracker.assign("export", tensors.values())
+            del tensors  # before the next file is filled
+
+    def _save(self, states: dict[str, Any]) -> None:
+        """Copies states as a checkpoint does, which keeps the copies for the next one, and serializes a file."""
+        _, tensors = split(states)
+        self._staged.clear()
+        with record_function("checkpoint"):
+            self._staged += [torch.empty_like(_local(tensor)) for tensor in tensors.values()]
+        with record_function("file"):
+            torch.empty(SERIALIZED * largest_file(tensors, self._trainer.world.size), dtype=torch.uint8)
+
     @contextmanager
     def _optimizer_hooks(self) -> Iterator[None]:
         """Assigns gradients and optimizer states to their terms, by torch's own hooks."""
@@ -216,6 +248,10 @@ class DryRun:
 
 def _tensors(batch: TensorDict) -> list[Tensor]:
     return list(batch.exclude("fields").values(include_nested=True, leaves_only=True))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _tokens_here(micro: MicroBatch) -> int:

@@ -152,7 +152,7 @@ class PlanJob(Job):
         loaded = Datasets(StubTokenizer(self._vocabulary), encoder, rows, {}, Lengths(SINGLE_PROCESS, encoder, None))
         skip, tracker = self._skip, MemoryTracker(self.strategy.factory.memory_labels)
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), skip, tracker.watch():
-            with tracker.stage("begin"), skip.creating(), init_without_loading():
+            with tracker.stage("load"), skip.creating(), init_without_loading():
                 scoring = stub_scoring(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
                 run.batch = batch
