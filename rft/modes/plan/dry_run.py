@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rft.actor.actor import Actor
 from rft.actor.export import file_layout, fill_files
@@ -74,7 +75,7 @@ class DryRun:
         self._hooks = hooks
         self._sampler = trainer.sampler
         self._longest = encoder.answer_tokens
-        self._staged: list[Tensor] = []  # what a checkpoint has copied to the CPU
+        self._staged = WeakIdKeyDictionary()  # copies of a checkpoint, which live as long as the storages copied
         self._version = 0  # version of the weights that are published next
 
     def begin(self, stage: Stage) -> None:
@@ -88,16 +89,16 @@ class DryRun:
             self._precompute(reference, stage)
         self._publish("begin")
 
-    def run_stage(self, number: int, stage: Stage, updates: int) -> None:
+    def run_stage(self, number: int, stage: Stage, updates: int, saves: bool) -> None:
         """Runs two steps of a stage: in the second one all state that persists from step to step exists.
 
         Args:
             number: the index of the stage.
             updates: optimizer steps to take with the rows of one batch of its source.
+            saves: a checkpoint is written after the first step.
         """
         trainer, tracker = self._trainer, self._tracker
-        parts = ("annotate", "update", "sync", "export", "save")
-        names = {name: name if stage.name == "train" else stage.name for name in parts}
+        names = {name: _stage_name(stage, name) for name in ("annotate", "update", "sync")}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
@@ -114,12 +115,17 @@ class DryRun:
                 with tracker.stage(names["update"]):
                     trainer.update(short, stage.steps, batch, step)
                 self._publish(names["sync"])
+                if saves and self._hooks.limit == 1:
+                    self.save(number, stage)
         self._encoder.answer_tokens = self._longest
         self._hooks.limit = None
-        with tracker.stage(names["export"]):
+
+    def save(self, number: int, stage: Stage) -> None:
+        """Exports the model and copies the states of all models, as a checkpoint of the stage does."""
+        with self._tracker.stage(_stage_name(stage, "export")):
             self._export()
-        with tracker.stage(names["save"]):
-            self._save(trainer.model_states(number, stage, 2))
+        with self._tracker.stage(_stage_name(stage, "save")):
+            self._stage_states(self._trainer.model_states(number, stage, 1))
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and samples the first token of each answer.
@@ -217,12 +223,13 @@ class DryRun:
             self._tracker.assign("export", tensors.values())
             del tensors  # before the next file is filled
 
-    def _save(self, states: dict[str, Any]) -> None:
-        """Copies states as a checkpoint does, which keeps the copies for the next one, and serializes a file."""
+    def _stage_states(self, states: dict[str, Any]) -> None:
+        """Copies what the stager of a checkpoint copies, and serializes a file."""
         _, tensors = split(states)
-        self._staged.clear()
         with record_function("checkpoint"):
-            self._staged += [torch.empty_like(_local(tensor)) for tensor in tensors.values()]
+            for local in map(_local, tensors.values()):
+                if (storage := local.untyped_storage()) not in self._staged:
+                    self._staged[storage] = torch.empty_like(local)
         with record_function("file"):
             torch.empty(SERIALIZED * largest_file(tensors, self._trainer.world.size), dtype=torch.uint8)
 
@@ -248,6 +255,10 @@ class DryRun:
 
 def _tensors(batch: TensorDict) -> list[Tensor]:
     return list(batch.exclude("fields").values(include_nested=True, leaves_only=True))
+
+
+def _stage_name(stage: Stage, name: str) -> str:
+    return name if stage.name == "train" else stage.name
 
 
 def _local(tensor: Tensor) -> Tensor:
