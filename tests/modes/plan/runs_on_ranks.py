@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 runs_on_ranks.py configs.json found.json
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rft.modes.plan.job import PlanJob
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
+from rft.strategy.base import HOST
 from rft.strategy.fsdp2 import FSDP2
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.trainer import Trainer
@@ -52,6 +53,11 @@ def counted(config: dict[str, Any]) -> dict[str, dict[str, int]]:
             patch.setattr(owner, name, staged(tracker, stage, vars(owner)[name]))
         Job(config).fit("")
     return tracker.peaks()
+
+
+def tensor_bytes(terms: Mapping[str, int]) -> int:
+    """Planned bytes of a stage, without what a checkpoint serializes."""
+    return sum(terms.values()) - terms[f"file{HOST}"]
 
 
 def main() -> None:
