@@ -1,7 +1,8 @@
 """Sections `load` and `export`: seconds and memory of reading and writing a sharded model, and a whole one's.
 
-`rft` reads the shards of each rank alone, and writes file by file on rank 0. `whole` is what each rank does without:
-`from_pretrained` in float32 before the model is sharded; and all tensors gathered on every rank, then `save_pretrained`.
+`rft` reads the shards of each rank alone, and writes file by file on rank 0. `whole` is the same without: every rank
+calls `from_pretrained` in float32 and then shards the model; every rank gathers all tensors, and rank 0 calls
+`save_pretrained`.
 """
 
 import argparse
@@ -77,5 +78,6 @@ def table(section: str, numbers: dict[str, Any]) -> Table:
         found = [statistics.median(numbers[side][name]) for side in SIDES]
         ratio = f"{found[1] / found[0]:.2f}" if found[0] else "–"  # noqa: RUF001
         shown.add_row(title, *(f"{number:.2f}" for number in found), ratio)
-    shown.caption = f"{numbers['model_mib']:.0f} MiB of float32 weights, in the file bfloat16; memory with the mapped parts of files"
+    weights = f"{numbers['model_mib']:.0f} MiB of float32 weights, which the file holds in bfloat16"
+    shown.caption = f"{weights}; memory with the mapped parts of files"
     return shown

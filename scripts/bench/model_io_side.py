@@ -45,6 +45,7 @@ def main(section: str, folder: Path, repeats: int) -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     world = start("cpu")
+    sides: dict[str, Callable[[], Any]]
     if section == "load":
         sides = {"rft": lambda: load(world, folder, FSDP2), "whole": lambda: load(world, folder, WholeFirst)}
     else:
