@@ -32,6 +32,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+EMBEDDING = 4 * (len(ALPHABET) + 3) * 64  # bytes of the largest tensor of SMALL
 LARGE = {
     "hidden_size": 512,
     "intermediate_size": 2048,
@@ -88,9 +89,10 @@ def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path):
         memory = planned[name]["memory"]
         for stage, terms in counted(make(name, SMALL)).items():
             expected = tensor_bytes(memory[stage])
-            real, slack = sum(terms.values()) - expected, expected / 100
-            growing = memory[stage]["kv cache"] / LAYERS if stage == "rollout" else 0  # growing layers are there twice
-            assert -slack < real < slack + growing, (name, stage)
+            real, slack = sum(terms.values()) - expected, expected / 50
+            # a layer of the cache that grows is there twice; torch's stager makes a tensor that it does not use
+            more = {"rollout": memory[stage].get("kv cache", 0) / LAYERS, "save": EMBEDDING}.get(stage, 0)
+            assert -slack < real < slack + more, (name, stage)
 
 
 @pytest.mark.slow
