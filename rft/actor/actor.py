@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
-from rft.actor.export import exported, write_model
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
+from rft.actor.loading.export import exported, write_model
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, set_end_tokens, with_end_token
 from rft.actor.optim.ema import WeightAverage

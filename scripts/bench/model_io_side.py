@@ -62,7 +62,8 @@ def load(world: World, folder: Path, kind: type[FSDP2]) -> Actor:
     options: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_FOLDER / "strategy" / "fsdp2.yaml"))
     strategy = kind(world, **{name: value for name, value in options.items() if name != "_target_"})
     path = str(folder / "model")
-    return Actor(ModelContext("actor", world, strategy, AutoTokenizer.from_pretrained(path), 0), path=path, **OPTIONS)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    return Actor(ModelContext("actor", world, strategy, tokenizer, 0), path=path, **OPTIONS)
 
 
 def save_whole(actor: Actor, folder: Path) -> None:

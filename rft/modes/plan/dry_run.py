@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rft.actor.actor import Actor
-from rft.actor.export import file_layout, fill_files
 from rft.actor.init import init_without_loading
+from rft.actor.loading.export import file_layout, fill_files
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.roles import POLICY

@@ -63,7 +63,7 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     hidden = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in hidden))
     console.print(_numbers(job, forecast))
-    titles = "at the peak of each stage of a step", "when models are loaded and saved"
+    titles = "in a step", "to load and save"
     for title, seldom in zip(titles, (False, True), strict=True):
         stages = [stage for stage in forecast.memory if (stage in SELDOM) == seldom]
         console.print(_memory(forecast, title, stages))
@@ -119,7 +119,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
 def _memory(forecast: Forecast, title: str, stages: Sequence[str]) -> Table:
     most = forecast.peak()[1]
     unit, size = _unit(most)
-    table = _table(f"memory of the tensors of each rank in {unit}, {title}")
+    table = _table(f"peak memory of each stage in {unit}, {title}")
     table.add_column("", no_wrap=True)
     memory = {stage: forecast.memory[stage] for stage in stages}
     for stage, terms in memory.items():

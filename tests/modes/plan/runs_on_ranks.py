@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rft.actor import export
 from rft.actor.actor import Actor
+from rft.actor.loading import export
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.modes.plan.memory_tracker import MemoryTracker

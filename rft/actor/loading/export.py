@@ -58,7 +58,7 @@ def fill_files(
     """
     stored = _as_stored(model, _on_cpu(tensors))
     for file, names in layout.filename_to_tensors.items():
-        yield file, dict(islice(stored, len(names)))
+        yield file, _take(stored, names)
 
 
 def write_model(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
@@ -96,6 +96,12 @@ def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) ->
     left = iter(tensors)
     for _, members in groupby(exported(model), block):
         yield from revert_weight_conversion(model, dict(islice(left, len(list(members))))).items()
+
+
+def _take(tensors: Iterator[tuple[str, Tensor]], names: list[str]) -> dict[str, Tensor]:
+    taken = dict(islice(tensors, len(names)))
+    assert list(taken) == names, f"{list(taken)} in the place of {names}"
+    return taken
 
 
 def _on_cpu(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rft.actor import export
-from rft.actor.export import exported, file_layout, fill_files
-from tests.actor.export_on_ranks import CASES, FILE_BYTES, SPLIT, perform
+from rft.actor.loading import export
+from rft.actor.loading.export import exported, file_layout, fill_files
+from tests.actor.loading.export_on_ranks import CASES, FILE_BYTES, SPLIT, perform
 from tests.helpers import small_actor
 
 CONVERTED = ("experts",)  # whose tensors transformers orders by their names before it fills files
@@ -22,7 +22,7 @@ def one_rank(tmp_path_factory, world):
 @pytest.fixture(scope="module")
 def two_ranks(torchrun, tmp_path_factory):
     results = tmp_path_factory.mktemp("exported") / "results.pt"
-    torchrun("tests/actor/export_on_ranks.py", results)
+    torchrun("tests/actor/loading/export_on_ranks.py", results)
     return torch.load(results, weights_only=True)
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from rft.actor import export
 from rft.actor.actor import Actor
+from rft.actor.loading import export
 from rft.actor.loading.stored import open_tensors
 from rft.actor.model import set_end_tokens
 from rft.distributed import World, leave, start
