@@ -259,13 +259,11 @@ def test_more_rows_take_no_more_memory_in_a_forward(terms):
 
 
 def test_stages_that_are_there(forecasts):
-    start, steps = ["load", "begin"], ["annotate", "update", "sync", "export", "save"]
-    assert list(forecasts["plain"]["memory"]) == [*start, *steps, "rollout"]
-    assert list(forecasts["supervised"]["memory"]) == [*start, *steps], (
-        "nothing is sampled, and no held-out set is at hand"
-    )
-    assert list(forecasts["warm-up"]["memory"]) == [*start, "warmup", *steps, "rollout"]
-    assert list(forecasts["data at hand"]["memory"]) == [*start, *steps, "rollout", "evaluate"]
+    start, steps, end = ["load", "begin"], ["annotate", "update", "sync"], ["export", "save"]
+    assert list(forecasts["plain"]["memory"]) == [*start, *steps, "rollout", *end]
+    assert list(forecasts["supervised"]["memory"]) == [*start, *steps, *end], "nothing is sampled, nor held out"
+    assert list(forecasts["warm-up"]["memory"]) == [*start, "warmup", *steps, "rollout", *end]
+    assert list(forecasts["data at hand"]["memory"]) == [*start, *steps, "rollout", "evaluate", *end]
     redrawn, plain = (sum(forecasts[name]["memory"]["update"].values()) for name in ("redrawn", "plain"))
     assert redrawn == pytest.approx(plain, rel=0.01)
 
