@@ -34,6 +34,7 @@ CASES = {
     "two ranks": ("plan.ranks=2",),
     "four ranks": ("plan.ranks=4",),
     "a GPU that is not here": ("strategy.device=cuda",),
+    "checkpoints": ("checkpoint.every=1",),
     "reference": ("algorithm/terms=[kl]",),
     "critic": ("algorithm=ppo", "algorithm.group_size=4"),
     "8 bit": ("actor.optimizer.name=adamw_8bit",),
@@ -220,6 +221,16 @@ def test_what_is_offloaded_is_host_memory_and_not_in_the_total(forecasts, terms)
     assert others["activations (CPU)"] > 0.8 * plain["activations"]
     assert device_bytes(parameters) < device_bytes(plain) == sum(plain.values())
     assert device_bytes(others) < sum(others.values()) - others["activations (CPU)"] - others["optimizer (CPU)"]
+
+
+def test_the_copies_of_a_checkpoint_stay(terms):
+    """Of weights and AdamW's state; a stage that ends with the only checkpoint has none before."""
+    weights = terms("plain")["weights"]
+    assert terms("plain", "rollout")["checkpoint (CPU)"] == 0
+    for name, stage in (("plain", "save"), *(("checkpoints", stage) for stage in ("update", "rollout", "save"))):
+        assert terms(name, stage)["checkpoint (CPU)"] == pytest.approx(3 * weights, rel=0.01), (name, stage)
+        written = terms(name, stage)["file (CPU)"]
+        assert written == pytest.approx(2 * 3 * weights if stage == "save" else 0, rel=0.01), (name, stage)
 
 
 def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
