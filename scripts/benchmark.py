@@ -11,6 +11,8 @@ python scripts/benchmark.py rollout         # tokens per second of hf and vLLM, 
 python scripts/benchmark.py reward          # calls per second of a reward in this process and in workers
 python scripts/benchmark.py reward_models   # memory and seconds of three reward models, offloaded and not
 python scripts/benchmark.py checkpoint      # seconds and memory of a sharded checkpoint, and of gathering on rank 0
+python scripts/benchmark.py load            # seconds and memory of loading shards, and of loading whole first
+python scripts/benchmark.py export          # seconds and memory of an export by file, and of a gathered one
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
@@ -21,6 +23,7 @@ from bench import (
     balance,
     checkpoint,
     logprob,
+    model_io,
     packing,
     prefix,
     reward,
@@ -53,6 +56,8 @@ def main() -> None:
     checkpoint.add_options(
         sections.add_parser("checkpoint", help="seconds and memory of a checkpoint, and a gathered one's")
     )
+    model_io.add_options(sections.add_parser("load", help="seconds and memory of loading, shards and whole"), "load")
+    model_io.add_options(sections.add_parser("export", help="the same of an export, by file and whole"), "export")
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
+from rft.actor.loading.export import exported, write_model
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, set_end_tokens, with_end_token
 from rft.actor.optim.ema import WeightAverage
@@ -31,7 +31,7 @@ from rft.batch.columns import candidates
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
-from rft.strategy.gather import WHOLE, GatherOptions
+from rft.strategy.gather import RANK_ZERO, WHOLE, GatherOptions
 
 
 class Actor(TrainableModel):
@@ -315,23 +315,32 @@ class Actor(TrainableModel):
             with self.average.in_network():
                 self._write_model(folder.with_name(f"{folder.name}_ema"))
 
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors that an export holds, one at a time, on rank 0 alone. A collective."""
+        if self.adapters is not None and self.adapters.exported_alone:
+            return self.strategy.full_tensors(self.adapters.tensors(), RANK_ZERO)
+        names = exported(self._plain)
+        kept = ((name, tensor) for name, tensor in self._tensors() if name in names)
+        return self.strategy.full_tensors(kept, RANK_ZERO)
+
     def _write_model(self, folder: Path) -> None:
-        alone = self.adapters if self.adapters is not None and self.adapters.exported_alone else None
-        tensors = self.weights() if alone is None else self.strategy.full_tensors(alone.tensors())
-        state = {name: tensor.to("cpu", torch.float32) for name, tensor in tensors}
-        if self.world.rank != 0:
-            return
+        weights = self.export_weights()
+        try:
+            if self.world.rank == 0:
+                self._write_weights(weights, folder)
+        finally:
+            for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
+                pass
+
+    def _write_weights(self, weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         tokenizer = with_end_token(self.tokenizer) if self._scores_texts else self.tokenizer
         tokenizer.save_pretrained(folder)
-        if alone is not None:
-            alone.save(state, folder)
-        else:
-            model = self.plain_model()
-            model.load_state_dict(state, assign=True)
-            model.tie_weights()
-            set_end_tokens(model, self.tokenizer)
-            transformers_logging.disable_progress_bar()
-            model.save_pretrained(folder)
+        if self.adapters is not None and self.adapters.exported_alone:
+            self.adapters.save({name: tensor.to("cpu", torch.float32) for name, tensor in weights}, folder)
+            return
+        model = self.plain_model()
+        set_end_tokens(model, self.tokenizer)
+        write_model(model, weights, folder)
 
     def state_dict(self) -> dict[str, Any]:
         """Network, optimizer, schedule and average, sharded as they are and not copied.

@@ -168,7 +168,7 @@ def load_model(
     Raises:
         ValueError: the path lacks weights, or has some of another shape.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), record_function("loading"):  # mode=plan counts what is allocated under this label
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
         if path is not None and on_meta and (model := _model_to_fill(path, config, kind, headed)) is not None:
             return model
@@ -217,7 +217,7 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> N
         plain: the same model as it was before, for its names and shapes.
         path: that it was made from.
     """
-    with record_function("loading"):
+    with record_function("reading"):
         if not LOAD_WEIGHTS.get():
             fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
             return

@@ -23,6 +23,7 @@ class GatherOptions:
 
 
 WHOLE = GatherOptions()  # as they are, on every rank
+RANK_ZERO = GatherOptions(rank_zero_only=True)
 
 
 def gather(tensor: DTensor, options: GatherOptions) -> Tensor | None:

@@ -361,7 +361,6 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
-        replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
         state = {
             "step": self.step,
             "stage": number,
@@ -369,15 +368,20 @@ class Trainer:
             "stage_done": done,
             "numbers": self.numbers,
             **states(self.parts | stage.parts),
-            "actors": {
-                key: actor.state_dict()
-                for key, actor in self.models.items()
-                if actor.optimizer_options is not None or not actor.has_weights or replaced  # before, as it was loaded
-            },
+            "actors": self.model_states(number, stage, stage_step),
         }
         self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)
         for text in self.unsaved.changed():
             self.log.warning(text)
+
+    def model_states(self, number: int, stage: Stage, stage_step: int) -> dict[str, dict[str, Any]]:
+        """What a checkpoint holds of each model; frozen ones are left out where they are as loaded. A collective."""
+        replaced = number > 0 or any(stage.weights_age(key, stage_step) < self.step for key in self.models)
+        return {
+            key: model.state_dict()
+            for key, model in self.models.items()
+            if model.optimizer_options is not None or not model.has_weights or replaced
+        }
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""

@@ -1,4 +1,4 @@
-"""The sections `packing`, `prefix`, `balance`, `checkpoint`, `reward` and `startup` of the benchmark at tiny sizes."""
+"""Most sections of the benchmark at tiny sizes."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from bench import balance, checkpoint, packing, prefix, reward, reward_models, startup, update_side  # noqa: E402
+from bench import balance, checkpoint, model_io, packing, prefix, reward, reward_models, startup, update_side  # noqa: E402
 from bench.workload import GROUP, Workload, skewed  # noqa: E402
 
 from tests.reward.sandbox.test_sandbox_attacks import start  # noqa: E402
@@ -201,3 +201,12 @@ def test_a_checkpoint_is_saved_in_both_ways(tmp_path):
         assert numbers["state_mib"] < numbers[side]["files_mib"][0] < 1.5 * numbers["state_mib"] + 1, "all of it"
         assert 0 < numbers[side]["blocking_s"][0] <= numbers[side]["whole_s"][0]
     assert numbers["rft"]["blocking_s"][0] < numbers["rft"]["whole_s"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["load", "export"])
+def test_a_model_is_read_and_written_in_both_ways(section, tmp_path):
+    numbers = call(section, tmp_path / "model.json", "--size", "1m")
+    assert numbers["model_mib"] > 4
+    for side in model_io.SIDES:
+        assert numbers[side]["seconds"][0] > 0 and numbers[side].keys() == {"seconds", "first_mib", "last_mib"}

@@ -139,13 +139,16 @@ class StoredWeights:
 
 
 class UnreadTensor:
-    """Stands for a stored tensor in `mode=plan`: memory for what is indexed, without numbers, as if it were float32."""
+    """Stands for a stored tensor in `mode=plan`: memory for all of it, without numbers, as if it were float32.
+
+    A file is mapped into memory, so that the pages that a rank reads of a tensor are in memory.
+    """
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape
 
     def __getitem__(self, region: tuple[slice, ...]) -> Tensor:
-        return torch.empty([len(range(size)[part]) for size, part in zip(self._shape, region, strict=True)])
+        return torch.empty(tuple(self._shape))[region]
 
 
 def initialize(model: PreTrainedModel, missing: set[str]) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rft.actor.actor import Actor
 from rft.actor.init import init_without_loading
+from rft.actor.loading.export import file_layout, fill_files
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.actor.precomputed import PrecomputedReference
 from rft.algorithm.roles import POLICY
@@ -26,9 +30,12 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.base import HOST
+from rft.train.checkpoint.shards import largest_file
+from rft.train.checkpoint.tree import split
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
+SERIALIZED = 2  # times that the safetensors library holds a file that it writes as bytes
 LENGTHS_TRIED = 6  # answer lengths that are tried to fill a forward
 
 
@@ -68,6 +75,7 @@ class DryRun:
         self._hooks = hooks
         self._sampler = trainer.sampler
         self._longest = encoder.answer_tokens
+        self._staged = WeakIdKeyDictionary()  # copies of a checkpoint, which live as long as the storages copied
         self._version = 0  # version of the weights that are published next
 
     def begin(self, stage: Stage) -> None:
@@ -81,15 +89,16 @@ class DryRun:
             self._precompute(reference, stage)
         self._publish("begin")
 
-    def run_stage(self, number: int, stage: Stage, updates: int) -> None:
+    def run_stage(self, number: int, stage: Stage, updates: int, saves: bool) -> None:
         """Runs two steps of a stage: in the second one all state that persists from step to step exists.
 
         Args:
             number: the index of the stage.
             updates: optimizer steps to take with the rows of one batch of its source.
+            saves: a checkpoint is written after the first step.
         """
         trainer, tracker = self._trainer, self._tracker
-        names = {name: name if stage.name == "train" else stage.name for name in ("annotate", "update", "sync")}
+        names = {name: _stage_name(stage, name) for name in ("annotate", "update", "sync")}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
@@ -106,8 +115,17 @@ class DryRun:
                 with tracker.stage(names["update"]):
                     trainer.update(short, stage.steps, batch, step)
                 self._publish(names["sync"])
+                if saves and self._hooks.limit == 1:
+                    self.save(number, stage)
         self._encoder.answer_tokens = self._longest
         self._hooks.limit = None
+
+    def save(self, number: int, stage: Stage) -> None:
+        """Exports the model and copies the states of all models, as a checkpoint of the stage does."""
+        with self._tracker.stage(_stage_name(stage, "export")):
+            self._export()
+        with self._tracker.stage(_stage_name(stage, "save")):
+            self._stage_states(self._trainer.model_states(number, stage, 1))
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and samples the first token of each answer.
@@ -194,6 +212,27 @@ class DryRun:
             self._sampler.publish(self._version, tracked())
             self._version += 1
 
+    def _export(self) -> None:
+        """Fills the files of an exported model one after another, and writes none."""
+        weights, adapters = self.policy.export_weights(), self.policy.adapters
+        if adapters is not None and adapters.exported_alone:
+            self._tracker.assign("export", [tensor for _, tensor in weights])
+            return
+        plain = self.policy.plain_model()
+        for _, tensors in fill_files(plain, file_layout(plain), weights):
+            self._tracker.assign("export", tensors.values())
+            del tensors  # before the next file is filled
+
+    def _stage_states(self, states: dict[str, Any]) -> None:
+        """Copies what the stager of a checkpoint copies, and serializes a file."""
+        _, tensors = split(states)
+        with record_function("checkpoint"):
+            for local in map(_local, tensors.values()):
+                if (storage := local.untyped_storage()) not in self._staged:
+                    self._staged[storage] = torch.empty_like(local)
+        with record_function("file"):
+            torch.empty(SERIALIZED * largest_file(tensors, self._trainer.world.size), dtype=torch.uint8)
+
     @contextmanager
     def _optimizer_hooks(self) -> Iterator[None]:
         """Assigns gradients and optimizer states to their terms, by torch's own hooks."""
@@ -216,6 +255,14 @@ class DryRun:
 
 def _tensors(batch: TensorDict) -> list[Tensor]:
     return list(batch.exclude("fields").values(include_nested=True, leaves_only=True))
+
+
+def _stage_name(stage: Stage, name: str) -> str:
+    return name if stage.name == "train" else stage.name
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _tokens_here(micro: MicroBatch) -> int:

@@ -152,19 +152,22 @@ class PlanJob(Job):
         loaded = Datasets(StubTokenizer(self._vocabulary), encoder, rows, {}, Lengths(SINGLE_PROCESS, encoder, None))
         skip, tracker = self._skip, MemoryTracker(self.strategy.factory.memory_labels)
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), skip, tracker.watch():
-            with tracker.stage("begin"), skip.creating(), init_without_loading():
+            with tracker.stage("load"), skip.creating(), init_without_loading():
                 scoring = stub_scoring(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
                 run.batch = batch
             dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks)
             dry_run.begin(stages[-1])
             for number, stage in enumerate(stages):
-                dry_run.run_stage(number, stage, updates)
+                dry_run.run_stage(number, stage, updates, 0 < run.checkpoint.every < stage.steps)
+                if number < len(stages) - 1:
+                    dry_run.save(number, stage)
             plain = self.engine.factory.facts.plain_torch
             if plain and self.facts.sampled != "never":
                 dry_run.sample("rollout", groups, run.rollout, size)
             if plain and self._held_out and self.grader is None and self.given is None:
                 dry_run.sample("evaluate", self._held_out, run.rollout.untruncated(0.0), max(1, run.eval.samples))
+            dry_run.save(len(stages) - 1, stages[-1])
             parameters = list(dry_run.policy.network.parameters())
             return Forecast(
                 memory=dry_run.memory(),

@@ -41,7 +41,10 @@ LABELS = {
     "ema": "ema",
     "kv cache": "kv cache",
     "loading": "loading",
+    "reading": f"loading{HOST}",
     "engine": "engine",
+    "checkpoint": f"checkpoint{HOST}",
+    "file": f"file{HOST}",
 }  # of `record_function` in this package
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose results are gathered tensors
 
@@ -49,6 +52,11 @@ COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of operations whose res
 def device_bytes(terms: Mapping[str, int]) -> int:
     """The bytes of the terms on the device."""
     return sum(size for term, size in terms.items() if not term.endswith(HOST))
+
+
+def host_bytes(terms: Mapping[str, int]) -> int:
+    """The bytes of the terms in host memory."""
+    return sum(terms.values()) - device_bytes(terms)
 
 
 @dataclass(eq=False)

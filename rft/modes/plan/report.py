@@ -1,7 +1,7 @@
 """Prints the cost of a run before it starts: memory by stage and term, steps, and the values that are not defaults.
 
 The memory is that of tensors on the device. It does not include the process and the context of a GPU, the cache of the
-allocator, workspaces inside single operations, and checkpoints, whose shards are copied to the host.
+allocator, and workspaces inside single operations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from rich.tree import Tree
 from rft.algorithm.roles import ROLES
 from rft.modes.plan.config_origin import Origin
 from rft.modes.plan.job import Forecast, PlanJob
-from rft.modes.plan.memory_tracker import device_bytes
+from rft.modes.plan.memory_tracker import device_bytes, host_bytes
 from rft.strategy.base import HOST
 
 TERMS = (
@@ -32,8 +32,13 @@ TERMS = (
     "logits",
     "kv cache",
     "batch",
+    "export",
+    "checkpoint",
+    "file",
 )
+SELDOM = ("load", "begin", "reference", "export", "save")  # stages beside those of a step
 GIB = 2**30
+SHOWN = 0.005  # of the unit; less is an empty cell
 LONGEST = 60  # characters that are printed of a default
 
 
@@ -58,7 +63,10 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     hidden = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
     console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in hidden))
     console.print(_numbers(job, forecast))
-    console.print(_memory(forecast))
+    titles = "in a step", "to load and save"
+    for title, seldom in zip(titles, (False, True), strict=True):
+        stages = [stage for stage in forecast.memory if (stage in SELDOM) == seldom]
+        console.print(_memory(forecast, title, stages))
     console.print(_peak(forecast, job.run.plan.memory_gib))
     return forecast.peak()[1] / GIB
 
@@ -108,23 +116,24 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
     return table
 
 
-def _memory(forecast: Forecast) -> Table:
+def _memory(forecast: Forecast, title: str, stages: Sequence[str]) -> Table:
     most = forecast.peak()[1]
     unit, size = _unit(most)
-    table = _table(f"memory of the tensors of each rank in {unit}, at the peak of each stage")
+    table = _table(f"peak memory of each stage in {unit}, {title}")
     table.add_column("", no_wrap=True)
-    for stage, terms in forecast.memory.items():
+    memory = {stage: forecast.memory[stage] for stage in stages}
+    for stage, terms in memory.items():
         table.add_column(stage, justify="right", no_wrap=True, style="bold" if device_bytes(terms) == most else "")
 
     def add_rows(terms: Iterable[str]) -> None:
         for term in terms:
-            sizes = [stage.get(term, 0) for stage in forecast.memory.values()]
-            if any(sizes):
-                table.add_row(term, *(f"{part / size:,.2f}" if part else "" for part in sizes))
+            sizes = [stage.get(term, 0) / size for stage in memory.values()]
+            if max(sizes) >= SHOWN:
+                table.add_row(term, *(f"{part:,.2f}" if part >= SHOWN else "" for part in sizes))
 
     add_rows(TERMS)
     table.add_section()
-    table.add_row("total", *(f"{device_bytes(terms) / size:,.2f}" for terms in forecast.memory.values()))
+    table.add_row("total", *(f"{device_bytes(terms) / size:,.2f}" for terms in memory.values()))
     table.add_section()
     add_rows(f"{term}{HOST}" for term in TERMS)
     return table
@@ -133,7 +142,11 @@ def _memory(forecast: Forecast) -> Table:
 def _peak(forecast: Forecast, room: float | None) -> Text:
     stage, most = forecast.peak()
     unit, size = _unit(most)
-    peak = f"The peak is {most / size:,.2f} {unit}, in the stage {stage}."
+    host = max(host_bytes(terms) for terms in forecast.memory.values())
+    peak = (
+        f"The peak is {most / size:,.2f} {unit}, in the stage {stage}; in CPU memory there are up to "
+        f"{host / size:,.2f} {unit} besides."
+    )
     if room is None:
         return Text(peak)
     left = room - most / GIB

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
 from rft.distributed import World
 from rft.logger.history import rank_key
@@ -255,8 +256,9 @@ class Checkpoints:
     def _stage(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies of tensors on the CPU."""
         spread = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-        whole = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in spread}
-        staged = self._stager.stage(spread)
+        with record_function("checkpoint"):
+            whole = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in spread}
+            staged = self._stager.stage(spread)
         assert isinstance(staged, dict)
         return staged | {name: tensor.contiguous() for name, tensor in whole.items()}
 

@@ -37,6 +37,14 @@ def file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
     return numbers
 
 
+def largest_file(tensors: Mapping[str, Tensor], ranks: int) -> int:
+    """Bytes of a rank in the largest file of `file_numbers`."""
+    sizes: dict[int, int] = {}
+    for name, number in file_numbers(tensors, ranks).items():
+        sizes[number] = sizes.get(number, 0) + tensors[name].nbytes // ranks
+    return max(sizes.values(), default=0)
+
+
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup) -> None:
     """Writes tensors on the CPU, each rank its shards. A collective of the group.
 

@@ -27,7 +27,8 @@ def kept(field: str) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     small, config, out = sys.argv[1:]
-    stage, planned = PlanJob(read(config) | {"mode": "plan"}, 1).forecast().peak()
+    memory = PlanJob(read(config) | {"mode": "plan"}, 1).forecast().memory
+    planned, stage = max((sum(terms.values()), stage) for stage, terms in memory.items())
     Job(read(small)).fit("")  # what is imported and set up on the way is the process, not the run
     gc.collect()
     before = kept("VmRSS")

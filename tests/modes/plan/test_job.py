@@ -34,6 +34,7 @@ CASES = {
     "two ranks": ("plan.ranks=2",),
     "four ranks": ("plan.ranks=4",),
     "a GPU that is not here": ("strategy.device=cuda",),
+    "checkpoints": ("checkpoint.every=1",),
     "reference": ("algorithm/terms=[kl]",),
     "critic": ("algorithm=ppo", "algorithm.group_size=4"),
     "8 bit": ("actor.optimizer.name=adamw_8bit",),
@@ -171,13 +172,16 @@ def test_the_device_of_the_run_need_not_be_here(forecasts):
 def test_a_path_is_planned_from_its_config_alone(forecasts):
     """A new model is drawn whole; one of a path is read into its shards, tensor by tensor."""
     stored, drawn = (copy.deepcopy(forecasts[name]) for name in ("a path without weights", "plain"))
-    begin, whole = stored["memory"].pop("begin"), drawn["memory"].pop("begin")
+    load, whole = stored["memory"].pop("load"), drawn["memory"].pop("load")
     weights = drawn["memory"]["update"]["weights"]
-    assert 0 < begin["loading"] < weights
-    assert sum(begin.values()) < sum(whole.values())
+    assert 0 < load["loading (CPU)"] < weights == pytest.approx(whole["loading"], rel=0.01)
+    assert sum(load.values()) < sum(whole.values())
     for stage, terms in drawn["memory"].items():
-        assert {term: size for term, size in stored["memory"][stage].items() if term != "loading"} == terms
-        assert stored["memory"][stage]["loading"] == 0
+        same = stored["memory"][stage]
+        assert {term: size for term, size in same.items() if "loading" not in term} == {
+            term: size for term, size in terms.items() if "loading" not in term
+        }
+        assert same["loading (CPU)"] == 0
     assert stored | {"memory": None} == drawn | {"memory": None}
 
 
@@ -219,6 +223,16 @@ def test_what_is_offloaded_is_host_memory_and_not_in_the_total(forecasts, terms)
     assert device_bytes(others) < sum(others.values()) - others["activations (CPU)"] - others["optimizer (CPU)"]
 
 
+def test_the_copies_of_a_checkpoint_stay(terms):
+    """Of weights and AdamW's state; a stage that ends with the only checkpoint has none before."""
+    weights = terms("plain")["weights"]
+    assert terms("plain", "rollout")["checkpoint (CPU)"] == 0
+    for name, stage in (("plain", "save"), *(("checkpoints", stage) for stage in ("update", "rollout", "save"))):
+        assert terms(name, stage)["checkpoint (CPU)"] == pytest.approx(3 * weights, rel=0.01), (name, stage)
+        written = terms(name, stage)["file (CPU)"]
+        assert written == pytest.approx(2 * 3 * weights if stage == "save" else 0, rel=0.01), (name, stage)
+
+
 def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
     rows, layers, heads, width = 32, 2, 4, 16
     for name, answer in {"plain": 12, "longer answers": 60}.items():
@@ -256,11 +270,11 @@ def test_more_rows_take_no_more_memory_in_a_forward(terms):
 
 
 def test_stages_that_are_there(forecasts):
-    steps = ["begin", "annotate", "update", "sync"]
-    assert list(forecasts["plain"]["memory"]) == [*steps, "rollout"]
-    assert list(forecasts["supervised"]["memory"]) == steps, "nothing is sampled, and no held-out set is at hand"
-    assert list(forecasts["warm-up"]["memory"]) == ["begin", "warmup", *steps[1:], "rollout"]
-    assert list(forecasts["data at hand"]["memory"]) == [*steps, "rollout", "evaluate"]
+    start, steps, end = ["load", "begin"], ["annotate", "update", "sync"], ["export", "save"]
+    assert list(forecasts["plain"]["memory"]) == [*start, *steps, "rollout", *end]
+    assert list(forecasts["supervised"]["memory"]) == [*start, *steps, *end], "nothing is sampled, nor held out"
+    assert list(forecasts["warm-up"]["memory"]) == [*start, "warmup", *steps, "rollout", *end]
+    assert list(forecasts["data at hand"]["memory"]) == [*start, *steps, "rollout", "evaluate", *end]
     redrawn, plain = (sum(forecasts[name]["memory"]["update"].values()) for name in ("redrawn", "plain"))
     assert redrawn == pytest.approx(plain, rel=0.01)
 

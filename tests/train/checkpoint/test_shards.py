@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from rft.distributed import start
 from rft.train.checkpoint import shards
-from rft.train.checkpoint.shards import file_numbers, load_tensors, save_tensors
+from rft.train.checkpoint.shards import file_numbers, largest_file, load_tensors, save_tensors
 
 
 def test_files_are_filled_one_after_another(monkeypatch):
@@ -14,6 +14,7 @@ def test_files_are_filled_one_after_another(monkeypatch):
     tensors = {name: torch.zeros(size) for name, size in sizes.items()}
     assert file_numbers(tensors, 1) == {"a": 1, "b": 1, "c": 2, "large": 3, "d": 4, "e": 4, "f": 5}
     assert max(file_numbers(tensors, 2).values()) == 3
+    assert (largest_file(tensors, 1), largest_file(tensors, 2), largest_file({}, 1)) == (120, 60, 0)
 
 
 def test_tensors_of_several_files_are_read(tmp_path, monkeypatch):

@@ -1,0 +1,120 @@
+"""Writes a model in the layout of Hugging Face, file by file: the process that writes never holds all of it.
+
+`save_pretrained` of transformers takes a whole state dict. Here the tensors come one at a time, in the order of the
+model. Those of a block are renamed and split by transformers' own converters (the experts of a layer are one tensor in
+the model, and many in its files), and are held until their file is full.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, islice
+from pathlib import Path
+
+import torch
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+
+from rft.actor.init import blocks
+
+FILE_BYTES = 2**30  # of a file, or those of its only tensor
+DTYPE = torch.float32
+
+
+def exported(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of a model that its files hold, on the meta device; of tied ones the one that transformers keeps.
+
+    Args:
+        model: its weights are not read.
+    """
+    tensors = {
+        name: torch.empty(tensor.shape, dtype=_dtype(tensor), device="meta")
+        for name, tensor in model.state_dict().items()
+        if name not in (model._keys_to_ignore_on_save or ())
+    }
+    return remove_tied_weights_from_state_dict(tensors, model)
+
+
+def file_layout(model: PreTrainedModel) -> StateDictSplit:
+    """The files of a model, and the names of the tensors in each."""
+    stored = dict(_as_stored(model, exported(model).items()))
+    return split_torch_state_dict_into_shards(
+        stored, filename_pattern="model{suffix}.safetensors", max_shard_size=FILE_BYTES
+    )
+
+
+def fill_files(
+    model: PreTrainedModel, layout: StateDictSplit, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The names of files and their tensors, on the CPU. Memory: one file and one block, if the caller keeps none.
+
+    Args:
+        layout: see `file_layout`.
+        tensors: those of `exported`, in its order.
+    """
+    stored = _as_stored(model, _on_cpu(tensors))
+    for file, names in layout.filename_to_tensors.items():
+        yield file, _take(stored, names)
+
+
+def write_model(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Writes a folder that `from_pretrained` loads; its weights are float32.
+
+    Args:
+        model: the structure and the configs; its weights are not read.
+        tensors: those of `exported`, in its order.
+
+    Raises:
+        OSError, SafetensorError: a file cannot be written.
+    """
+    model.config.dtype = str(DTYPE).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    layout = file_layout(model)
+    for file, held in fill_files(model, layout, tensors):
+        save_file({name: tensor.contiguous() for name, tensor in held.items()}, folder / file, {"format": "pt"})
+        del held  # before the next file is filled
+    if layout.is_sharded:
+        metadata = {"total_parameters": model.num_parameters(), **layout.metadata}
+        _write_index(metadata, layout.tensor_to_filename, folder)
+
+
+def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a model under the names and in the parts that its files hold, one block after another."""
+    inside = {id(block) for block in blocks(model)}
+    names = [f"{name}." for name, module in model.named_modules() if id(module) in inside]
+
+    def block(tensor: str) -> str:
+        return next((name for name in names if tensor.startswith(name)), tensor)
+
+    left = iter(tensors)
+    for _, members in groupby(exported(model), block):
+        yield from revert_weight_conversion(model, dict(islice(left, len(list(members))))).items()
+
+
+def _take(tensors: Iterator[tuple[str, Tensor]], names: list[str]) -> dict[str, Tensor]:
+    taken = dict(islice(tensors, len(names)))
+    assert list(taken) == names, f"{list(taken)} in the place of {names}"
+    return taken
+
+
+def _on_cpu(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor.to("cpu", _dtype(tensor))
+        del tensor  # before the next one is gathered
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    return DTYPE if tensor.is_floating_point() else tensor.dtype
+
+
+def _write_index(metadata: Mapping[str, int], files: Mapping[str, str], folder: Path) -> None:
+    index = {"metadata": metadata, "weight_map": files}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")

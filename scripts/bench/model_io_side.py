@@ -1,0 +1,97 @@
+"""Loads or exports a sharded model in two ways: torchrun model_io_side.py load|export <folder> <repeats>."""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from bench.checkpoint_side import resident
+from rft.actor.actor import Actor
+from rft.actor.base import ModelContext
+from rft.distributed import World, leave, start
+from rft.main import CONFIG_FOLDER
+from rft.strategy.fsdp2 import FSDP2
+
+OPTIONS: dict[str, Any] = {
+    "model_config": None,
+    "head": "lm",
+    "micro_batch_tokens": 1,
+    "packing": False,
+    "share_prefix": False,
+    "frozen": [],
+    "ema": None,
+    "lora": None,
+    "optimizer": None,
+}
+
+
+class WholeFirst(FSDP2):
+    """Every rank loads the whole model by `from_pretrained`, then shards it."""
+
+    shards_meta = False
+
+
+def main(section: str, folder: Path, repeats: int) -> None:
+    """Writes `<section>.json` into the folder."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    world = start("cpu")
+    sides: dict[str, Callable[[], Any]]
+    if section == "load":
+        sides = {"rft": lambda: load(world, folder, FSDP2), "whole": lambda: load(world, folder, WholeFirst)}
+    else:
+        actor = load(world, folder, FSDP2)
+        sides = {"rft": lambda: actor.save_model(folder / "out"), "whole": lambda: save_whole(actor, folder / "out")}
+    found = {name: measure(world, work, repeats) for name, work in sides.items()}
+    if world.rank == 0:
+        (folder / f"{section}.json").write_text(json.dumps(found))
+    leave()
+
+
+def load(world: World, folder: Path, kind: type[FSDP2]) -> Actor:
+    """The model as a run with the default strategy has it."""
+    options: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_FOLDER / "strategy" / "fsdp2.yaml"))
+    strategy = kind(world, **{name: value for name, value in options.items() if name != "_target_"})
+    path = str(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    return Actor(ModelContext("actor", world, strategy, tokenizer, 0), path=path, **OPTIONS)
+
+
+def save_whole(actor: Actor, folder: Path) -> None:
+    """Gathers all tensors on every rank; rank 0 writes them."""
+    state = {name: tensor.to("cpu", torch.float32) for name, tensor in actor.weights()}
+    if actor.world.rank == 0:
+        model = actor.plain_model()
+        model.load_state_dict(state, assign=True)
+        model.tie_weights()
+        model.save_pretrained(folder)
+
+
+def measure(world: World, work: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
+    """Seconds of the slowest rank, and the growth of the resident memory at its peak, after a first time."""
+    found: dict[str, list[float]] = {name: [] for name in ("seconds", "first_mib", "last_mib")}
+    for number in range(repeats + 1):
+        gc.collect()  # the parts of a sharded model refer to each other
+        dist.barrier()
+        before, started = resident("VmRSS"), time.perf_counter()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        work()
+        seconds = max(world.gather(time.perf_counter() - started))
+        grown = world.gather(resident("VmHWM") - before)
+        if number > 0:
+            for name, value in zip(found, (seconds, grown[0], grown[-1]), strict=True):
+                found[name].append(value)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
