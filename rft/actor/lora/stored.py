@@ -1,7 +1,7 @@
 """Reads an adapter in peft's format, as a checkpoint with `lora.export=adapter` holds it or the hub has it.
 
-Merged into its base it has the numbers of `PeftModel.from_pretrained(base, adapter).merge_and_unload()`: W + (B A) alpha
-/ r, or alpha / sqrt(r) with rank-stabilised LoRA; adapters in half precision are multiplied in float32.
+Merged into its base it has the numbers of `PeftModel.from_pretrained(base, adapter).merge_and_unload()`: W + (B A)
+alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; adapters in half precision are multiplied in float32.
 """
 
 import json

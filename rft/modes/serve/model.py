@@ -110,8 +110,8 @@ def local_model(path: str, key: str) -> Path:
             raise ValueError(f"{key}={path}: no folder, and not found on the hub ({error})") from error
     if find_adapter(str(folder)) is not None:
         raise ValueError(
-            f"{key}={path}: an adapter, and the servers need a whole model; merge it with scripts/convert.py merge, and "
-            "set actor.path to the result"
+            f"{key}={path}: an adapter, and the servers need a whole model; merge it with scripts/convert.py merge, "
+            "and set actor.path to the result"
         )
     pretrained(path=str(folder))
     read_config(str(folder), None, 0, "actor")

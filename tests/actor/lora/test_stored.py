@@ -62,10 +62,10 @@ def test_without_lora_the_adapter_is_merged_as_peft_does_it(world, saved, model,
     else:
         found = load_model(adapter, read_config(adapter, None, 0, "actor"), 0).state_dict()
     assert identical(found, {name: tensor for name, tensor in expected.items() if name in found})
-    assert not identical(found, load_model(find_adapter(adapter).base, meta_model_config(adapter), 0).state_dict())
+    assert not identical(found, load_model(find_adapter(adapter).base, config_of(adapter), 0).state_dict())
 
 
-def meta_model_config(adapter):
+def config_of(adapter):
     return read_config(adapter, None, 0, "actor")
 
 
@@ -98,10 +98,18 @@ def test_an_exported_adapter_trains_on(world, tmp_path):
 @pytest.mark.parametrize(
     ("options", "lora", "message"),
     [
-        ({}, {"rank": 4, "alpha": 7}, r"actor\.lora\.rank=4: the adapter of actor\.path has 3; set actor\.lora\.rank=3"),
+        (
+            {},
+            {"rank": 4, "alpha": 7},
+            r"actor\.lora\.rank=4: the adapter of actor\.path has 3; set actor\.lora\.rank=3",
+        ),
         ({}, {"alpha": 8}, r"actor\.lora\.alpha=8: the adapter of actor\.path has 7"),
         ({"use_rslora": True}, {"alpha": 7}, r"actor\.lora\.rslora=False: .* has True; set actor\.lora\.rslora=true"),
-        ({}, {"alpha": 7}, r"targets=all-linear: the adapter of actor\.path lacks model\.layers\.0\.mlp\.gate_proj; set"),
+        (
+            {},
+            {"alpha": 7},
+            r"targets=all-linear: the adapter of actor\.path lacks model\.layers\.0\.mlp\.gate_proj; set",
+        ),
         ({}, {"alpha": 7, "targets": ["q_proj"]}, r"the adapter of actor\.path has model\.layers\.0\.mlp\.down_proj"),
         ({"rank_pattern": {"q_proj": 2}}, {"alpha": 7}, r"actor\.path: the adapter has a rank_pattern, with which"),
     ],
@@ -118,7 +126,10 @@ def test_other_options_are_refused_before_weights_are_read(world, saved, options
     [
         ({"use_dora": True}, r"use_dora=True: merge this adapter with peft"),
         ({"base_model_name_or_path": None}, r"base_model_name_or_path in adapter_config\.json is empty"),
-        ({"base_model_name_or_path": "nowhere/at/all"}, r"no model can be read from 'nowhere/at/all', the base of the ad"),
+        (
+            {"base_model_name_or_path": "nowhere/at/all"},
+            r"no model can be read from 'nowhere/at/all', the base of the ad",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_by_the_key(saved, change, message):
@@ -152,7 +163,7 @@ def test_tensors_and_ties_that_cannot_be_merged_are_refused(saved):
     stored = {name: tensor for name, tensor in load_file(tied.file).items() if "lora_" in name}
     save_file(stored, tied.file)
     with pytest.raises(ValueError, match="the weight of lm_head is tied to another one; merge it with peft"):
-        tied.check(meta_model(meta_model_config(tied.path)))
+        tied.check(meta_model(config_of(tied.path)))
 
 
 def test_a_folder_without_its_tensors_or_with_a_model_is_refused(saved, tmp_path):

@@ -121,7 +121,9 @@ def test_an_adapter_without_its_model_is_not_served(tmp_path):
     (model / "config.json").unlink()
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
     (model / "model.safetensors").rename(model / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"serve\.checkpoint=.*: an adapter, and the servers need a whole model; merge"):
+    with pytest.raises(
+        ValueError, match=r"serve\.checkpoint=.*: an adapter, and the servers need a whole model; merge"
+    ):
         local_model(str(model), "serve.checkpoint")
 
 
