@@ -120,10 +120,12 @@ class Actor(TrainableModel):
     @torch.no_grad()
     def nonfinite_tensor(self) -> str | None:
         """See `TrainableModel.nonfinite_tensor`; each rank reads its own shards, without a copy of them."""
+        packed = () if self.adapters is None else self.adapters.packed.values()
+        no_numbers = {id(layer.weight) for layer in packed}  # bytes that are viewed as floating-point numbers
         local = {
             name: (p.to_local() if isinstance(p, DTensor) else p)
             for name, p in self.network.named_parameters()
-            if p.is_floating_point()
+            if p.is_floating_point() and id(p) not in no_numbers
         }
         local = {name: tensor for name, tensor in local.items() if tensor.numel()}
         sums = torch.stack(

@@ -32,6 +32,7 @@ from rft.actor.loading.stored import (
     needs_transformers,
     open_tensors,
 )
+from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.score_moments import forget_moments
 from rft.errors import listed
 
@@ -79,7 +80,7 @@ def read_config(
     """The transformers config of a model, without weights.
 
     Args:
-        path: a folder or hub name.
+        path: a folder or hub name, of a model or of an adapter.
         model_config: a transformers config as a mapping with `model_type`, without the vocabulary size.
         vocab_size: number of tokens of the tokenizer, the vocabulary size of a new model.
         key: the yaml key of the actor, for messages.
@@ -90,10 +91,13 @@ def read_config(
     if (path is None) == (model_config is None):
         raise ValueError(f"{key}: set one of {key}.path (a folder or hub name) and {key}.model_config (a new model)")
     if path is not None:
+        where = repr(path)
         try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=False)
+            base = model_path(path)
+            where = where if base == path else f"{base!r}, the base of the adapter {path}"
+            return AutoConfig.from_pretrained(base, trust_remote_code=False)
         except CONFIG_ERRORS as error:
-            raise ValueError(f"{key}.path: no model can be read from {path!r} ({_reason(error)})") from error
+            raise ValueError(f"{key}.path: no model can be read from {where} ({_reason(error)})") from error
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
@@ -161,24 +165,32 @@ def load_model(
     """The causal language model in float32: weights from the path, or drawn from the seed.
 
     Args:
+        path: a folder or hub name. An adapter is merged into its base.
         headed: the path must have the weights of the head. Without them they are drawn from the seed.
         on_meta: weights that `read_weights` can read later stay on the meta device. A model without a path is drawn
             whole, in the order of transformers, so that its numbers depend on the seed alone.
 
     Raises:
-        ValueError: the path lacks weights, or has some of another shape.
+        ValueError: the path lacks weights, or has some of another shape; or an adapter belongs to another model.
     """
+    adapter = None if path is None else find_adapter(path)
+    base = path if adapter is None else adapter.base
     with torch.random.fork_rng(), record_function("loading"):  # mode=plan counts what is allocated under this label
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
-        if path is not None and on_meta and (model := _model_to_fill(path, config, kind, headed)) is not None:
+        if base is not None and on_meta and (model := _model_to_fill(base, config, kind, headed)) is not None:
+            if adapter is not None:
+                adapter.check(model)
             return model
-        if path is not None and LOAD_WEIGHTS.get():
-            model, report = kind.from_pretrained(
-                path, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
-            )
-            _check_lacking(needed_names(model, report["missing_keys"], headed), path)
-            return model
-        return kind.from_config(config, dtype=torch.float32, **attention(config))
+        if base is None or not LOAD_WEIGHTS.get():
+            return kind.from_config(config, dtype=torch.float32, **attention(config))
+        model, report = kind.from_pretrained(
+            base, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
+        )
+    _check_lacking(needed_names(model, report["missing_keys"], headed), base)
+    if adapter is not None:
+        adapter.check(model)
+        fill(model, adapter.merged(model, model.state_dict().items()))
+    return model
 
 
 def _model_to_fill(path: str, config: PretrainedConfig, kind: Any, headed: bool) -> PreTrainedModel | None:
@@ -187,7 +199,7 @@ def _model_to_fill(path: str, config: PretrainedConfig, kind: Any, headed: bool)
     config.name_or_path = path
     read = LOAD_WEIGHTS.get()
     files = find_files(path, config) if read else []
-    if not files and (read or needs_transformers(path, config)):
+    if not files and (read or needs_transformers(config)):
         return None
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
@@ -221,8 +233,10 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> N
         if not LOAD_WEIGHTS.get():
             fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
             return
-        with open_tensors(find_files(path, plain.config)) as tensors:
-            fill(model, StoredWeights(plain, tensors).items())
+        adapter = find_adapter(path)
+        with open_tensors(find_files(model_path(path), plain.config)) as tensors:
+            stored = StoredWeights(plain, tensors).items()
+            fill(model, stored if adapter is None else adapter.merged(plain, stored))
 
 
 def _check_lacking(names: list[str], path: str) -> None:

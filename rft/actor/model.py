@@ -14,6 +14,7 @@ from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config, read_weights
 from rft.actor.lora.adapters import Adapters, Lora
+from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention
 
 Head = Literal["lm", "value", "score", "step"]
@@ -50,7 +51,8 @@ def build_model(
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
-    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone.
+    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone. With `lora` and
+    the path of an adapter, this adapter trains on.
 
     Args:
         context: of the model.
@@ -63,8 +65,11 @@ def build_model(
     device = context.world.device
     config = read_config(path, model_config, len(tokenizer), key)
     strategy.check_model(config, lambda: meta_model(config), packing, key)
+    continued = None
     if lora is not None:
-        lora.find(config, key)
+        continued = None if path is None else find_adapter(path)
+        lora.find(config, continued, key)
+        path = path if continued is None else continued.base
 
     if head in CLASSIFIERS:
         model = load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key, strategy.shards_meta)
@@ -78,6 +83,8 @@ def build_model(
     network.requires_grad_(trains)
     freeze(model, frozen)
     adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
+    if adapters is not None and continued is not None:
+        adapters.start_from(continued)
     if not trains or lora is not None:
         for parameter in network.parameters():
             if not parameter.requires_grad:  # no update needs more precision than the forward

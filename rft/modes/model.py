@@ -185,10 +185,4 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
         raise ValueError(
             f"{key}={which}: {folder} has no checkpoint of this step; its checkpoints are of the steps {known}"
         )
-    model = steps[step] / "actor"
-    if (model / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{key}={which}: {model} is an adapter without its model; merge it with peft, set actor.path to the result "
-            f"and {key}=null, or train with actor.lora.export=merged"
-        )
-    return model
+    return steps[step] / "actor"

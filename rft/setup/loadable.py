@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+from rft.actor.lora.stored import find_adapter
 from rft.errors import listed
 
 TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
@@ -22,7 +23,8 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
 
     Args:
         config: of the model.
-        path: a folder or hub name; None for a new model. Only the weights of a folder are checked.
+        path: a folder or hub name; None for a new model. Only the weights of a folder are checked. Of an adapter its
+            base is checked.
         head: of the actor. The weights of a classifier are checked where they are loaded.
         key: the yaml key of the actor, for messages.
         reads_weights: a folder must have weights; mode=plan needs a config alone.
@@ -38,6 +40,10 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
     _check_heads(config, where)
     model = _causal_model(config, where) if head not in CLASSIFIERS else None
+    if path is not None and (adapter := find_adapter(path)) is not None:
+        if model is not None:
+            adapter.check(model)
+        path = adapter.base
     if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
         _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where, head)
 

@@ -60,13 +60,6 @@ def test_a_checkpoint_that_there_is_not(metrics, which, message, run):
         found(run(metrics), which)
 
 
-def test_an_adapter_alone(run):
-    folder = run({2: 1.0})
-    (folder / "checkpoints" / "step_00000002" / "actor" / "adapter_config.json").touch()
-    with pytest.raises(ValueError, match=r"evaluate.checkpoint=2: .* is an adapter without its model; merge it with"):
-        found(folder, 2)
-
-
 def test_a_step_of_one_that_is_being_written_is_none(run):
     folder = run({2: 1.0})
     (folder / "checkpoints" / ".step_00000003.partial").mkdir()

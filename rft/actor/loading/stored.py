@@ -1,4 +1,4 @@
-"""Reads the weights of a model from safetensors files, so that each rank reads its own shards alone.
+"""Reads the weights of a model from its files, so that each rank reads its own shards alone.
 
 `from_pretrained` of transformers makes the whole model in each process. Here the model stands on the meta device until
 its strategy has sharded it; then each shard is read from the files, one tensor after another. transformers renames the
@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -23,42 +23,72 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+)
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from rft.actor.lora.nf4 import PackedLinear
 
+SAFE = ".safetensors"
 COMPARED = 2**24  # numbers of two tensors that are compared at a time
 
 
-def needs_transformers(path: str, config: PretrainedConfig) -> bool:
-    """`from_pretrained` has to read the model: it is stored quantized, in other files or as pytorch_model.bin."""
-    pickled = any(Path(path).glob("pytorch_model*.bin")) and not any(Path(path).glob("*.safetensors"))
-    return pickled or not {"quantization_config", "transformers_weights"}.isdisjoint(vars(config))
+def needs_transformers(config: PretrainedConfig) -> bool:
+    """`from_pretrained` has to read the model: it is stored quantized or in files of other names."""
+    return not {"quantization_config", "transformers_weights"}.isdisjoint(vars(config))
 
 
 def find_files(path: str, config: PretrainedConfig) -> list[str]:
-    """The safetensors files of a folder or hub name; none where `from_pretrained` has to read the model.
+    """The files of the weights of a folder or hub name: safetensors, or else pytorch_model.bin.
 
-    It also has to where the path is that of an adapter beside a model.
+    None where `from_pretrained` has to read the model. It also has to read files that torch wrote before 1.6, which
+    cannot be mapped into memory.
     """
+    if needs_transformers(config):
+        return []
     find = partial(cached_file, path, _raise_exceptions_for_missing_entries=False)
-    if needs_transformers(path, config) or find("adapter_config.json") is not None:
-        return []
-    if (single := find(SAFE_WEIGHTS_NAME)) is not None:
-        return [single]
-    if (index := find(SAFE_WEIGHTS_INDEX_NAME)) is None:
-        return []
-    files: list[str] = get_checkpoint_shard_files(path, index)[0]
-    return files
+    for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
+        found = find(single)
+        files = [found] if found is not None else []
+        if not files and (found := find(index)) is not None:
+            files = get_checkpoint_shard_files(path, found)[0]
+        if files:
+            return files if all(file.endswith(SAFE) or is_zipfile(file) for file in files) else []
+    return []
 
 
 @contextmanager
 def open_tensors(files: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The tensors of files by their keys. Numbers are read where one of them is indexed."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
-        yield {key: file.get_slice(key) for file in opened for key in file.keys()}
+        tensors: dict[str, Any] = {}
+        for file in files:
+            if file.endswith(SAFE):
+                opened = stack.enter_context(safe_open(file, "pt"))
+                tensors |= {key: opened.get_slice(key) for key in opened.keys()}
+            else:
+                mapped = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                tensors |= {key: MappedTensor(tensor) for key, tensor in mapped.items()}
+        yield tensors
+
+
+class MappedTensor:
+    """A tensor of a file that torch maps into memory, with the methods of the slices of safetensors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self._tensor.shape)
+
+    def __getitem__(self, region: Any) -> Tensor:
+        return self._tensor[region]
 
 
 class StoredWeights:

@@ -21,10 +21,12 @@ from transformers.pytorch_utils import Conv1D
 from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
+from rft.actor.lora.stored import StoredAdapter
 from rft.ranges import PositiveInt
 from rft.strategy.gather import GatherOptions
 
 NAME = "default"  # what peft calls an adapter that is given no name
+PEFT_NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
 
 
 @dataclass
@@ -85,9 +87,37 @@ class Lora:
                 f"{key}.path none will be left; set {key}.lora.export=merged"
             )
 
-    def find(self, config: PretrainedConfig, key: str) -> None:
-        """Looks for the layers in a model without weights; see `layers`."""
-        self.layers(meta_model(config), key)
+    def find(self, config: PretrainedConfig, continued: StoredAdapter | None, key: str) -> None:
+        """Looks for the layers in a model without weights; see `layers`.
+
+        Args:
+            continued: the adapter that trains on; None for a new one.
+
+        Raises:
+            ValueError: that adapter has other options or layers.
+        """
+        names = self.layers(meta_model(config), key)
+        if continued is None:
+            return
+        if varied := [name for name in ("rank_pattern", "alpha_pattern") if continued.options.get(name)]:
+            raise ValueError(
+                f"{key}.path: the adapter has a {varied[0]}, with which none trains on; merge it with "
+                "scripts/convert.py merge"
+            )
+        own = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
+        stored = {option: continued.options.get(name, False) for option, name in PEFT_NAMES.items()}
+        for option in own:
+            if own[option] != stored[option]:
+                raise ValueError(
+                    f"{key}.lora.{option}={own[option]}: the adapter of {key}.path has {stored[option]}; set "
+                    f"{key}.lora.{option}={str(stored[option]).lower()}, or merge it with scripts/convert.py merge"
+                )
+        if differing := sorted(continued.layers.keys() ^ set(names)):
+            which = "lacks" if differing[0] in names else "has"
+            raise ValueError(
+                f"{key}.lora.targets={self.targets}: the adapter of {key}.path {which} {differing[0]}; set "
+                f"{key}.lora.targets to its layers, or merge it with scripts/convert.py merge"
+            )
 
     def layers(self, model: PreTrainedModel, key: str) -> list[str]:
         """The names of the layers that get adapters.
@@ -199,6 +229,14 @@ class Adapters:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and values of A and B, spread as they are."""
         return ((name, tensor) for name, tensor in self.model.state_dict().items() if _is_adapter(name))
+
+    @torch.no_grad()
+    def start_from(self, stored: StoredAdapter) -> None:
+        """Takes over a stored adapter of the same layers; before the model is sharded."""
+        for name, layer in self.layers.items():
+            down, up = stored.layers[name]
+            layer.lora_A[NAME].weight.copy_(down)
+            layer.lora_B[NAME].weight.copy_(up)
 
     def reset(self) -> None:
         """Makes the model compute as it would without adapters."""

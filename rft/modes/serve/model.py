@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 from rich.console import Console
 
 from rft.actor.init import meta_model, read_config
+from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
 from rft.remote.http_client import PROBE_S, ServerClient, key_named
@@ -107,6 +108,11 @@ def local_model(path: str, key: str) -> Path:
             folder = Path(snapshot_download(path, allow_patterns=HUB_FILES))
         except (OSError, ValueError) as error:
             raise ValueError(f"{key}={path}: no folder, and not found on the hub ({error})") from error
+    if find_adapter(str(folder)) is not None:
+        raise ValueError(
+            f"{key}={path}: an adapter, and the servers need a whole model; merge it with scripts/convert.py merge, "
+            "and set actor.path to the result"
+        )
     pretrained(path=str(folder))
     read_config(str(folder), None, 0, "actor")
     if not any(folder.glob("*.safetensors")):

@@ -43,6 +43,16 @@ CASES: dict[str, dict[str, Any]] = {
     "tied, trains": {"model": "tied", "trains": True, "frozen": ["model.layers.0.*"]},
     "lora": {"model": "tied", "trains": True, "lora": LORA, "dtype": "bfloat16"},
     "nf4": {"model": "qwen3", "trains": True, "lora": LORA | {"quantize": "nf4"}, "dtype": "bfloat16"},
+    "adapter": {"model": "adapter"},
+    "adapter, value head": {"model": "adapter", "head": "value", "trains": True},
+    "adapter, continued": {"model": "adapter", "trains": True, "lora": LORA},
+    "pickled": {"model": "pickled"},
+}
+PEAKS: dict[str, dict[str, Any]] = {
+    "large": {"model": "large"},
+    "nf4": {"model": "large", "trains": True, "lora": LORA | {"quantize": "nf4"}, "dtype": "bfloat16"},
+    "adapter": {"model": "large adapter"},
+    "pickled": {"model": "large pickled"},
 }
 SPLIT = {"split": {"model": "llama", "tensor_parallel": 2}, "split, biases": {"model": "qwen2", "tensor_parallel": 2}}
 
@@ -115,11 +125,11 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return found
 
 
-def peak(world: World, kind: type[FSDP2], folder: Path) -> tuple[int, int]:
+def peak(world: World, kind: type[FSDP2], folder: Path, model: str, **options: Any) -> tuple[int, int]:
     """Bytes of a loaded shard, and the most bytes that tensors have while it loads."""
     tracker = MemoryTracker()
     with tracker.watch(), tracker.stage("load"):
-        actor = build(world, kind, folder, "large", dtype="float32")
+        actor = build(world, kind, folder, model, **options)
     shard = sum(tensor.to_local().nbytes for tensor in actor.network.parameters())
     return shard, sum(tracker.peaks()["load"].values())
 
@@ -132,7 +142,9 @@ def perform(world: World, folder: Path) -> dict[str, Any]:
         results["differences"][name] = world.gather(differences(mine, theirs))
         if name == "score head":
             results["score"] = mine["tensors"]["model.score.weight"]
-    results["peaks"] = {kind.__name__: world.gather(peak(world, kind, folder)) for kind in (FSDP2, WholeFirst)}
+    results["peaks"] = {"whole": world.gather(peak(world, WholeFirst, folder, "large"))}
+    for name, case in PEAKS.items():
+        results["peaks"][name] = world.gather(peak(world, FSDP2, folder, **case))
     return results
 
 

@@ -1,31 +1,61 @@
 """Each rank reads its own shards of a model from safetensors files, bit by bit what `from_pretrained` loads."""
 
+import json
+from copy import deepcopy
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rft.actor.init import load_model, load_scorer, read_config
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.distributed import start
-from tests.actor.loading.stored_on_ranks import CASES, MODELS, SPLIT, perform
+from tests.actor.loading.stored_on_ranks import CASES, MODELS, PEAKS, SPLIT, perform
 from tests.helpers import MODEL
 
 VOCABULARY = {"large": 4000}  # of the others: that of the tests' tokenizer
 EMBEDDING = 4 * 4000 * MODELS["large"]["hidden_size"]  # bytes of the largest tensor of "large"
+ADAPTER = 8 * 4 * 4 * 3 * (256 + 256)  # at most: of 8 blocks 4 layers, A (3, 256) and B (256, 3)
 SMALL = 64 * 2**10  # bytes of what is not a weight, such as buffers
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models in several files each, as the hub has them; they say how to sample."""
+    """Models in several files each, as the hub has them; they say how to sample. Adapters, and files of torch.save."""
     folder = tmp_path_factory.mktemp("models")
     for name, options in MODELS.items():
         model = load_model(None, read_config(None, options, VOCABULARY.get(name, 19), "actor"), 3)
         model.generation_config.update(temperature=0.5, do_sample=True)
         model.save_pretrained(folder / name, max_shard_size="8MB" if name == "large" else "6KB")
         assert len(list((folder / name).glob("*.safetensors"))) > 2
+        beside = {"qwen3": "", "large": "large "}
+        if name in beside:
+            save_adapter(model, folder / name, folder / f"{beside[name]}adapter")
+            save_pickled(model, folder / f"{beside[name]}pickled")
     return folder
+
+
+def save_adapter(model, base, folder):
+    """An adapter of random numbers, as peft saves it."""
+    config = LoraConfig(r=3, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    model = get_peft_model(deepcopy(model), config)
+    for weight in (weight for weight in model.parameters() if weight.requires_grad):
+        weight.data.normal_()
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(folder)
+
+
+def save_pickled(model, folder):
+    """The weights in two files of torch.save with an index, as older folders of the hub have them."""
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    files = {name: f"pytorch_model-{1 + ('lm_head' in name)}.bin" for name in model.state_dict()}
+    for file in sorted(set(files.values())):
+        torch.save({name: model.state_dict()[name] for name in files if files[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +91,19 @@ def test_a_head_that_no_file_holds_is_the_same_on_one_rank_and_on_two(one_rank, 
 @pytest.mark.slow
 def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(one_rank, two_ranks):
     """The counter sees a tensor of a file as a whole, although a rank reads a slice of its mapped memory alone."""
-    whole = one_rank["peaks"]["FSDP2"][0][0]
+    peaks = {name: (*one_rank["peaks"][name], *two_ranks["peaks"][name]) for name in PEAKS}
+    whole = one_rank["peaks"]["large"][0][0]
     assert whole > 2**25
-    for shard, peak in (*one_rank["peaks"]["FSDP2"], *two_ranks["peaks"]["FSDP2"]):
+    for shard, peak in (*peaks["large"], *peaks["nf4"]):
         assert shard + EMBEDDING <= peak <= shard + EMBEDDING + SMALL
-    for shard, _ in two_ranks["peaks"]["FSDP2"]:
+    for shard, peak in peaks["adapter"]:
+        assert shard + EMBEDDING <= peak <= shard + EMBEDDING + ADAPTER + SMALL
+    for shard, peak in peaks["pickled"]:
+        assert peak <= shard + whole + SMALL, "beside the shard there is the mapped file alone"
+    assert 4 * peaks["nf4"][0][0] < whole
+    for shard, _ in two_ranks["peaks"]["large"]:
         assert shard == whole / 2
-    for _, peak in two_ranks["peaks"]["WholeFirst"]:
+    for _, peak in two_ranks["peaks"]["whole"]:
         assert peak > whole
 
 
@@ -157,13 +193,15 @@ def test_tied_weights_that_differ_in_the_file_are_left_to_transformers(saved, sa
     assert same or torch.equal(model.lm_head.weight, -model.model.embed_tokens.weight)
 
 
-def test_other_files_are_left_to_transformers(saved):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_old_files_that_cannot_be_mapped_are_left_to_transformers(saved, mapped):
     folder, tensors = saved()
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=mapped)
     model = on_meta(folder)
-    assert not meta_names(model) and torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    assert bool(meta_names(model)) == mapped
+    assert mapped or torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
 
 
 def test_experts_are_merged_by_the_converters_of_transformers(folder):

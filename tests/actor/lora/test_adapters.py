@@ -103,6 +103,16 @@ def test_targets_that_cannot_be_are_refused_before_weights_are_read(world, targe
     assert str(caught.value).startswith(said)
 
 
+def test_packed_bytes_are_no_numbers_that_could_be_infinite(world):
+    actor = make(world, {"quantize": "nf4", "rank": 2})
+    layer = next(iter(actor.adapters.packed.values()))
+    layer.weight.data.to_local().fill_(math.nan)  # as bytes may be
+    assert actor.nonfinite_tensor() is None
+    name, adapter = next((name, p) for name, p in actor.network.named_parameters() if p.requires_grad)
+    adapter.data.to_local()[0, 0] = math.inf
+    assert actor.nonfinite_tensor() == name
+
+
 # Where the weights go
 
 

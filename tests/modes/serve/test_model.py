@@ -116,6 +116,17 @@ def test_a_folder_is_served_as_it_is(tmp_path):
         local_model(str(model), "actor.path")
 
 
+def test_an_adapter_without_its_model_is_not_served(tmp_path):
+    model = write_run(tmp_path)
+    (model / "config.json").unlink()
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"serve\.checkpoint=.*: an adapter, and the servers need a whole model; merge"
+    ):
+        local_model(str(model), "serve.checkpoint")
+
+
 def test_a_model_that_is_not_there_names_the_key(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=r"actor\.path=.*nowhere: no folder, and not found on the hub"):
