@@ -19,6 +19,7 @@ from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy,
 from rft.strategy.blocks import recompute
 from rft.strategy.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions, gather
+from rft.strategy.norm import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
@@ -91,7 +92,12 @@ class FSDP2(Strategy):
                     f"strategy.{key}={ranks} does not divide the {world.size} processes; choose a divisor of them, or 1"
                 )
         if tensor_parallel > 1:
-            others = {"replicas": replicas > 1, "context_parallel": context_parallel > 1, "compile": compile}
+            if world.size % (replicas * tensor_parallel):
+                raise ValueError(
+                    f"strategy.replicas={replicas} times strategy.tensor_parallel={tensor_parallel} does not divide the "
+                    f"{world.size} processes; make one of them smaller"
+                )
+            others = {"context_parallel": context_parallel > 1, "compile": compile}
             if both := [f"strategy.{key}" for key, on in others.items() if on]:
                 raise ValueError(
                     f"strategy.tensor_parallel={tensor_parallel} does not go with {', '.join(both)}; leave "
@@ -134,13 +140,13 @@ class FSDP2(Strategy):
             reduce_dtype=DTYPES[reduce_dtype],
         )
         self._mesh = self._block_mesh = world.mesh
-        if tensor_parallel > 1:
-            self.context = TensorParallel(world, tensor_parallel)
-            self._block_mesh = self.context.data
         if replicas > 1:
             shape = (replicas, world.size // replicas)
             self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
             self._block_mesh = self._mesh
+        if tensor_parallel > 1:
+            self.context = TensorParallel(world, tensor_parallel, replicas)
+            self._block_mesh = self.context.data
 
     @classmethod
     def device(cls, options: Mapping[str, Any]) -> str:
@@ -295,7 +301,7 @@ class FSDP2(Strategy):
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm`."""
         if isinstance(self.context, TensorParallel):
-            return self.context.clip_grad_norm(parameters, max_norm)
+            return clip_grad_norm(parameters, max_norm, self.world)
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.world.device)
 
@@ -345,10 +351,10 @@ def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:
                     f"them; set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
                 )
     for key, facts in models.items():
-        if facts.lora:
+        if facts.quantized:
             raise ValueError(
-                f"{key}.lora: adapters cannot be split over the ranks of strategy.tensor_parallel={size}; set "
-                f"{key}.lora=null, or strategy.tensor_parallel=1"
+                f"{key}.lora.quantize: packed weights cannot be split over the ranks of strategy.tensor_parallel="
+                f"{size}; set {key}.lora.quantize=null, or strategy.tensor_parallel=1"
             )
 
 

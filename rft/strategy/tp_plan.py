@@ -6,7 +6,7 @@ from typing import NoReturn
 from torch import nn
 from transformers import PreTrainedModel
 
-from rft.strategy.tensor import TensorParallel, TensorShard
+from rft.strategy.tensor import SplitLinear, TensorParallel, TensorShard
 
 FIRST, LAST = "colwise", "rowwise"
 WHOLE = (None, "replicated_with_grad_allreduce", "embedding_rowwise")  # styles of layers that every rank holds whole
@@ -46,12 +46,26 @@ def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in names):
         module = backbone.get_submodule(owner)
         children = {f"{owner}.{name}": child for name, child in module.named_children()}
-        first, last = ({n: c for n, c in children.items() if styles[n] == style} for style in (FIRST, LAST))
-        holders = {f"{owner}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
-        linear = all(type(layer) is nn.Linear for layer in (first | last).values())
-        if any(styles[name] is None for name in holders) or not linear or not first or len(last) != 1:
+        first, last = (
+            {name: _split_linear(child) for name, child in children.items() if styles[name] == style}
+            for style in (FIRST, LAST)
+        )
+        holders = {f"{owner}.{name.partition('.')[0]}" for name, _ in module.named_parameters()}
+        known = all(styles.get(name) is not None for name in holders) and None not in (first | last).values()
+        if not known or not first or len(last) != 1:
             refuse(f"its {owner} is not made of linear layers that its plan knows")
-        for name, layer in first.items():
-            check_share(layer.out_features, group.size * group.data.size(), f"rows of {name}")
-        shards.append(TensorShard(module, tuple(first.values()), *last.values()))
+        columns, (row,) = [layer for layer in first.values() if layer], [layer for layer in last.values() if layer]
+        for name, layer in zip(first, columns, strict=True):
+            check_share(layer.base.out_features, group.size * group.shards, f"rows of {name}")
+        shards.append(TensorShard(module, tuple(columns), row))
     return shards
+
+
+def _split_linear(layer: nn.Module) -> SplitLinear | None:
+    """A linear layer with or without an adapter of peft around it, or None for any other module."""
+    if type(layer) is nn.Linear:
+        return SplitLinear(layer, layer, None)
+    linear = {name.partition(".")[0]: part for name, part in layer.named_modules() if type(part) is nn.Linear}
+    if linear.keys() != {"base_layer", "lora_A", "lora_B"}:
+        return None
+    return SplitLinear(layer, linear["base_layer"], (linear["lora_A"], linear["lora_B"]))

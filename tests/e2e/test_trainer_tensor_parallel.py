@@ -17,6 +17,7 @@ GIVEN = ("steps=2", "warmup=none", "strategy.device=cpu", "batch.prompts=6", "ba
 RUNS = {
     "a reference, shared prefixes": ("algorithm=grpo", "algorithm/terms=[kl]", "actor.share_prefix=true"),
     "a critic": ("algorithm=ppo", "algorithm.group_size=4"),
+    "adapters": ("algorithm=grpo", "actor/lora=lora", "actor.lora.rank=3"),
 }
 
 
@@ -59,8 +60,8 @@ def test_two_processes_train_what_one_trains(name, runs):
     [
         (("actor.optimizer.name=muon",), "actor.optimizer.name=muon: it needs whole matrices, and strategy.tensor_par"),
         (
-            ("actor/lora=lora",),
-            "actor.lora: adapters cannot be split over the ranks of strategy.tensor_parallel=2; set",
+            ("actor/lora=lora", "actor.lora.quantize=nf4"),
+            "actor.lora.quantize: packed weights cannot be split over the ranks of strategy.tensor_parallel=2; set",
         ),
     ],
 )

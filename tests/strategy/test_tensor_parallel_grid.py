@@ -11,6 +11,8 @@ MIXED = MODEL | {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 
+BIASED = {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
 
 def given(strategy, **changes):
     plain = job(strategy=strategy, **{"updates": 3} | changes)
@@ -22,11 +24,15 @@ JOBS = {
     "two by two": given(GRID),
     "biases, tied": given(
         GRID,
-        model=MODEL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        model=MODEL | BIASED,
     ),
     "two kinds of layers": given(GRID, model=MIXED, updates=1),
     "token mean": given(GRID, algorithm=METHOD | {"aggregation": {"name": "token_mean"}}, head="value"),
     "whole and kept": given(GRID | {"accumulate": "whole", "reshard_after_forward": False}),
+    "two replicas": given(GRID | {"replicas": 2}),
+    "two replicas, whole and kept": given(
+        GRID | {"replicas": 2, "accumulate": "whole", "reshard_after_forward": False}, model=MODEL | BIASED
+    ),
     "four parts": given({"tensor_parallel": 4}, model=MODEL | {"num_key_value_heads": 4}),
 }
 
