@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rft.distributed import World
 from rft.strategy.context import Context
+from rft.strategy.experts import ExpertParallel
+from rft.strategy.groups import group_meshes
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TensorShard:
     Of adapters, B of the first layers and A of the last one are split alike; every rank holds the others whole.
 
     Attributes:
-        module: its first argument is the hidden states (1, N, D); it returns the output of `last`.
+        module: its first argument is the hidden states (..., N, D); it returns the output of `last`.
         first: layers of weight (out, D).
         last: layer of weight (D, out).
     """
@@ -65,6 +66,7 @@ class TensorParallel(Context):
         data: the mesh over the ranks of all groups that compute with the same part of the weights; two-dimensional
             where there are replicas.
         shards: number of ranks over which such a part is sharded.
+        experts: splits the experts of a layer among the ranks of a group.
     """
 
     key = "strategy.tensor_parallel"
@@ -73,16 +75,14 @@ class TensorParallel(Context):
     def __init__(self, world: World, size: int, replicas: int = 1) -> None:
         super().__init__(world, size)
         self.shards = world.size // (replicas * size)
-        shape = (replicas, self.shards, size)
-        mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor"))
-        self.data = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
-        self._mesh = mesh["tensor"]
+        self._mesh, self.data = group_meshes(world, size, replicas)
+        self.experts = ExpertParallel(self._mesh, self.data)
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # warns of two gathers
         self._counts: list[int] = []  # tokens of every rank's slice in the current forward
         self._positions = torch.empty(0)  # (1, N) positions of all tokens in their rows
 
     def apply_tensor_parallel(self, backbone: nn.Module, rotary: nn.Module, shards: Iterable[TensorShard]) -> None:
-        """Splits parts of a model in place; the names of its parameters stay.
+        """Splits parts of a model in place, without its experts; the names of its parameters stay.
 
         Args:
             backbone: is called with the keyword `layout`.
@@ -141,13 +141,13 @@ class TensorParallel(Context):
         return states if base.bias is None else states + base.bias
 
     def _gather(self, states: Tensor) -> Tensor:
-        """From this rank's tokens (1, n, D) to those of all ranks (1, N, D)."""
-        shapes = [(1, count, states.shape[2]) for count in self._counts]
-        return torch.cat(self.exchange([states] * self.size, shapes), dim=1)
+        """From this rank's tokens (..., n, D) to those of all ranks (..., N, D)."""
+        shapes = [(*states.shape[:-2], count, states.shape[-1]) for count in self._counts]
+        return torch.cat(self.exchange([states] * self.size, shapes), dim=-2)
 
     def _scatter(self, states: Tensor) -> Tensor:
-        """From this rank's summand of all tokens (1, N, D) to the sum over ranks of its own tokens (1, n, D)."""
-        parts = states.split(self._counts, dim=1)
+        """From this rank's summand of all tokens (..., N, D) to the sum over ranks of its own tokens (..., n, D)."""
+        parts = states.split(self._counts, dim=-2)
         return torch.stack(self.exchange(parts, [tuple(parts[self.rank].shape)] * self.size)).sum(0)
 
 

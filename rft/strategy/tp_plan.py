@@ -1,11 +1,11 @@
 """Which matrices of a model the ranks of a tensor-parallel group split: the tensor-parallel plan of transformers."""
 
-import re
 from typing import NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from rft.strategy.experts import check_experts, find_experts, in_plan
 from rft.strategy.tensor import SplitLinear, TensorParallel, TensorShard
 
 FIRST, LAST = "colwise", "rowwise"
@@ -13,7 +13,7 @@ WHOLE = (None, "replicated_with_grad_allreduce", "embedding_rowwise")  # styles 
 
 
 def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[TensorShard]:
-    """The parts of a model that the ranks of a group split.
+    """The parts of a model that the ranks of a group split, beside its experts.
 
     Args:
         backbone: with weights or on the meta device.
@@ -24,8 +24,9 @@ def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[
     """
     config = backbone.config.get_text_config()
     plan = config.base_model_tp_plan or {}
-    styles = {name: plan.get(re.sub(r"\d+", "*", name)) for name, _ in backbone.named_modules()}
-    names = [name for name, style in styles.items() if style not in WHOLE]
+    styles = {name: plan.get(in_plan(name)) for name, _ in backbone.named_modules()}
+    experts = find_experts(backbone)
+    names = [name for name, style in styles.items() if style not in WHOLE and name not in experts]
 
     def refuse(obstacle: str) -> NoReturn:
         raise ValueError(
@@ -42,6 +43,7 @@ def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[
     if foreign := sorted({str(styles[name]) for name in names} - {FIRST, LAST}):
         refuse(f"its plan in transformers asks for {', '.join(foreign)}")
     check_share(config.to_dict().get("num_key_value_heads") or config.num_attention_heads, group.size, "key heads")
+    check_experts(backbone, group.size, group.shards, group.key, key)
     shards = []
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in names):
         module = backbone.get_submodule(owner)

@@ -50,9 +50,14 @@ def test_two_processes_train_what_one_trains(name, runs):
         assert found.keys() == expected["network"].keys()
         for weight, tensor in expected["network"].items():
             torch.testing.assert_close(found[weight], tensor, rtol=1e-4, atol=1e-5)
-    exported = AutoModelForCausalLM.from_pretrained(runs[name] / "split/checkpoints/latest/actor").state_dict()
+    exported, alone = (
+        AutoModelForCausalLM.from_pretrained(runs[name] / way / "checkpoints/latest/actor").state_dict()
+        for way in ("split", "alone")
+    )
     for weight, tensor in exported.items():
-        torch.testing.assert_close(tensor, two["actor"]["network"][f"model.{weight}"], rtol=0.0, atol=0.0)
+        torch.testing.assert_close(tensor, alone[weight], rtol=1e-4, atol=1e-5)
+        if name != "adapters":  # merged into weights that the state does not hold
+            torch.testing.assert_close(tensor, two["actor"]["network"][f"model.{weight}"], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import METHOD, MODEL, close, job
+from tests.helpers import METHOD, MODEL, TERMS, close, job
 
 SHARES = [[3], [7, 6], [5, 4, 2, 1, 0], []]
 MIXED = MODEL | {
@@ -12,6 +12,15 @@ MIXED = MODEL | {
 }
 
 BIASED = {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+EXPERTS = MODEL | {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+}
+BALANCED = METHOD | {"terms": TERMS | {"router_balance": {"name": "router_balance", "coef": 0.3}}}
 
 
 def given(strategy, **changes):
@@ -33,6 +42,8 @@ JOBS = {
     "two replicas, whole and kept": given(
         GRID | {"replicas": 2, "accumulate": "whole", "reshard_after_forward": False}, model=MODEL | BIASED
     ),
+    "experts": given(GRID, model=EXPERTS, algorithm=BALANCED),
+    "experts, two replicas": given(GRID | {"replicas": 2, "activation_checkpointing": "full"}, model=EXPERTS),
     "four parts": given({"tensor_parallel": 4}, model=MODEL | {"num_key_value_heads": 4}),
 }
 

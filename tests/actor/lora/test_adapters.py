@@ -252,7 +252,7 @@ def test_several_processes_do_what_one_does(world, ranks, name, on_ranks, tmp_pa
     tolerance = 1e-5 if exact else 0.1
     for part in ("columns", "weights", "reference weights"):
         close(two[part], one[part], tolerance)
-    alone = 5e-5 if name in SPLIT else tolerance  # B is near 0, and so are gradients of A
+    alone = 2e-4 if name in SPLIT else tolerance  # B is near 0, and so are gradients of A
     close(two["gradients"], one["gradients"], alone)
     for part in ("state", "reference state"):  # where a gradient is near 0, Adam makes much of its rounding
         close(two[part]["network"], one[part]["network"], alone if exact else 1.0)
