@@ -52,8 +52,7 @@ def split_errors(sizes: Mapping[str, int], models: Mapping[str, ModelFacts]) -> 
         models: by their yaml keys.
     """
     errors = []
-    for split in (f"strategy.{key}={sizes[key]}" for key in SPLITS if sizes[key] > 1):
-        undo = f"{split.partition('=')[0]}=1"
+    for split, undo in ((f"strategy.{key}={sizes[key]}", f"strategy.{key}=1") for key in SPLITS if sizes[key] > 1):
         errors += [
             f"{key}.optimizer.name=muon: it needs whole matrices, and {split} splits them; set "
             f"{key}.optimizer.name=adamw, or {undo}"
@@ -61,9 +60,10 @@ def split_errors(sizes: Mapping[str, int], models: Mapping[str, ModelFacts]) -> 
             for key, optimizer in facts.optimizers.items()
             if optimizer == "muon"
         ]
+    if sizes["tensor_parallel"] > 1:
         errors += [
-            f"{key}.lora.quantize: packed weights cannot be split over the ranks of {split}; set "
-            f"{key}.lora.quantize=null, or {undo}"
+            f"{key}.lora.quantize: packed weights cannot be split over the ranks of strategy.tensor_parallel="
+            f"{sizes['tensor_parallel']}; set {key}.lora.quantize=null, or strategy.tensor_parallel=1"
             for key, facts in models.items()
             if facts.quantized
         ]

@@ -1,4 +1,4 @@
-"""Whole runs: two processes that split the matrices of the blocks train what one trains."""
+"""Whole runs: two processes that split the matrices of the blocks, or the experts, train what one trains."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,14 @@ RUNS = {
     "a reference, shared prefixes": ("algorithm=grpo", "algorithm/terms=[kl]", "actor.share_prefix=true"),
     "a critic": ("algorithm=ppo", "algorithm.group_size=4"),
     "adapters": ("algorithm=grpo", "actor/lora=lora", "actor.lora.rank=3"),
+    "experts": (
+        "algorithm=grpo",
+        "actor.model_config.model_type=mixtral",
+        "+actor.model_config.num_local_experts=4",
+        "algorithm/terms=[router_balance]",
+    ),
 }
+SPLIT = {"experts": "strategy.expert_parallel=2"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,8 @@ def runs(resolved, sized, torchrun, tmp_path_factory):
     for name, overrides in RUNS.items():
         given = sized(*GIVEN, *overrides)
         Job(resolved(*given, f"output_dir={folders[name] / 'alone'}")).fit("")
-        configs.append(resolved(*given, f"output_dir={folders[name] / 'split'}", "strategy.tensor_parallel=2"))
+        split = SPLIT.get(name, "strategy.tensor_parallel=2")
+        configs.append(resolved(*given, f"output_dir={folders[name] / 'split'}", split))
     file = tmp_path_factory.mktemp("configs") / "configs.json"
     file.write_text(json.dumps(configs))
     torchrun(Path(__file__).parent / "runs_on_ranks.py", file)

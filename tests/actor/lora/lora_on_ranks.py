@@ -31,9 +31,17 @@ from tests.train.checkpoint.states import whole_state
 
 SHARES = {1: [list(range(8))], 2: UNEVEN, 4: [[3], [7, 6], [5, 4, 2, 1, 0], []]}
 BIASES = {"model_type": "llama", "attention_bias": True, "mlp_bias": True}
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 SPLIT: dict[str, dict[str, Any]] = {
-    "split": {"tensor_parallel": 2},
-    "split, biases": {"tensor_parallel": 2, "model": BIASES, "targets": ["o_proj", "layers.1.mlp.*"], "rslora": True},
+    "split": {"spread": {"tensor_parallel": 2}},
+    "split, biases": {
+        "spread": {"tensor_parallel": 2},
+        "model": BIASES,
+        "targets": ["o_proj", "layers.1.mlp.*"],
+        "rslora": True,
+    },
+    "split, experts": {"spread": {"tensor_parallel": 2}, "model": EXPERTS},
+    "experts": {"spread": {"expert_parallel": 2}, "model": EXPERTS},
 }
 JOBS: dict[str, dict[str, Any]] = {
     "all-linear": {},
@@ -57,7 +65,7 @@ def perform(
     folder: Path,
     model: dict[str, Any] | None = None,
     dtype: str = "float32",
-    tensor_parallel: int = 1,
+    spread: dict[str, int] | None = None,
     **lora: Any,
 ) -> dict[str, Any]:
     """Two updates with a reference that is kept between them; everything that came of it, whole.
@@ -65,12 +73,12 @@ def perform(
     Args:
         folder: where the adapter is saved.
         model: what differs from MODEL.
-        tensor_parallel: on several ranks.
+        spread: options of the strategy on several ranks.
         lora: options that differ from their yaml.
     """
     optimizer = make_optimizer(**OPTIMIZER)
     shape = {"micro_batch_tokens": 20, "model_config": MODEL | (model or {})}
-    strategy = make_strategy(world, dtype=dtype, tensor_parallel=min(tensor_parallel, world.size))
+    strategy = make_strategy(world, dtype=dtype, **((spread or {}) if world.size > 1 else {}))
     policy = make_actor(world, strategy, optimizer, lora=lora_options(**lora), **shape)
     policy.begin_training(optimizer, 10)
     algorithm, batch = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
