@@ -50,6 +50,10 @@ ELSEWHERE = {
     ".adam_offload": "strategy.optimizer_offload",
     ".enable_activation_offload": "strategy.activation_offload",
     ".activation_offloading": "strategy.activation_offload",
+    ".tensor_model_parallel_size": "strategy.tensor_parallel",
+    ".ds_tensor_parallel_size": "strategy.tensor_parallel",
+    ".expert_model_parallel_size": "strategy.expert_parallel",
+    ".context_parallel_size": "strategy.context_parallel",
     ".bf16": "strategy.dtype",
     ".zero_stage": "strategy",
     # data
