@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank of a group holds some experts of every layer, and the ranks exchange tokens (2006.16668).
+"""Expert parallelism (2006.16668): each rank of a group holds some experts of every layer, and ranks exchange tokens.
 
 A rank sends a token to the ranks of the experts that its router has chosen, and they return what the experts computed.
 """
@@ -7,12 +7,13 @@ import copy
 import re
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
@@ -32,7 +33,7 @@ class ExpertParallel:
 
     def __init__(self, mesh: DeviceMesh, data: DeviceMesh) -> None:
         self.data = data
-        self.modules: set[nn.Module] = set()
+        self.modules = WeakSet[nn.Module]()
         self._mesh, self._group, self._size = mesh, mesh.get_group(), mesh.size()
 
     def check_model(self, backbone: PreTrainedModel, where: str) -> None:
@@ -86,7 +87,7 @@ class ExpertParallel:
         sent, received = (each.view(self._size, per_rank).sum(1).tolist() for each in (counts, arriving))
         rows = all_to_all(states[order // chosen.shape[1]], sent, received, self._group)  # (m, D)
         numbers = torch.arange(per_rank, device=rows.device).repeat(self._size).repeat_interleave(arriving)  # (m,)
-        parts = {name: part.to_local() for name, part in experts.named_parameters()}
+        parts = {name: part.to_local() for name, part in experts.named_parameters() if isinstance(part, DTensor)}
         results = functional_call(local, parts, (rows, numbers[:, None], rows.new_ones(len(rows), 1)))
         returned = all_to_all(results, received, sent, self._group)[order.argsort()]  # (n k, D)
         weighted = returned.view(*chosen.shape, -1) * weights[..., None]

@@ -32,6 +32,7 @@ from rft.strategy.peak import known_peak
 from rft.strategy.tensor import TensorParallel
 from rft.strategy.tp_plan import tp_plan
 
+
 class FSDP2(Strategy):
     """Shards a network over all ranks.
 
@@ -186,8 +187,8 @@ class FSDP2(Strategy):
                     )
             if options["compile"] and facts.hooked:
                 check.messages.append(
-                    f"strategy.compile: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do not "
-                    "run with it; take it out, or leave strategy.compile at its default"
+                    f"strategy.compile: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do "
+                    "not run with it; take it out, or leave strategy.compile at its default"
                 )
         check.end()
 

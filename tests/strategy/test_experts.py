@@ -6,13 +6,10 @@ import torch
 from rft.actor.init import load_model, meta_model, read_config
 from rft.distributed import start
 from rft.strategy.experts import ExpertParallel, check_experts, find_experts
-from tests.helpers import METHOD, MODEL, TERMS, close, job
-from tests.strategy.test_tensor_parallel_grid import EXPERTS
+from tests.helpers import MODEL, close, job
+from tests.strategy.test_tensor_parallel_grid import BALANCED, EXPERTS, SHARED_EXPERT, SHARES
 
 TOGETHER = {"expert_parallel": 2}
-BALANCED = METHOD | {"terms": TERMS | {"router_balance": {"name": "router_balance", "coef": 0.3}}}
-SHARED = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 12}
-SHARES = [[3], [7, 6], [5, 4, 2, 1, 0], []]
 
 
 def given(strategy=None, **changes):
@@ -29,8 +26,10 @@ JOBS = {
     "mixtral, recomputed, selective": given(
         {"activation_checkpointing": "selective"}, model=EXPERTS | {"model_type": "mixtral", "num_local_experts": 4}
     ),
-    "qwen2_moe, a shared expert, a frozen block": given(model=EXPERTS | SHARED, actor={"frozen": ["model.layers.0.*"]}),
-    "critic": given(head="value"),
+    "qwen2_moe, a shared expert, a frozen block": given(
+        model=EXPERTS | SHARED_EXPERT, actor={"frozen": ["model.layers.0.*"]}
+    ),
+    "critic in host memory, an average": given({"param_offload": "all"}, head="value", actor={"ema": 0.6}),
 }
 ROUGH = given({"dtype": "bfloat16"}, updates=1, model=EXPERTS | {"hidden_size": 16})  # rows of whole 16 bytes
 
@@ -107,7 +106,9 @@ def test_an_actor_without_experts_is_refused_and_another_model_is_not():
     group = ExpertParallel(world.mesh, world.mesh)
     backbone = meta_model(read_config(None, MODEL, 19, "actor")).base_model
     group.check_model(backbone, "reward")
-    with pytest.raises(ValueError, match=r"^strategy\.expert_parallel=1: transformers has no plan for experts of Qwen3"):
+    with pytest.raises(
+        ValueError, match=r"^strategy\.expert_parallel=1: transformers has no plan for experts of Qwen3"
+    ):
         group.check_model(backbone, "actor")
 
 
@@ -115,7 +116,7 @@ def test_an_actor_without_experts_is_refused_and_another_model_is_not():
 def test_split_experts_of_one_rank_compute_what_they_did(kind):
     """Every family weights what its experts return, so a rank can compute its tokens with weights of 1."""
     world = start("cpu")
-    options = EXPERTS | SHARED | {"model_type": kind, "num_local_experts": 4}
+    options = EXPERTS | SHARED_EXPERT | {"model_type": kind, "num_local_experts": 4}
     backbone = load_model(None, read_config(None, options, 19, "actor"), 0).base_model
     states, chosen = torch.randn(7, 20), torch.randint(4, (7, 2))
     weights = torch.rand(7, 2)

@@ -20,6 +20,7 @@ EXPERTS = MODEL | {
     "moe_intermediate_size": 8,
     "norm_topk_prob": True,
 }
+SHARED_EXPERT = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 12}
 BALANCED = METHOD | {"terms": TERMS | {"router_balance": {"name": "router_balance", "coef": 0.3}}}
 
 
@@ -43,7 +44,9 @@ JOBS = {
         GRID | {"replicas": 2, "accumulate": "whole", "reshard_after_forward": False}, model=MODEL | BIASED
     ),
     "experts": given(GRID, model=EXPERTS, algorithm=BALANCED),
-    "experts, two replicas": given(GRID | {"replicas": 2, "activation_checkpointing": "full"}, model=EXPERTS),
+    "a shared expert, two replicas": given(
+        GRID | {"replicas": 2, "activation_checkpointing": "full"}, model=EXPERTS | SHARED_EXPERT
+    ),
     "four parts": given({"tensor_parallel": 4}, model=MODEL | {"num_key_value_heads": 4}),
 }
 
