@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from rft.strategy.context import all_to_all
+from rft.strategy.parallel.context import all_to_all
 
 
 class ExpertParallel:

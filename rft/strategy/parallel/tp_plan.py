@@ -5,8 +5,8 @@ from typing import NoReturn
 from torch import nn
 from transformers import PreTrainedModel
 
-from rft.strategy.experts import check_experts, find_experts, in_plan
-from rft.strategy.tensor import SplitLinear, TensorParallel, TensorShard
+from rft.strategy.parallel.experts import check_experts, find_experts, in_plan
+from rft.strategy.parallel.tensor import SplitLinear, TensorParallel, TensorShard
 
 FIRST, LAST = "colwise", "rowwise"
 WHOLE = (None, "replicated_with_grad_allreduce", "embedding_rowwise")  # styles of layers that every rank holds whole

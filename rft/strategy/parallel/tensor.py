@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rft.distributed import World
-from rft.strategy.context import Context
-from rft.strategy.experts import ExpertParallel
-from rft.strategy.groups import group_meshes
+from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.experts import ExpertParallel
+from rft.strategy.parallel.groups import group_meshes
 
 
 @dataclass(frozen=True)

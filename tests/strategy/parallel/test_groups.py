@@ -3,7 +3,7 @@
 import pytest
 
 from rft.strategy.base import ModelFacts
-from rft.strategy.groups import check_groups, split_errors
+from rft.strategy.parallel.groups import check_groups, split_errors
 
 ALONE = {"replicas": 1, "context_parallel": 1, "tensor_parallel": 1, "expert_parallel": 1}
 

@@ -5,9 +5,9 @@ import torch
 
 from rft.actor.init import load_model, meta_model, read_config
 from rft.distributed import start
-from rft.strategy.experts import ExpertParallel, check_experts, find_experts
+from rft.strategy.parallel.experts import ExpertParallel, check_experts, find_experts
 from tests.helpers import MODEL, close, job
-from tests.strategy.test_tensor_parallel_grid import BALANCED, EXPERTS, SHARED_EXPERT, SHARES
+from tests.strategy.parallel.test_tensor_parallel_grid import BALANCED, EXPERTS, SHARED_EXPERT, SHARES
 
 TOGETHER = {"expert_parallel": 2}
 

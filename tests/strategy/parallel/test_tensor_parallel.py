@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rft.distributed import start
-from rft.strategy.tensor import TensorParallel
+from rft.strategy.parallel.tensor import TensorParallel
 from tests.helpers import ALL_ON_ONE, MODEL, OPTIMIZER, SMALL, UNEVEN, close, job, make_actor, make_batch, make_strategy
 
 pytestmark = pytest.mark.slow
