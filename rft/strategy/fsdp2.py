@@ -18,19 +18,19 @@ from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
-from rft.strategy.parallel.context import Context
-from rft.strategy.parallel.experts import ExpertParallel, find_experts
 from rft.strategy.gather import WHOLE, GatherOptions, gather
-from rft.strategy.parallel.groups import SPLITS, check_groups, group_meshes, split_errors
 from rft.strategy.norm import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
 from rft.strategy.offload.optimizer import OptimizerOffload
 from rft.strategy.offload.parameters import param_offload_errors
-from rft.strategy.peak import known_peak
+from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.experts import ExpertParallel, find_experts
+from rft.strategy.parallel.groups import SPLITS, check_groups, group_meshes, split_errors
 from rft.strategy.parallel.tensor import TensorParallel
 from rft.strategy.parallel.tp_plan import tp_plan
+from rft.strategy.peak import known_peak
 
 
 class FSDP2(Strategy):
