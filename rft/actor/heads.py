@@ -45,9 +45,14 @@ class LogitQueries:
 
         Outputs (Q, K) become columns (B, T, K).
         """
-        if self.shard is not None:
-            outputs = {name: self.shard.return_outputs(values) for name, values in outputs.items()}
-        return {name: aligned(values, where) for name, values in outputs.items()}
+        return {name: aligned(self._returned(values), where) for name, values in outputs.items()}
+
+    def choose(self, values: Tensor) -> Tensor:
+        """From values of the tokens of the forward (N, K) to those of the chosen tokens of this rank's rows (P, K)."""
+        return self._returned(values[self.places])
+
+    def _returned(self, outputs: Tensor) -> Tensor:
+        return outputs if self.shard is None else self.shard.return_outputs(outputs)
 
 
 def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
@@ -148,9 +153,10 @@ class LanguageNetwork(nn.Module):
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
+        found = queries.columns({name: columns[name] for name in outputs if name != ROUTER_BALANCE}, where)
         if ROUTER_BALANCE in outputs:
-            columns[ROUTER_BALANCE] = recorder.balance(queries.places, where)
-        return queries.columns({name: columns[name] for name in outputs}, where)
+            found[ROUTER_BALANCE] = aligned(recorder.balance(queries.choose, where), where)
+        return found
 
 
 class ValueNetwork(nn.Module):

@@ -1,6 +1,6 @@
 """How evenly the tokens of a row go to the experts of a mixture."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class RouterRecorder:
     logits: list[Tensor] = field(default_factory=list)
     chosen: list[Tensor] = field(default_factory=list)
 
-    def balance(self, places: Tensor, where: Tensor) -> Tensor:
+    def balance(self, choose: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
         """The sequence-wise balance loss of DeepSeek-V3 (2412.19437, eq. 17-20), the share of each token, (Q,).
 
         For a row of T chosen tokens that each go to k of E experts: the sum over experts i, and over routers, of
@@ -33,16 +33,16 @@ class RouterRecorder:
         is 1 for each router where all go evenly. The share of token t is the sum of f_i s_ti / T; f has no gradient.
 
         Args:
-            places: (Q,) positions of the chosen tokens in the forward.
+            choose: from a tensor of all tokens of the forward (N, .) to the chosen tokens (Q, .).
             where: (B, .) bool, Q of them True: the chosen tokens of each row.
         """
         row = where.nonzero()[:, 0]  # (Q,)
         tokens = where.sum(1)  # (B,)
-        total = torch.zeros(len(row), device=places.device)
+        total = torch.zeros(len(row), device=where.device)
         for logits, chosen in zip(self.logits, self.chosen, strict=True):
-            affinity = logits[places].float().softmax(-1)  # (Q, E)
-            routed = torch.zeros_like(affinity).scatter_(1, chosen[places], 1.0)
-            load = torch.zeros(len(where), affinity.shape[1], device=places.device).index_add_(0, row, routed)
+            affinity = choose(logits).float().softmax(-1)  # (Q, E)
+            routed = torch.zeros_like(affinity).scatter_(1, choose(chosen), 1.0)
+            load = torch.zeros(len(where), affinity.shape[1], device=where.device).index_add_(0, row, routed)
             load *= affinity.shape[1] / chosen.shape[1] / tokens.clamp(min=1)[:, None]  # (B, E)
             total = total + (load[row] * affinity).sum(-1) / tokens[row]
         return total

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
-from rft.strategy.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
+from rft.strategy.parallel.context import Context
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST = " (CPU)"  # ends the names of terms of mode=plan that are in host memory

@@ -1,6 +1,7 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -17,16 +18,19 @@ from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
-from rft.strategy.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions, gather
+from rft.strategy.norm import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
 from rft.strategy.offload.optimizer import OptimizerOffload
 from rft.strategy.offload.parameters import param_offload_errors
+from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.experts import ExpertParallel, find_experts
+from rft.strategy.parallel.groups import SPLITS, check_groups, group_meshes, split_errors
+from rft.strategy.parallel.tensor import TensorParallel
+from rft.strategy.parallel.tp_plan import tp_plan
 from rft.strategy.peak import known_peak
-from rft.strategy.tensor import TensorParallel
-from rft.strategy.tp_plan import tp_plan
 
 
 class FSDP2(Strategy):
@@ -45,7 +49,8 @@ class FSDP2(Strategy):
             world size / replicas ranks.
         context_parallel: number of ranks that compute each sequence together, a slice of its tokens each.
         tensor_parallel: number of ranks that compute each sequence together with a part of each weight matrix of the
-            blocks; all other weights are sharded.
+            blocks, and some of its experts; all other weights are sharded.
+        expert_parallel: number of ranks that each hold some experts of every layer and exchange tokens.
         activation_checkpointing: which activations of the blocks are computed again in the backward pass.
         param_offload: models whose sharded weights, gradients and optimizer state are in host memory (pinned for a
             GPU): `none`, `frozen` (those that never train) or `all`. Blocks are copied to the device to compute.
@@ -77,6 +82,7 @@ class FSDP2(Strategy):
         replicas: PositiveInt,
         context_parallel: PositiveInt,
         tensor_parallel: PositiveInt,
+        expert_parallel: PositiveInt,
         activation_checkpointing: Literal["none", "full", "selective"],
         param_offload: Literal["none", "frozen", "all"],
         optimizer_offload: bool,
@@ -84,19 +90,8 @@ class FSDP2(Strategy):
         compile: bool,
         peak_tflops: PositiveFloat | None,
     ) -> None:
-        groups = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
-        for key, ranks in groups.items():
-            if world.size % ranks:
-                raise ValueError(
-                    f"strategy.{key}={ranks} does not divide the {world.size} processes; choose a divisor of them, or 1"
-                )
-        if tensor_parallel > 1:
-            others = {"replicas": replicas > 1, "context_parallel": context_parallel > 1, "compile": compile}
-            if both := [f"strategy.{key}" for key, on in others.items() if on]:
-                raise ValueError(
-                    f"strategy.tensor_parallel={tensor_parallel} does not go with {', '.join(both)}; leave "
-                    f"{' and '.join(both)} at the default, or set strategy.tensor_parallel=1"
-                )
+        sizes = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
+        check_groups(world.size, sizes | {"expert_parallel": expert_parallel}, compile)
         if accumulate == "whole" and reduce_dtype != "float32":
             raise ValueError(
                 f"strategy.accumulate=whole adds up micro-batches in strategy.reduce_dtype={reduce_dtype}, which loses "
@@ -134,13 +129,17 @@ class FSDP2(Strategy):
             reduce_dtype=DTYPES[reduce_dtype],
         )
         self._mesh = self._block_mesh = world.mesh
-        if tensor_parallel > 1:
-            self.context = TensorParallel(world, tensor_parallel)
-            self._block_mesh = self.context.data
+        self._experts: ExpertParallel | None = None
         if replicas > 1:
             shape = (replicas, world.size // replicas)
             self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
             self._block_mesh = self._mesh
+        if tensor_parallel > 1:
+            self.context = TensorParallel(world, tensor_parallel, replicas)
+            self._block_mesh = self.context.data
+            self._experts = self.context.experts
+        elif expert_parallel > 1:
+            self._experts = ExpertParallel(*group_meshes(world, expert_parallel, replicas))
 
     @classmethod
     def device(cls, options: Mapping[str, Any]) -> str:
@@ -171,9 +170,8 @@ class FSDP2(Strategy):
     @classmethod
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
         """See `Strategy.check`."""
-        check, size = Checks(), options["tensor_parallel"]
-        if size > 1:
-            check.attempt(_check_tensor_parallel, size, models)
+        check = Checks()
+        check.messages += split_errors({name: options[name] for name in SPLITS}, models)
         check.messages += param_offload_errors(options["param_offload"], models)
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
@@ -187,11 +185,10 @@ class FSDP2(Strategy):
                         f"strategy.{name}={options[name]}: with {key}.head={facts.head} every rank reads the tokens of "
                         "its own rows; set it to 1"
                     )
-            hidden = {"compile": options["compile"], "context_parallel": options["context_parallel"] > 1}
-            for name in (name for name, on in hidden.items() if on and facts.hooked):
+            if options["compile"] and facts.hooked:
                 check.messages.append(
-                    f"strategy.{name}: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do not "
-                    f"run with it; take it out, or leave strategy.{name} at its default"
+                    f"strategy.compile: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do "
+                    "not run with it; take it out, or leave strategy.compile at its default"
                 )
         check.end()
 
@@ -203,12 +200,17 @@ class FSDP2(Strategy):
             self.context.check_model(config, packing, key)
         if isinstance(self.context, TensorParallel):
             tp_plan(meta_model().base_model, self.context, key)
+        elif self._experts is not None:
+            self._experts.check_model(meta_model().base_model, key)
 
     def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
         """See `Strategy.parallelize`."""
         if isinstance(self.context, TensorParallel):
             shards = tp_plan(backbone, self.context, key)
             self.context.apply_tensor_parallel(backbone, backbone.get_submodule("rotary_emb"), shards)
+        if self._experts is not None:
+            for experts in find_experts(backbone).values():
+                self._experts.split(experts)
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one, and all other weights with the root; see `Strategy.shard`."""
@@ -224,6 +226,7 @@ class FSDP2(Strategy):
                 recompute(block, self._checkpointing)
             if activations is not None:
                 activations.wrap(block)
+            self._shard_experts(block, offload)
             shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard)
         # None: the weights of the root are needed first in the backward pass, so they stay gathered
         shard(network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False)
@@ -231,6 +234,19 @@ class FSDP2(Strategy):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def _shard_experts(self, block: nn.Module, offload: OffloadPolicy) -> None:
+        """Shards the experts that are split, by their rows: their number may be smaller than that of the ranks."""
+        for module in block.modules():
+            if self._experts is not None and module in self._experts.modules:
+                fully_shard(
+                    module,
+                    mesh=self._experts.data,
+                    reshard_after_forward=self._reshard,
+                    shard_placement_fn=lambda parameter: Shard(1),
+                    mp_policy=replace(self._policy, cast_forward_inputs=False),  # weights of experts may be float32
+                    offload_policy=offload,
+                )
 
     def materialize(self, network: nn.Module) -> None:
         """See `Strategy.materialize`. Parameters stay the same objects, so tied ones stay tied."""
@@ -294,8 +310,8 @@ class FSDP2(Strategy):
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm`."""
-        if isinstance(self.context, TensorParallel):
-            return self.context.clip_grad_norm(parameters, max_norm)
+        if self._experts is not None:
+            return clip_grad_norm(parameters, max_norm, self.world)
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.world.device)
 
@@ -334,22 +350,6 @@ class FSDP2(Strategy):
         ]
         by_number = {numbers[name]: values for name, values in state["state"].items()}
         optimizer.load_state_dict({"state": by_number, "param_groups": groups})
-
-
-def _check_tensor_parallel(size: int, models: Mapping[str, ModelFacts]) -> None:
-    for facts in models.values():
-        for key, optimizer in facts.optimizers.items():
-            if optimizer == "muon":
-                raise ValueError(
-                    f"{key}.optimizer.name=muon: it needs whole matrices, and strategy.tensor_parallel={size} splits "
-                    f"them; set {key}.optimizer.name=adamw, or strategy.tensor_parallel=1"
-                )
-    for key, facts in models.items():
-        if facts.lora:
-            raise ValueError(
-                f"{key}.lora: adapters cannot be split over the ranks of strategy.tensor_parallel={size}; set "
-                f"{key}.lora=null, or strategy.tensor_parallel=1"
-            )
 
 
 def _frozen(network: nn.Module) -> set[str]:

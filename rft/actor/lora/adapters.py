@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -210,7 +211,7 @@ class Adapters:
         for name, tensor in self.base():
             layer, _, part = name.rpartition(".")
             if part == "weight" and layer in self.layers:
-                tensor = tensor + self.layers[layer].get_delta_weight(NAME)
+                tensor = tensor + _delta(self.layers[layer], tensor)
             yield name, tensor
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
@@ -280,6 +281,20 @@ class LoraWeights(Iterable[tuple[str, Tensor]]):
     def alone(self) -> Iterator[tuple[str, Tensor]]:
         """What `Adapters.save` writes."""
         return self.gather(self.adapters.tensors(), replace(self.options, dtype=None))
+
+
+def _delta(layer: Any, weight: Tensor) -> Tensor:
+    """What an adapter adds to the weight (out, in) of its layer, spread as the weight is. A collective."""
+    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    if not isinstance(weight, DTensor) or a.device_mesh == b.device_mesh:
+        delta: Tensor = layer.get_delta_weight(NAME)
+        return delta
+    # tensor parallelism splits one of the two; the rows of B are those of this rank's part of the weight
+    rows = [Replicate() if placement.is_shard(0) else placement for placement in a.placements]
+    local = layer.scaling[NAME] * b.to_local() @ a.redistribute(placements=rows).to_local()
+    return DTensor.from_local(
+        local, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:

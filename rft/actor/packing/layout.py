@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rft.batch.columns import lengths
 from rft.batch.media import media_entries
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
 
 
 @dataclass(frozen=True)

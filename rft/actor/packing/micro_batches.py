@@ -14,7 +14,7 @@ from rft.batch.collate import trim
 from rft.batch.columns import lengths
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
 
 
 @dataclass(frozen=True)

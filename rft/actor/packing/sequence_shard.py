@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rft.actor.packing.layout import PackedLayout, PackedSegment, SequenceShard
 from rft.batch.columns import candidates
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
 
 
 def shard_queries(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:

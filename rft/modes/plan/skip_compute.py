@@ -38,7 +38,8 @@ class ResultSpec(NamedTuple):
 class SkipCompute(TorchDispatchMode):
     """Skips operations on placeholders and returns placeholders.
 
-    A number read from a placeholder is 1 or True: masks are full, and everything is finite.
+    A number read from a placeholder is 1 or True: masks are full, and everything is finite. `bincount` counts as many
+    in each bin: tokens go evenly to the experts.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,8 @@ class SkipCompute(TorchDispatchMode):
         if func in RESHAPING or any(alias is not None and not alias.is_write for alias in stated):
             return func(*args, **kwargs)  # a view
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        if func is aten.bincount.default:
+            return _even_counts(args[0].numel(), given["minlength"])
         written = {
             frozenset(argument.alias_info.before_set): given[argument.name]
             for argument in schema.arguments
@@ -123,7 +126,8 @@ class SkipCompute(TorchDispatchMode):
             options = {name: map_tensors(value, shape_of) for name, value in kwargs.items()}
             if "device" in kwargs:
                 options["device"] = META
-            shapes = func(*map_tensors(args, shape_of), **options)
+            outline = grouped_outline if func is aten._grouped_mm.default else func
+            shapes = outline(*map_tensors(args, shape_of), **options)
             owners = {storage._cdata: numbers[address] for address, storage in metas.items()}
             self._known[key] = map_tensors(shapes, lambda shape: _spec(shape, owners))
         return self._make(self._known[key], tensors)
@@ -155,6 +159,23 @@ class SkipCompute(TorchDispatchMode):
         if storage._cdata not in self._storages:
             self._storages.add(storage._cdata)
             weakref.finalize(storage, self._storages.discard, storage._cdata).atexit = False
+
+
+def grouped_outline(first: Tensor, second: Tensor, offs: Tensor, *_: Any) -> Tensor:
+    """The result of `_grouped_mm` on the meta device, where torch's own takes bfloat16 alone.
+
+    Args:
+        first: (n, A); for the gradient of the weights (A, n).
+        second: (groups, A, B); for the gradient of the weights (n, B).
+        offs: (groups,)
+    """
+    if second.dim() == 3:
+        return first.new_empty(len(first), second.shape[2])
+    return first.new_empty(len(offs), len(first), second.shape[1])
+
+
+def _even_counts(total: int, bins: int) -> Tensor:
+    return torch.arange(total, total + bins).div(bins, rounding_mode="floor")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

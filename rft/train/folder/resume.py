@@ -35,6 +35,7 @@ CHANGES_NOTHING = {
     "strategy.replicas": "how ranks share the weights",
     "strategy.context_parallel": "how ranks share a sequence",
     "strategy.tensor_parallel": "how ranks share a matrix",
+    "strategy.expert_parallel": "how ranks share experts",
     "strategy.reshard_after_forward": "how long gathered blocks are held",
     "strategy.accumulate": "when gradients are reduced",
     "strategy.activation_checkpointing": "what the backward pass recomputes",

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": EVEN | {"model_type": "qwen2", "tie_word_embeddings": True},
     "gemma2": TINY | {"model_type": "gemma2", "final_logit_softcapping": None, "attn_logit_softcapping": 20.0},
     "experts": EXPERTS,
+    "even experts": EXPERTS | {"num_experts": 4},
     "large": LARGE,
 }
 LORA = {"rank": 3, "targets": ["self_attn.*"]}
@@ -54,7 +55,12 @@ PEAKS: dict[str, dict[str, Any]] = {
     "adapter": {"model": "large adapter"},
     "pickled": {"model": "large pickled"},
 }
-SPLIT = {"split": {"model": "llama", "tensor_parallel": 2}, "split, biases": {"model": "qwen2", "tensor_parallel": 2}}
+SPLIT: dict[str, dict[str, Any]] = {
+    "split": {"model": "llama", "spread": {"tensor_parallel": 2}},
+    "split, biases": {"model": "qwen2", "spread": {"tensor_parallel": 2}},
+    "split, lora": {"model": "qwen2", "spread": {"tensor_parallel": 2}, "trains": True, "lora": LORA},
+    "split experts": {"model": "even experts", "spread": {"expert_parallel": 2}},
+}
 
 
 class WholeFirst(FSDP2):
@@ -71,10 +77,10 @@ def build(
     trains: bool = False,
     lora: dict[str, Any] | None = None,
     dtype: str = "float32",
-    tensor_parallel: int = 1,
+    spread: dict[str, int] | None = None,
     **options: Any,
 ) -> Actor:
-    strategy = make_strategy(world, kind, dtype=dtype, tensor_parallel=tensor_parallel)
+    strategy = make_strategy(world, kind, dtype=dtype, **(spread or {}))
     adapters = None if lora is None else yaml_options("actor/lora/lora.yaml", **lora)
     optimizer = make_optimizer() if trains else None
     key = {"value": "critic"}.get(options.get("head", "lm"), "actor")

@@ -29,14 +29,27 @@ from tests.helpers import (
 )
 from tests.train.checkpoint.states import whole_state
 
-SHARES = {1: [list(range(8))], 2: UNEVEN}
+SHARES = {1: [list(range(8))], 2: UNEVEN, 4: [[3], [7, 6], [5, 4, 2, 1, 0], []]}
+BIASES = {"model_type": "llama", "attention_bias": True, "mlp_bias": True}
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+SPLIT: dict[str, dict[str, Any]] = {
+    "split": {"spread": {"tensor_parallel": 2}},
+    "split, biases": {
+        "spread": {"tensor_parallel": 2},
+        "model": BIASES,
+        "targets": ["o_proj", "layers.1.mlp.*"],
+        "rslora": True,
+    },
+    "split, experts": {"spread": {"tensor_parallel": 2}, "model": EXPERTS},
+    "experts": {"spread": {"expert_parallel": 2}, "model": EXPERTS},
+}
 JOBS: dict[str, dict[str, Any]] = {
     "all-linear": {},
-    "some, tied": {"targets": ["q_proj", "layers.1.mlp.*"], "rslora": True, "tied": True},
+    "some, tied": {"targets": ["q_proj", "layers.1.mlp.*"], "rslora": True, "model": {"tie_word_embeddings": True}},
     "bfloat16": {"dtype": "bfloat16"},
     "nf4": {"quantize": "nf4", "targets": ["self_attn.*"]},
     "nf4 in bfloat16": {"quantize": "nf4", "dtype": "bfloat16"},
-}
+} | SPLIT
 
 
 def lora_options(**changes):
@@ -47,19 +60,29 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def perform(world: World, folder: Path, tied: bool = False, dtype: str = "float32", **lora: Any) -> dict[str, Any]:
+def perform(
+    world: World,
+    folder: Path,
+    model: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    spread: dict[str, int] | None = None,
+    **lora: Any,
+) -> dict[str, Any]:
     """Two updates with a reference that is kept between them; everything that came of it, whole.
 
     Args:
         folder: where the adapter is saved.
+        model: what differs from MODEL.
+        spread: options of the strategy on several ranks.
         lora: options that differ from their yaml.
     """
     optimizer = make_optimizer(**OPTIMIZER)
-    shape = {"micro_batch_tokens": 20, "model_config": MODEL | {"tie_word_embeddings": tied}}
-    policy = make_actor(world, make_strategy(world, dtype=dtype), optimizer, lora=lora_options(**lora), **shape)
+    shape = {"micro_batch_tokens": 20, "model_config": MODEL | (model or {})}
+    strategy = make_strategy(world, dtype=dtype, **((spread or {}) if world.size > 1 else {}))
+    policy = make_actor(world, strategy, optimizer, lora=lora_options(**lora), **shape)
     policy.begin_training(optimizer, 10)
     algorithm, batch = build_algorithm(AlgorithmOptions(**METHOD), "algorithm"), make_batch()
-    places = torch.tensor(SHARES[world.size][world.rank])
+    places = torch.tensor(SHARES[world.size][world.rank], dtype=torch.int64)
     mine = batch[places]
     reference = policy.frozen_copy("reference")
     norms, gradients = [], {}
@@ -112,7 +135,8 @@ def main() -> None:
     torch.set_num_threads(1)
     world = start("cpu")
     folder = Path(sys.argv[1])
-    results = {name: perform(world, folder / name, **job) for name, job in JOBS.items()}
+    jobs = JOBS if world.size == 2 else SPLIT
+    results = {name: perform(world, folder / name, **job) for name, job in jobs.items()}
     if world.rank == 0:
         torch.save(results, folder / "results.pt")
     leave()

@@ -1,6 +1,7 @@
 """Adapters: what trains, what they compute, where their weights go, on one rank and two, and what is refused."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from rft.rollout.engine.sampling import Sampling
 from rft.setup.assembly import Job
 from tests.actor.lora import lora_on_ranks
 from tests.actor.lora.adapters import logprobs, make, same, update, weights
-from tests.actor.lora.lora_on_ranks import JOBS, SHARES
+from tests.actor.lora.lora_on_ranks import JOBS, SHARES, SPLIT
 from tests.helpers import MODEL, close, hf_engine, make_batch
 from tests.train.checkpoint.states import restore, whole_state
 
+WHOLE = re.compile(r"(q|k|v|gate|up)_proj\.lora_A|(o|down)_proj\.lora_B")  # on every rank that splits the layer
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -242,25 +244,34 @@ def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(torchrun, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two_ranks")
-    torchrun(lora_on_ranks.__file__, folder)
-    return torch.load(folder / "results.pt", weights_only=False), folder
+def on_ranks(torchrun, tmp_path_factory):
+    """What jobs came to, by the number of ranks, and the folder of each number."""
+    found = {}
+    for ranks in (2, 4):
+        folder = tmp_path_factory.mktemp("ranks")
+        torchrun(lora_on_ranks.__file__, folder, ranks=ranks)
+        found[ranks] = torch.load(folder / "results.pt", weights_only=False), folder
+    return found
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_two_processes_do_what_one_does(world, name, two_ranks, tmp_path):
-    one, two = lora_on_ranks.perform(world, tmp_path, **JOBS[name]), two_ranks[0][name]
+@pytest.mark.parametrize(("ranks", "name"), [*((2, name) for name in JOBS), *((4, name) for name in SPLIT)])
+def test_several_processes_do_what_one_does(world, ranks, name, on_ranks, tmp_path):
+    results, folder = on_ranks[ranks]
+    one, two = lora_on_ranks.perform(world, tmp_path, **JOBS[name]), results[name]
     exact = "dtype" not in JOBS[name]
     tolerance = 1e-5 if exact else 0.1
-    for part in ("gradients", "columns", "weights", "reference weights"):
+    for part in ("columns", "weights", "reference weights"):
         close(two[part], one[part], tolerance)
+    alone = 2e-4 if name in SPLIT else tolerance  # B is near 0, and so are gradients of A
+    close(two["gradients"], one["gradients"], alone)
     for part in ("state", "reference state"):  # where a gradient is near 0, Adam makes much of its rounding
-        close(two[part]["network"], one[part]["network"], tolerance if exact else 1.0)
+        close(two[part]["network"], one[part]["network"], alone if exact else 1.0)
     assert two["norms"] == pytest.approx(one["norms"], rel=tolerance)
-    assert two["names"] == 2 * one["names"] and two["moments"] == one["moments"]
+    assert two["names"] == ranks * one["names"]
+    twice = [tensor for part, tensor in one["gradients"].items() if "split" in name and WHOLE.search(part)]
+    assert two["moments"] == one["moments"] + sum(2 * tensor.nbytes for tensor in twice)
     file = "adapter_model.safetensors"
-    close(load_file(two_ranks[1] / name / file), load_file(tmp_path / file), tolerance if exact else 1.0)
+    close(load_file(folder / name / file), load_file(tmp_path / file), alone if exact else 1.0)
     assert SHARES[2][0] != SHARES[2][1]
     for result in (one, two):
         same(result["columns"]["reference"], result["columns"]["kept"])

@@ -29,6 +29,7 @@ SMALL = (
     "actor.model_config.head_dim=16",
     "actor.micro_batch_tokens=256",
 )
+EXPERTS = ("actor.model_config.model_type=mixtral", "+actor.model_config.num_local_experts=8")
 CASES = {
     "plain": (),
     "two ranks": ("plan.ranks=2",),
@@ -56,6 +57,8 @@ CASES = {
     "shared prefixes": ("actor.share_prefix=true",),
     "slices": ("plan.ranks=2", "strategy.context_parallel=2"),
     "split matrices": ("plan.ranks=4", "strategy.tensor_parallel=2"),
+    "experts": ("plan.ranks=4", *EXPERTS),
+    "split experts": ("plan.ranks=4", *EXPERTS, "strategy.expert_parallel=4"),
     "many updates": ("batch.minibatches=4", "batch.epochs=2", "algorithm.correction=null"),
     "torn groups": ("batch.minibatches=16",),
     "few rows at once": ("rollout.engine.max_rows=8",),
@@ -147,6 +150,13 @@ def test_a_rank_holds_its_share_of_what_trains(forecasts, terms):
         < terms("split matrices")["gathered"]
         < 0.6 * terms("four ranks")["gathered"]
     )
+
+
+def test_a_rank_gathers_its_share_of_the_experts(terms):
+    whole, split = terms("experts"), terms("split experts")
+    assert split["weights"] == pytest.approx(whole["weights"], rel=0.02)
+    assert split["optimizer"] == pytest.approx(whole["optimizer"], rel=0.02)
+    assert split["gathered"] < 0.5 * whole["gathered"]
 
 
 def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecasts, terms):

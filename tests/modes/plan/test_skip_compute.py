@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from rft.modes.plan.skip_compute import SkipCompute
 
 STATM = Path("/proc/self/statm")
+OFFSETS = torch.tensor([1, 3, 4], dtype=torch.int32)  # of three groups in four rows
 MASK = torch.tensor([True, False, True, True])
 
 
@@ -57,6 +58,8 @@ def is_placeholder(mode, tensor):
         lambda x: torch.mm(x, x.T, out=torch.empty(4, 4)),
         lambda x: x.isfinite().all(),
         lambda x: x.topk(2).indices,
+        lambda x: torch._grouped_mm(x[:, :4].contiguous(), torch.ones(3, 4, 8), offs=OFFSETS),
+        lambda x: torch._grouped_mm(torch.ones(8, 4), x[:, :4].contiguous(), offs=OFFSETS),
     ],
 )
 def test_results_have_the_shapes_of_real_ones(operation, placeholder):
@@ -111,6 +114,7 @@ def test_numbers_of_a_placeholder_are_one_and_masks_are_full(placeholder):
         assert (tensor > 5).any() and torch.allclose(tensor, tensor + 1)
         assert tensor[tensor > 5].shape == (2**22,)
         assert (tensor > 5).nonzero().shape == (2**22, 2)
+        assert torch.bincount(tensor[0, :7].long(), minlength=3).tolist() == [2, 2, 3]
 
 
 def test_a_result_that_shares_memory_with_what_was_given_still_does(placeholder):

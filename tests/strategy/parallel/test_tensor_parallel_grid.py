@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import METHOD, MODEL, close, job
+from tests.helpers import METHOD, MODEL, TERMS, close, job
 
 SHARES = [[3], [7, 6], [5, 4, 2, 1, 0], []]
 MIXED = MODEL | {
@@ -10,6 +10,18 @@ MIXED = MODEL | {
     "sliding_window": 4,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+
+BIASED = {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+EXPERTS = MODEL | {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+}
+SHARED_EXPERT = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 12}
+BALANCED = METHOD | {"terms": TERMS | {"router_balance": {"name": "router_balance", "coef": 0.3}}}
 
 
 def given(strategy, **changes):
@@ -22,11 +34,19 @@ JOBS = {
     "two by two": given(GRID),
     "biases, tied": given(
         GRID,
-        model=MODEL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        model=MODEL | BIASED,
     ),
     "two kinds of layers": given(GRID, model=MIXED, updates=1),
     "token mean": given(GRID, algorithm=METHOD | {"aggregation": {"name": "token_mean"}}, head="value"),
     "whole and kept": given(GRID | {"accumulate": "whole", "reshard_after_forward": False}),
+    "two replicas": given(GRID | {"replicas": 2}),
+    "two replicas, whole and kept": given(
+        GRID | {"replicas": 2, "accumulate": "whole", "reshard_after_forward": False}, model=MODEL | BIASED
+    ),
+    "experts": given(GRID, model=EXPERTS, algorithm=BALANCED),
+    "a shared expert, two replicas": given(
+        GRID | {"replicas": 2, "activation_checkpointing": "full"}, model=EXPERTS | SHARED_EXPERT
+    ),
     "four parts": given({"tensor_parallel": 4}, model=MODEL | {"num_key_value_heads": 4}),
 }
 

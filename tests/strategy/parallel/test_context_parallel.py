@@ -3,7 +3,7 @@
 import pytest
 
 from rft.distributed import start
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
 from tests.helpers import (
     ALL_ON_ONE,
     DISTILL,

@@ -14,26 +14,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rft.distributed import World
-from rft.strategy.context import Context
+from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.experts import ExpertParallel
+from rft.strategy.parallel.groups import group_meshes
+
+
+@dataclass(frozen=True)
+class SplitLinear:
+    """A linear layer that ranks split, maybe with an adapter (LoRA) beside it: W x + b + scale * B A x.
+
+    Attributes:
+        module: is called; it calls the others. Without an adapter it is `base` itself.
+        base: of weight W (out, in).
+        adapter: the layers of weights A (rank, in) and B (out, rank), or None.
+    """
+
+    module: nn.Module
+    base: nn.Linear
+    adapter: tuple[nn.Linear, nn.Linear] | None
 
 
 @dataclass(frozen=True)
 class TensorShard:
     """A part of a block that ranks split: the rows of its first layers and the columns of its last one.
 
+    Of adapters, B of the first layers and A of the last one are split alike; every rank holds the others whole.
+
     Attributes:
-        module: its first argument is the hidden states (1, N, D); it returns the output of `last`.
+        module: its first argument is the hidden states (..., N, D); it returns the output of `last`.
         first: layers of weight (out, D).
         last: layer of weight (D, out).
     """
 
     module: nn.Module
-    first: tuple[nn.Linear, ...]
-    last: nn.Linear
+    first: tuple[SplitLinear, ...]
+    last: SplitLinear
 
 
 class TensorParallel(Context):
@@ -42,26 +60,29 @@ class TensorParallel(Context):
     Args:
         world: all processes; `size` consecutive ranks are a group. The constructor is a collective.
         size: ranks of a group.
+        replicas: number of groups of ranks that each hold all the weights.
 
     Attributes:
-        data: the mesh over the ranks of all groups that hold the same part of the weights.
+        data: the mesh over the ranks of all groups that compute with the same part of the weights; two-dimensional
+            where there are replicas.
+        shards: number of ranks over which such a part is sharded.
+        experts: splits the experts of a layer among the ranks of a group.
     """
 
     key = "strategy.tensor_parallel"
     gathers_in_attention = False
 
-    def __init__(self, world: World, size: int) -> None:
+    def __init__(self, world: World, size: int, replicas: int = 1) -> None:
         super().__init__(world, size)
-        shape = (world.size // size, size)
-        mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("data", "tensor"))
-        self.data, self._mesh = mesh["data"], mesh["tensor"]
+        self.shards = world.size // (replicas * size)
+        self._mesh, self.data = group_meshes(world, size, replicas)
+        self.experts = ExpertParallel(self._mesh, self.data)
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # warns of two gathers
-        self._device = world.device
         self._counts: list[int] = []  # tokens of every rank's slice in the current forward
         self._positions = torch.empty(0)  # (1, N) positions of all tokens in their rows
 
     def apply_tensor_parallel(self, backbone: nn.Module, rotary: nn.Module, shards: Iterable[TensorShard]) -> None:
-        """Splits parts of a model in place; the names of its parameters stay.
+        """Splits parts of a model in place, without its experts; the names of its parameters stay.
 
         Args:
             backbone: is called with the keyword `layout`.
@@ -72,10 +93,11 @@ class TensorParallel(Context):
         for part in shards:
             part.module.register_forward_pre_hook(self._use_all_tokens, with_kwargs=True)
             for layer in part.first:
-                self._shard_layer(layer, 0)
-                vars(layer)["forward"] = partial(_first, layer)
-            self._shard_layer(part.last, 1)
-            vars(part.last)["forward"] = partial(self._last, part.last)
+                for linear in (layer.base, *(layer.adapter or ())[1:]):
+                    self._shard_linear(linear, 0)
+            for linear in (part.last.base, *(part.last.adapter or ())[:1]):
+                self._shard_linear(linear, 1)
+            part.last.module.register_forward_hook(partial(self._sum, part.last.base))
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -83,37 +105,20 @@ class TensorParallel(Context):
 
         Each rank of a group has computed other tokens or heads.
         """
-        whole, _ = self._gradients(parameters)
+        gradients = (p.grad for p in parameters if isinstance(p.grad, DTensor))
+        whole = [gradient.to_local() for gradient in gradients if gradient.device_mesh == self.data]
         if whole:
             total = torch.cat([gradient.flatten() for gradient in whole])
             dist.all_reduce(total, group=self.group)
             for gradient, part in zip(whole, total.split([gradient.numel() for gradient in whole]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    @torch.no_grad()
-    def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        """See `Strategy.clip_grad_norm`; a weight that every rank of a group holds whole counts once."""
-        whole, shards = self._gradients(parameters)
-        square = nn.utils.get_total_norm(whole).square() / self.size + nn.utils.get_total_norm(shards).square()
-        dist.all_reduce(square := square.to(self._device))
-        norm = square.sqrt()
-        for gradient in (*whole, *shards):
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradient.device))
-        return norm
-
-    def _gradients(self, parameters: Iterable[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
-        """This rank's gradients: of weights that every rank of the group holds, and of shards of this rank alone."""
-        found: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for parameter in parameters:
-            if isinstance(parameter.grad, DTensor):
-                found[parameter.grad.device_mesh != self.data].append(parameter.grad.to_local())
-        return found
-
-    def _shard_layer(self, layer: nn.Linear, dim: int) -> None:
+    def _shard_linear(self, layer: nn.Linear, dim: int) -> None:
         for name, parameter in list(layer.named_parameters()):
             if parameter.dim() > dim:
                 part = distribute_tensor(parameter.detach(), self._mesh, [Shard(dim)], src_data_rank=None)
                 layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+        vars(layer)["forward"] = partial(_local_linear, layer, dim == 0)
 
     def _begin(self, backbone: nn.Module, inputs: tuple, options: dict[str, Any]) -> None:
         self._counts = options["layout"].shard.counts
@@ -131,23 +136,24 @@ class TensorParallel(Context):
             return inputs, options | {"hidden_states": self._gather(options["hidden_states"])}
         return (self._gather(inputs[0]), *inputs[1:]), options
 
-    def _last(self, layer: nn.Linear, states: Tensor) -> Tensor:
-        local = self._scatter(nn.functional.linear(states, _local(layer.weight)))
-        return local if layer.bias is None else local + layer.bias
+    def _sum(self, base: nn.Linear, module: nn.Module, inputs: tuple, summand: Tensor) -> Tensor:
+        states = self._scatter(summand)
+        return states if base.bias is None else states + base.bias
 
     def _gather(self, states: Tensor) -> Tensor:
-        """From this rank's tokens (1, n, D) to those of all ranks (1, N, D)."""
-        shapes = [(1, count, states.shape[2]) for count in self._counts]
-        return torch.cat(self.exchange([states] * self.size, shapes), dim=1)
+        """From this rank's tokens (..., n, D) to those of all ranks (..., N, D)."""
+        shapes = [(*states.shape[:-2], count, states.shape[-1]) for count in self._counts]
+        return torch.cat(self.exchange([states] * self.size, shapes), dim=-2)
 
     def _scatter(self, states: Tensor) -> Tensor:
-        """From this rank's summand of all tokens (1, N, D) to the sum over ranks of its own tokens (1, n, D)."""
-        parts = states.split(self._counts, dim=1)
+        """From this rank's summand of all tokens (..., N, D) to the sum over ranks of its own tokens (..., n, D)."""
+        parts = states.split(self._counts, dim=-2)
         return torch.stack(self.exchange(parts, [tuple(parts[self.rank].shape)] * self.size)).sum(0)
 
 
-def _first(layer: nn.Linear, states: Tensor) -> Tensor:
-    return nn.functional.linear(states, _local(layer.weight), None if layer.bias is None else _local(layer.bias))
+def _local_linear(layer: nn.Linear, with_bias: bool, states: Tensor) -> Tensor:
+    bias = _local(layer.bias) if with_bias and layer.bias is not None else None
+    return nn.functional.linear(states, _local(layer.weight), bias)
 
 
 def _local(parameter: Tensor) -> Tensor:

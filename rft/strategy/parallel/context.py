@@ -66,7 +66,7 @@ class Context:
             shapes: of the parts that arrive.
         """
         sizes = [math.prod(shape) for shape in shapes]
-        flat = _Exchange.apply(
+        flat = all_to_all(
             torch.cat([part.reshape(-1) for part in parts]), [p.numel() for p in parts], sizes, self.group
         )
         return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
@@ -89,17 +89,28 @@ class Context:
         return torch.cat(self.exchange(by_token, [tuple(by_token[self.rank].shape)] * self.size), dim=1)
 
 
-class _Exchange(torch.autograd.Function):
+def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Exchanges rows, (n, ...) in the order of the ranks, for those that the ranks sent to this one. Differentiable.
+
+    Args:
+        sent: how many go to each rank.
+        received: how many arrive from each rank.
+    """
+    arrived: Tensor = _AllToAll.apply(rows, sent, received, group)
+    return arrived
+
+
+class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        arrived = flat.new_empty(sum(received))
-        dist.all_to_all_single(arrived, flat, received, sent, group=group)
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows, received, sent, group=group)
         return arrived
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        returned = gradient.new_empty(sum(ctx.sent))
+        returned = gradient.new_empty(sum(ctx.sent), *gradient.shape[1:])
         dist.all_to_all_single(returned, gradient.contiguous(), ctx.sent, ctx.received, group=ctx.group)
         return returned, None, None, None

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rft.distributed import start
-from rft.strategy.tensor import TensorParallel
+from rft.strategy.parallel.tensor import TensorParallel
 from tests.helpers import ALL_ON_ONE, MODEL, OPTIMIZER, SMALL, UNEVEN, close, job, make_actor, make_batch, make_strategy
 
 pytestmark = pytest.mark.slow
@@ -116,35 +116,37 @@ def test_every_rank_sees_every_weight_under_its_name(one_rank, two_ranks):
     assert two_ranks["tied"]["names"] == one_rank["tied"]["names"] * 2
 
 
-class Mesh:
-    """Of a group that is not there: so many ranks have the same part."""
-
-    def __init__(self, ranks):
-        self.size = lambda: ranks
-
-
-def pretended(size, data=1):
+def pretended(size, shards=1):
+    """A strategy with a group that is not there."""
     strategy = make_strategy(start("cpu"))
     strategy.context = object.__new__(TensorParallel)
-    strategy.context.size, strategy.context.data = size, Mesh(data)
+    strategy.context.size, strategy.context.shards = size, shards
     return strategy
 
 
 @pytest.mark.parametrize(
-    ("size", "data", "kind", "options", "complaint"),
+    ("size", "shards", "kind", "options", "complaint"),
     [
         (3, 1, "qwen3", {}, "does not divide the 4 attention heads of actor; choose a divisor"),
         (4, 1, "qwen3", {}, "Qwen3Model of actor cannot be split (its 2 key heads do not divide over 4 ranks); set"),
         (2, 2, "qwen3", {"intermediate_size": 26}, "its 26 rows of layers.0.mlp.gate_proj do not divide over 4 ranks"),
-        (2, 1, "qwen3_moe", {}, "its plan in transformers asks for moe_tp_experts"),
+        (
+            2,
+            1,
+            "mixtral",
+            {"num_local_experts": 3},
+            "the 3 experts of layers.0.mlp.experts of actor do not divide over 2",
+        ),
+        (2, 3, "mixtral", {}, "the 16 rows of experts of layers.0.mlp.experts of actor do not divide over 3 ranks"),
+        (2, 1, "granitemoe_swa", {}, "its plan in transformers asks for moe_tp_experts"),
         (2, 1, "phi3", {"pad_token_id": None}, "asks for colwise_gather_output, rowwise_split_input"),
         (2, 1, "gpt2", {}, "transformers has no plan for it"),
         (2, 1, "apertus", {}, "its layers.0.mlp is not made of linear layers that its plan knows"),
     ],
 )
-def test_a_model_that_cannot_be_split_is_refused(size, data, kind, options, complaint):
+def test_a_model_that_cannot_be_split_is_refused(size, shards, kind, options, complaint):
     with pytest.raises(ValueError, match=rf"^strategy\.tensor_parallel={size}:? .*{re.escape(complaint)}"):
-        make_actor(start("cpu"), pretended(size, data), model_config=model(kind, SMALL, **options))
+        make_actor(start("cpu"), pretended(size, shards), model_config=model(kind, SMALL, **options))
 
 
 def test_padded_rows_are_refused():
@@ -157,7 +159,7 @@ def test_processes_are_whole_groups():
         make_strategy(start("cpu"), tensor_parallel=2)
 
 
-@pytest.mark.parametrize("other", [{"replicas": 2}, {"context_parallel": 2}, {"compile": True}])
+@pytest.mark.parametrize("other", [{"context_parallel": 2}, {"compile": True}])
 def test_strategies_that_do_not_go_with_it_are_refused(other):
     world, key = start("cpu"), next(iter(other))
     world.size = 2

@@ -1,0 +1,84 @@
+"""The groups of ranks that share a model: which numbers of ranks go together, and their meshes."""
+
+from collections.abc import Mapping
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rft.distributed import World
+from rft.strategy.base import ModelFacts
+
+SPLITS = ("tensor_parallel", "expert_parallel")  # options that split matrices or experts
+EXCLUDED = (
+    ("tensor_parallel", "context_parallel"),
+    ("tensor_parallel", "expert_parallel"),
+    ("tensor_parallel", "compile"),
+    ("expert_parallel", "compile"),
+)
+
+
+def check_groups(processes: int, sizes: Mapping[str, int], compile: bool) -> None:
+    """Checks the numbers of ranks of groups against the number of processes and against each other.
+
+    Args:
+        sizes: by the keys of `strategy`.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    for key, ranks in sizes.items():
+        if processes % ranks:
+            raise ValueError(
+                f"strategy.{key}={ranks} does not divide the {processes} processes; choose a divisor of them, or 1"
+            )
+    chosen = {key for key, ranks in sizes.items() if ranks > 1} | ({"compile"} if compile else set())
+    for key in (key for key in SPLITS if key in chosen):
+        if both := [f"strategy.{name}" for own, name in EXCLUDED if own == key and name in chosen]:
+            raise ValueError(
+                f"strategy.{key}={sizes[key]} does not go with {', '.join(both)}; leave {' and '.join(both)} at the "
+                f"default, or set strategy.{key}=1"
+            )
+        if processes % (sizes["replicas"] * sizes[key]):
+            raise ValueError(
+                f"strategy.replicas={sizes['replicas']} times strategy.{key}={sizes[key]} does not divide the "
+                f"{processes} processes; make one of them smaller"
+            )
+
+
+def split_errors(sizes: Mapping[str, int], models: Mapping[str, ModelFacts]) -> list[str]:
+    """Why weights of the models cannot be split.
+
+    Args:
+        sizes: ranks of a group, by the keys of `SPLITS`.
+        models: by their yaml keys.
+    """
+    errors = []
+    for split, undo in ((f"strategy.{key}={sizes[key]}", f"strategy.{key}=1") for key in SPLITS if sizes[key] > 1):
+        errors += [
+            f"{key}.optimizer.name=muon: it needs whole matrices, and {split} splits them; set "
+            f"{key}.optimizer.name=adamw, or {undo}"
+            for facts in models.values()
+            for key, optimizer in facts.optimizers.items()
+            if optimizer == "muon"
+        ]
+    if sizes["tensor_parallel"] > 1:
+        errors += [
+            f"{key}.lora.quantize: packed weights cannot be split over the ranks of strategy.tensor_parallel="
+            f"{sizes['tensor_parallel']}; set {key}.lora.quantize=null, or strategy.tensor_parallel=1"
+            for key, facts in models.items()
+            if facts.quantized
+        ]
+    return errors
+
+
+def group_meshes(world: World, size: int, replicas: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """The mesh over the ranks of a group, and that over the ranks of all groups that hold the same part of a model.
+
+    The second one shards this part over its last dimension; it has two dimensions if there are replicas.
+
+    Args:
+        size: consecutive ranks that are a group.
+        replicas: number of groups of ranks that each hold all the weights.
+    """
+    shape = (replicas, world.size // (replicas * size), size)
+    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard", "group"))
+    return mesh["group"], mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
