@@ -1,0 +1,101 @@
+"""Compares a step that was taken with the algorithm of the run with the same step of another algorithm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rft.modes.replay.recorder import StepRecord, UpdateRecord
+
+CLOCK = ("time/", "throughput/", "memory/", "engine/")  # metrics that a second run cannot repeat
+ROUNDING = 1e-5  # gradients of tokens that differ by less than this share of the largest one count as equal
+
+Pair = tuple[float | None, float | None]  # of the run, of the command; None where one has no such number
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """A token whose gradient differs.
+
+    Attributes:
+        update: number of the update, from 1.
+        row, position: of the token in the batch.
+        ratio: of the current to the old policy, in the update of the run.
+        run, command: gradient of the loss with respect to the log-probability of the token.
+    """
+
+    update: int
+    row: int
+    position: int
+    ratio: float
+    run: float
+    command: float
+
+
+@dataclass(frozen=True)
+class UpdateComparison:
+    """One update of the policy with both algorithms.
+
+    Attributes:
+        loss, grad_norm: of both.
+        cosine: between the two gradients of the weights; None if one of them is zero.
+        tokens: that train with one of the two.
+        differ: tokens whose gradients differ, among them
+        lost: those whose gradient is zero with the command alone,
+        gained: with the run alone,
+        turned: and those with opposite signs.
+    """
+
+    loss: Pair
+    grad_norm: Pair
+    cosine: float | None
+    tokens: int
+    differ: int
+    lost: int
+    gained: int
+    turned: int
+
+
+def compare(run: StepRecord, command: StepRecord) -> list[UpdateComparison]:
+    """The updates of a step, in order. Both records are summed over the ranks."""
+    return [_compare(one, other) for one, other in zip(run.updates, command.updates, strict=True)]
+
+
+def token_changes(run: StepRecord, command: StepRecord) -> list[TokenChange]:
+    """The tokens whose gradients differ, the largest difference first."""
+    found = []
+    for number, (one, other) in enumerate(zip(run.updates, command.updates, strict=True), start=1):
+        for row, position in _differ(one, other).nonzero().tolist():
+            values = (float(part[row, position]) for part in (one.ratio, one.gradient, other.gradient))
+            found.append(TokenChange(number, row, position, *values))
+    return sorted(found, key=lambda token: -abs(token.run - token.command))
+
+
+def different(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, Pair]:
+    """The numbers that differ; those of clocks are left out."""
+    names = [name for name in {**one, **other} if not name.startswith(CLOCK)]
+    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _compare(run: UpdateRecord, command: UpdateRecord) -> UpdateComparison:
+    one, other, differ = run.gradient, command.gradient, _differ(run, command)
+    squared, product, own = command.products.tolist()
+    length = (squared * own) ** 0.5
+    return UpdateComparison(
+        loss=(float(run.loss), float(command.loss)),
+        grad_norm=(run.grad_norm, command.grad_norm),
+        cosine=product / length if length > 0 else None,
+        tokens=int((run.trained | command.trained).sum()),
+        differ=int(differ.sum()),
+        lost=int((differ & (other == 0)).sum()),
+        gained=int((differ & (one == 0)).sum()),
+        turned=int((differ & (one * other < 0)).sum()),
+    )
+
+
+def _differ(run: UpdateRecord, command: UpdateRecord) -> Tensor:
+    """The tokens whose gradients differ by more than rounding, (R, T) bool."""
+    largest = torch.maximum(run.gradient.abs().max(), command.gradient.abs().max())
+    return (run.gradient - command.gradient).abs() > ROUNDING * largest

@@ -1,0 +1,146 @@
+"""What mode=replay prints and writes about a step that was taken with two algorithms."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rft.logger.history import short, write_atomically
+from rft.modes.replay.compare import Pair, TokenChange, UpdateComparison
+from rft.train.folder.resume import Difference
+
+STEP, TOKENS = "step.json", "tokens.jsonl"  # in the folder of the comparison
+LISTED = 4  # numbers in a line
+Spell = Callable[[Sequence[int]], str]  # the text of token ids
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step of a run, taken with the algorithm of the run and with that of the command.
+
+    Attributes:
+        step: its number.
+        run: the run folder.
+        start: the checkpoint that it was taken from; None for the beginning of the run.
+        retaken: steps between the checkpoint and the step.
+        changes: keys that the command changes.
+        unequal: the numbers that the run logged, where the step with its algorithm has others.
+        equal: numbers that both have, the unequal ones among them.
+        numbers: those of the step that differ between the algorithms.
+        updates: of the policy.
+        tokens: those whose gradients differ, the largest difference first.
+    """
+
+    step: int
+    run: Path
+    start: Path | None
+    retaken: int
+    changes: list[Difference]
+    unequal: dict[str, Pair]
+    equal: int
+    numbers: dict[str, Pair]
+    updates: list[UpdateComparison]
+    tokens: list[TokenChange]
+
+
+def print_report(found: Replayed, count: int, ids: Sequence[Sequence[int]], spell: Spell, console: Console) -> None:
+    """Prints the comparison.
+
+    Args:
+        count: tokens to print.
+        ids: token ids of each row, (R, T).
+        spell: the text of token ids.
+    """
+    for text in (*_head(found), _reproduced(found)):
+        console.print(text, soft_wrap=True)
+    if found.numbers:
+        console.print(_numbers(found.numbers))
+    console.print(_updates(found.updates))
+    if found.tokens and count:
+        console.print(_tokens(found.tokens[:count], len(found.tokens), ids, spell))
+
+
+def write_report(folder: Path, found: Replayed, ids: Sequence[Sequence[int]], spell: Spell) -> None:
+    """Writes `step.json`, and `tokens.jsonl` with every token whose gradient differs; arguments as `print_report`."""
+    facts: dict[str, Any] = asdict(found)
+    tokens = facts.pop("tokens")
+    facts |= {"run": str(found.run), "start": None if found.start is None else str(found.start)}
+    facts["changes"] = {key: [old, new] for key, old, new in found.changes}
+    write_atomically(folder / STEP, json.dumps(facts, indent=1, ensure_ascii=False))
+    spelled = ({**token, "text": spell([ids[token["row"]][token["position"]]])} for token in tokens)
+    write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in spelled))
+
+
+def _head(found: Replayed) -> list[str]:
+    begin = "the beginning of the run" if found.start is None else found.start.name
+    between = f", after {found.retaken} steps that were taken again" if found.retaken else ""
+    changes = [f"{key}: {old} in the run, {new} here" for key, old, new in found.changes]
+    return [
+        f"step {found.step} of {found.run}, from {begin}{between}",
+        *(changes or ["no key of algorithm differs from the run, so both columns are the same"]),
+    ]
+
+
+def _reproduced(found: Replayed) -> Text:
+    if not found.unequal:
+        text = f"the algorithm of the run gives all {found.equal} numbers again that the run logged at this step"
+        return Text.assemble(("✓ ", "green"), text)
+    pairs = [f"{name} ({short(old)} there, {short(new)} here)" for name, (old, new) in found.unequal.items()]
+    more = f" and {len(pairs) - LISTED} more" if len(pairs) > LISTED else ""
+    text = (
+        f"with the algorithm of the run {len(pairs)} of {found.equal} numbers differ from those that the run logged: "
+        f"{', '.join(pairs[:LISTED])}{more}. The engine, a reward, the device or the ranks do not repeat the step "
+        "exactly; below, both algorithms have the same rows and weights"
+    )
+    return Text.assemble(("✗ ", "yellow"), text)
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _numbers(numbers: dict[str, Pair]) -> Table:
+    table = _table("numbers of the step that differ", ["number"], ["run", "command", "difference"])
+    for name, (run, command) in numbers.items():
+        difference = None if run is None or command is None else command - run
+        table.add_row(name, short(run), short(command), short(difference))
+    return table
+
+
+def _updates(updates: Sequence[UpdateComparison]) -> Table:
+    table = _table(
+        "updates of the policy; cosine: between the gradients of the weights; tokens: by the gradient of the loss with "
+        "respect to their log-probability",
+        ["update"],
+        ["loss, run", "command", "grad_norm, run", "command", "cosine", "tokens", "differ", "lost", "gained", "turned"],
+    )
+    for number, update in enumerate(updates, start=1):
+        pairs = [short(value) for value in (*update.loss, *update.grad_norm)]
+        cosine = "–" if update.cosine is None else f"{update.cosine:.4f}"  # noqa: RUF001
+        counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
+        table.add_row(str(number), *pairs, cosine, *(f"{value:,}" for value in counts))
+    table.caption = "lost, gained: zero with the command, with the run; turned: of the other sign"
+    table.caption_justify = "left"
+    return table
+
+
+def _tokens(tokens: Sequence[TokenChange], total: int, ids: Sequence[Sequence[int]], spell: Spell) -> Table:
+    title = f"the {len(tokens)} of {total:,} tokens whose gradient differs most"
+    names = ["ratio", "run", "command", "difference"]
+    table = _table(title, ["update", "row", "position", "token"], names)
+    for token in tokens:
+        numbers = (token.ratio, token.run, token.command, token.command - token.run)
+        text = Text(repr(spell([ids[token.row][token.position]])))
+        table.add_row(str(token.update), str(token.row), str(token.position), text, *map(short, numbers))
+    return table
