@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Pair, TokenChange, UpdateComparison
-from rft.train.folder.resume import Difference
+from rft.train.folder.resume import Difference, describe_changes
 
 STEP, TOKENS = "step.json", "tokens.jsonl"  # in the folder of the comparison
 LISTED = 4  # numbers in a line
@@ -80,7 +80,7 @@ def write_report(folder: Path, found: Replayed, ids: Sequence[Sequence[int]], sp
 def _head(found: Replayed) -> list[str]:
     begin = "the beginning of the run" if found.start is None else found.start.name
     between = f", after {found.retaken} steps that were taken again" if found.retaken else ""
-    changes = [f"{key}: {old} in the run, {new} here" for key, old, new in found.changes]
+    changes = [f"changed: {describe_changes([change])}" for change in found.changes]
     return [
         f"step {found.step} of {found.run}, from {begin}{between}",
         *(changes or ["no key of algorithm differs from the run, so both columns are the same"]),
@@ -130,7 +130,10 @@ def _updates(updates: Sequence[UpdateComparison]) -> Table:
         cosine = "–" if update.cosine is None else f"{update.cosine:.4f}"  # noqa: RUF001
         counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
         table.add_row(str(number), *pairs, cosine, *(f"{value:,}" for value in counts))
-    table.caption = "lost, gained: zero with the command, with the run; turned: of the other sign"
+    table.caption = (
+        "lost, gained: zero with the command, with the run; turned: of the other sign. Both have the same weights up to "
+        "the first update that differs."
+    )
     table.caption_justify = "left"
     return table
 
