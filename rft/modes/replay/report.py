@@ -131,8 +131,8 @@ def _updates(updates: Sequence[UpdateComparison]) -> Table:
         counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
         table.add_row(str(number), *pairs, cosine, *(f"{value:,}" for value in counts))
     table.caption = (
-        "lost, gained: zero with the command, with the run; turned: of the other sign. Both have the same weights up to "
-        "the first update that differs."
+        "lost, gained: zero with the command, with the run; turned: of the other sign. Both have the same weights until "
+        "an update differs"
     )
     table.caption_justify = "left"
     return table

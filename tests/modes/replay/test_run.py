@@ -16,7 +16,7 @@ RUN = ("steps=4", "checkpoint.every=2", "checkpoint.keep_last=9", "actor.optimiz
 LORA = ("actor/lora=lora", "actor.lora.rank=4", "algorithm/terms=[kl]", "algorithm.iteration=2")
 slow = pytest.mark.slow
 RUNS = {  # overrides of the run, the step, and how many steps before it are taken again
-    "grpo from a checkpoint one step back": (("batch.minibatches=2", "batch.epochs=2"), 4, 1),
+    "several updates a step": pytest.param(("batch.minibatches=2", "batch.epochs=2"), 4, 1, marks=slow),
     "the first step of training": pytest.param((), 3, 0, marks=slow),
     "from the beginning": pytest.param(("warmup=none", "checkpoint.every=0"), 3, 2, marks=slow),
     "the first step of all": pytest.param(("warmup=none", "checkpoint.every=0"), 1, 0, marks=slow),
@@ -79,3 +79,80 @@ def test_the_algorithm_of_the_run_gives_the_numbers_that_it_logged(overrides, st
     assert {path: after[path] for path in before} == before
     assert {path.relative_to(tmp_path / "run").parts[0] for path in after.keys() - before.keys()} == {"replay"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "no temporary file stays"
+
+
+@pytest.fixture
+def trained(tiny):
+    """Trains a run, with several updates a step so that ratios leave 1; returns its overrides."""
+
+    def train(*overrides):
+        given = (*RUN, "warmup=none", "batch.minibatches=2", "batch.epochs=2", *overrides)
+        Job(tiny(*given)).fit("")
+        return given
+
+    return train
+
+
+def test_another_loss_has_the_numbers_of_a_run_with_that_loss(trained, replayed, tiny, tmp_path):
+    """A run with GSPO that starts from the checkpoint before the step samples the same rows and logs the same."""
+    given, other = trained("checkpoint.every=1"), ("algorithm/loss=gspo", "algorithm.loss.clip_high=0.01")
+    found, facts, tokens, text = replayed(4, *given, *other)
+    config = tiny(*given, *other, f"resume={tmp_path / 'run' / 'checkpoints' / 'step_00000003'}")
+    Job(config | {"output_dir": str(tmp_path / "gspo")}).fit("")
+    row = json.loads((tmp_path / "gspo" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["step"] == 4 and facts["unequal"] == {}
+    command = {name: pair[1] for name, pair in facts["numbers"].items()}
+    assert {"loss/gspo", "loss/ppo_clip", "grad_norm", "clip/high"} <= command.keys()
+    assert command.pop("loss/ppo_clip") is None
+    assert command == {name: row[name] for name in command}
+    assert "changed: algorithm.loss.name (ppo_clip there, gspo here)" in text
+    first, second, *_ = facts["updates"]
+    assert first["grad_norm"][0] == pytest.approx(first["grad_norm"][1]), "ratios are 1"
+    assert second["differ"] > 0 and second["cosine"] < 0.999
+    assert found == max(abs(token["run"] - token["command"]) for token in tokens) > 0
+    assert len(tokens) == sum(update["differ"] for update in facts["updates"])
+
+
+@pytest.mark.slow
+def test_a_narrower_clip_takes_the_gradient_of_the_tokens_that_it_clips(trained, replayed):
+    """In the first update that differs, both have the same weights."""
+    given, clip = trained(), 0.01
+    _, facts, tokens, _ = replayed(4, *given, f"algorithm.loss.clip_low={clip}", f"algorithm.loss.clip_high={clip}")
+    number = next(number for number, update in enumerate(facts["updates"], 1) if update["differ"])
+    update, tokens = facts["updates"][number - 1], [token for token in tokens if token["update"] == number]
+    assert number > 1 and update["differ"] == update["lost"] == len(tokens) > 0
+    assert update["gained"] == update["turned"] == 0
+    for token in tokens:
+        beyond = token["ratio"] > 1 + clip if token["run"] < 0 else token["ratio"] < 1 - clip
+        assert beyond and token["command"] == 0 and token["run"] != 0
+
+
+REFUSED = {
+    "batch.minibatches=1": "only keys of algorithm may differ from .*batch.minibatches .2 there, 1 here.*Add: batch.mi",
+    "actor.optimizer.lr=0.01": "actor.optimizer.lr .0.005 there, 0.01 here",
+    "data.train.count=65": "data.train.count .64 there, 65 here",
+    "algorithm.group_size=2": "algorithm.group_size .4 there, 2 here. may not differ from the run: the rows are",
+    "algorithm/source=dynamic_sampling": "algorithm.source.redraw.* may not differ from the run: it makes the rows",
+    "algorithm.critic_warmup=1": "algorithm.critic_warmup",
+    "algorithm/terms=[kl]": "reads ref_logprobs of the reference, a model that the run does not have",
+    "algorithm/advantage=remax": "reads greedy_scores, which the run has not sampled",
+    "replay.step=9": "replay.step=9 is no step of the stage train of .*run; it has logged the steps 1 to 4",
+    "replay.step=null": "set replay.step to the number of a step",
+    "output_dir=nowhere": "output_dir=nowhere holds no run with a config.yaml; set output_dir to the folder of a run",
+    "algorithm.loss.clip_low=-1": "algorithm.loss.clip_low=-1",
+}
+
+
+@pytest.mark.slow
+def test_what_is_refused(trained, replayed):
+    given = trained()
+    for override, message in REFUSED.items():
+        with pytest.raises(ValueError, match=message):
+            replayed(4, *given, override)
+
+
+@pytest.mark.slow
+def test_a_step_of_the_warm_up_is_refused(tiny, replayed):
+    Job(tiny(*RUN)).fit("")
+    with pytest.raises(ValueError, match=r"replay.step=2 is a step of the warm-up.*choose one from 3 to 6"):
+        replayed(2, *RUN)
