@@ -1,7 +1,8 @@
 """What mode=replay prints and writes about a step that was taken with two algorithms."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from rich.text import Text
 
 from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Pair, TokenChange, UpdateComparison
+from rft.modes.replay.page import RowIds, Spell, rows_page
 from rft.train.folder.resume import Difference, describe_changes
 
-STEP, TOKENS = "step.json", "tokens.jsonl"  # in the folder of the comparison
-LISTED = 4  # numbers in a line
-Spell = Callable[[Sequence[int]], str]  # the text of token ids
+STEP, TOKENS, ROWS = "step.json", "tokens.jsonl", "rows.html"  # in the folder of the comparison
+LISTED = 4  # numbers in a message
+NOTHING = short(None)
+DIGITS = 8  # of them: they may differ by rounding
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ class Replayed:
     tokens: list[TokenChange]
 
 
-def print_report(found: Replayed, count: int, ids: Sequence[Sequence[int]], spell: Spell, console: Console) -> None:
+def print_report(found: Replayed, count: int, ids: RowIds, spell: Spell, console: Console) -> None:
     """Prints the comparison.
 
     Args:
         count: tokens to print.
-        ids: token ids of each row, (R, T).
+        ids: token ids of each row.
         spell: the text of token ids.
     """
     for text in (*_head(found), _reproduced(found)):
@@ -62,12 +65,16 @@ def print_report(found: Replayed, count: int, ids: Sequence[Sequence[int]], spel
     if found.numbers:
         console.print(_numbers(found.numbers))
     console.print(_updates(found.updates))
+    console.print(_counts(found.updates))
     if found.tokens and count:
         console.print(_tokens(found.tokens[:count], len(found.tokens), ids, spell))
 
 
-def write_report(folder: Path, found: Replayed, ids: Sequence[Sequence[int]], spell: Spell) -> None:
-    """Writes `step.json`, and `tokens.jsonl` with every token whose gradient differs; arguments as `print_report`."""
+def write_report(folder: Path, found: Replayed, ids: RowIds, spell: Spell) -> None:
+    """Writes `step.json`, `tokens.jsonl` with every token whose gradient differs, and `rows.html`.
+
+    Arguments as `print_report`.
+    """
     facts: dict[str, Any] = asdict(found)
     tokens = facts.pop("tokens")
     facts |= {"run": str(found.run), "start": None if found.start is None else str(found.start)}
@@ -75,6 +82,8 @@ def write_report(folder: Path, found: Replayed, ids: Sequence[Sequence[int]], sp
     write_atomically(folder / STEP, json.dumps(facts, indent=1, ensure_ascii=False))
     spelled = ({**token, "text": spell([ids[token["row"]][token["position"]]])} for token in tokens)
     write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in spelled))
+    title = f"step {found.step} of {found.run}"
+    write_atomically(folder / ROWS, rows_page(title, found.tokens, ids, spell))
 
 
 def _head(found: Replayed) -> list[str]:
@@ -91,7 +100,10 @@ def _reproduced(found: Replayed) -> Text:
     if not found.unequal:
         text = f"the algorithm of the run gives all {found.equal} numbers again that the run logged at this step"
         return Text.assemble(("✓ ", "green"), text)
-    pairs = [f"{name} ({short(old)} there, {short(new)} here)" for name, (old, new) in found.unequal.items()]
+    pairs = [
+        f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
+        for name, (old, new) in sorted(found.unequal.items(), key=_size)
+    ]
     more = f" and {len(pairs) - LISTED} more" if len(pairs) > LISTED else ""
     text = (
         f"with the algorithm of the run {len(pairs)} of {found.equal} numbers differ from those that the run logged: "
@@ -99,6 +111,12 @@ def _reproduced(found: Replayed) -> Text:
         "exactly; below, both algorithms have the same rows and weights"
     )
     return Text.assemble(("✗ ", "yellow"), text)
+
+
+def _size(item: tuple[str, Pair]) -> float:
+    """Sorts numbers by their difference, the largest first."""
+    old, new = item[1]
+    return -math.inf if old is None or new is None else -abs(old - new)
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -119,26 +137,26 @@ def _numbers(numbers: dict[str, Pair]) -> Table:
 
 
 def _updates(updates: Sequence[UpdateComparison]) -> Table:
-    table = _table(
-        "updates of the policy; cosine: between the gradients of the weights; tokens: by the gradient of the loss with "
-        "respect to their log-probability",
-        ["update"],
-        ["loss, run", "command", "grad_norm, run", "command", "cosine", "tokens", "differ", "lost", "gained", "turned"],
-    )
+    title = "updates of the policy, and the cosine between the gradients of its weights"
+    table = _table(title, ["update"], ["loss, run", "command", "grad_norm, run", "command", "cosine"])
     for number, update in enumerate(updates, start=1):
-        pairs = [short(value) for value in (*update.loss, *update.grad_norm)]
-        cosine = "–" if update.cosine is None else f"{update.cosine:.4f}"  # noqa: RUF001
-        counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
-        table.add_row(str(number), *pairs, cosine, *(f"{value:,}" for value in counts))
-    table.caption = (
-        "lost, gained: zero with the command, with the run; turned: of the other sign. Both have the same weights until "
-        "an update differs"
-    )
+        cosine = NOTHING if update.cosine is None else f"{update.cosine:.4f}"
+        table.add_row(str(number), *(short(value) for value in (*update.loss, *update.grad_norm)), cosine)
+    table.caption = "Both have the same weights until an update differs."
     table.caption_justify = "left"
     return table
 
 
-def _tokens(tokens: Sequence[TokenChange], total: int, ids: Sequence[Sequence[int]], spell: Spell) -> Table:
+def _counts(updates: Sequence[UpdateComparison]) -> Table:
+    title = "trained tokens by the gradient of the loss with respect to their log-probability"
+    table = _table(title, ["update"], ["tokens", "differ", "zero here", "zero in the run", "opposite sign"])
+    for number, update in enumerate(updates, start=1):
+        counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
+        table.add_row(str(number), *(f"{count:,}" for count in counts))
+    return table
+
+
+def _tokens(tokens: Sequence[TokenChange], total: int, ids: RowIds, spell: Spell) -> Table:
     title = f"the {len(tokens)} of {total:,} tokens whose gradient differs most"
     names = ["ratio", "run", "command", "difference"]
     table = _table(title, ["update", "row", "position", "token"], names)

@@ -5,8 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.batch.columns import lengths
 from rft.logger.redact import public_config
 from rft.modes.replay.compare import CLOCK, compare, different, token_changes
+from rft.modes.replay.recorder import ROW
 from rft.modes.replay.report import Replayed, print_report, write_report
 from rft.modes.replay.saved_run import ALGORITHM, SavedRun, check_columns_known
 from rft.modes.replay.step import Replay, ReplayJob
@@ -60,7 +62,9 @@ def replay(config: dict[str, Any], console: Console) -> float:
         updates=compare(run.record, other.record),
         tokens=token_changes(run.record, other.record),
     )
-    ids = [row for rank_rows in world.gather(step.rows["tokens", "input_ids"].tolist()) for row in rank_rows]
+    texts = zip(step.rows[ROW].tolist(), step.rows["tokens", "input_ids"].tolist(), lengths(step.rows), strict=True)
+    local = {row: tokens[:length] for row, tokens, length in texts}
+    ids = {row: tokens for part in world.gather(local) for row, tokens in part.items()}
     if world.rank == 0:
         spell = loaded.tokenizer.decode
         print_report(found, options.tokens, ids, spell, console)

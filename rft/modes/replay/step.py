@@ -118,10 +118,18 @@ class Replay:
             self.rows = self._stage.source.next(metrics)
         trainer.sampler.release()
         self._numbers = metrics.reduce(self._world.gather)
-        counts, widths = zip(*self._world.gather(self.rows["response_mask"].shape), strict=True)
-        self._shape = sum(counts), max(widths)
-        first = sum(counts[: self._world.rank])
-        self.rows[ROW] = torch.arange(first, first + len(self.rows))
+        self._shape = self._number_rows()
+
+    def _number_rows(self) -> tuple[int, int]:
+        """Numbers the rows of all ranks by their groups and units; returns how many there are, and their tokens."""
+        world, rows = self._world, self.rows
+        places = zip(rows["group"].tolist(), rows["unit"].tolist(), strict=True)
+        local = [(*place, world.rank, number) for number, place in enumerate(places)]
+        numbers = {
+            place: row for row, place in enumerate(sorted(place for part in world.gather(local) for place in part))
+        }
+        rows[ROW] = torch.tensor([numbers[place] for place in local])
+        return len(numbers), max(world.gather(rows["response_mask"].shape[1]))
 
     def take(self, algorithm: Algorithm | None) -> Taken:
         """Takes the step from the state before it. A collective.

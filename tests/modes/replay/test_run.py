@@ -2,6 +2,7 @@
 
 import json
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -156,3 +157,26 @@ def test_a_step_of_the_warm_up_is_refused(tiny, replayed):
     Job(tiny(*RUN)).fit("")
     with pytest.raises(ValueError, match=r"replay.step=2 is a step of the warm-up.*choose one from 3 to 6"):
         replayed(2, *RUN)
+
+
+@pytest.mark.slow
+def test_two_ranks_find_what_one_finds(trained, replayed, tiny, torchrun, tmp_path):
+    """Up to rounding: the two sum in another order, and the run was taken on one."""
+    given, other = trained(), ("algorithm/loss=gspo", "algorithm.loss.clip_high=0.01")
+    _, alone, tokens, _ = replayed(4, *given, *other)
+    both, folder = tiny("mode=replay", "replay.step=4", *given, *other), tmp_path / "both"
+    both["replay"]["output"], file = str(folder), tmp_path / "config.json"
+    file.write_text(json.dumps([both]))
+    torchrun(Path(__file__).parent.parent / "modes_on_ranks.py", file, tmp_path / "printed")
+    facts = json.loads((folder / "step.json").read_text())
+    for one, two in zip(alone["updates"], facts["updates"], strict=True):
+        for name in ("tokens", "differ", "lost", "gained", "turned"):
+            assert one[name] == two[name]
+        for name in ("loss", "grad_norm", "cosine"):
+            assert one[name] == (two[name] and pytest.approx(two[name], rel=1e-3, abs=1e-6))
+    lines = [json.loads(line) for line in (folder / "tokens.jsonl").read_text().splitlines()]
+    found = {(token["update"], token["row"], token["position"]): token for token in lines}
+    for token in tokens:
+        again = found[token["update"], token["row"], token["position"]]
+        assert again["text"] == token["text"]
+        assert (again["run"], again["command"]) == pytest.approx((token["run"], token["command"]), rel=1e-3, abs=1e-7)
