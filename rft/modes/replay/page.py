@@ -38,7 +38,7 @@ def rows_page(title: str, tokens: Sequence[TokenChange], ids: RowIds, spell: Spe
         "less; orange: the other way round. Point at a token for its numbers."
     )
     subtitle = (
-        f"{len(found)} rows differ in update {first}, the first update that differs" if found else "no row differs"
+        f"rows that differ in update {first}, the first that differs: {len(found)}" if found else "no row differs"
     )
     return page(title, subtitle, [f'<p class="note">{note}</p>', *rows] if rows else [])
 
