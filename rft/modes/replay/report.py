@@ -157,7 +157,7 @@ def _counts(updates: Sequence[UpdateComparison]) -> Table:
 
 
 def _tokens(tokens: Sequence[TokenChange], total: int, ids: RowIds, spell: Spell) -> Table:
-    title = f"the {len(tokens)} of {total:,} tokens whose gradient differs most"
+    title = f"tokens whose gradient differs most: {len(tokens)} of {total:,}"
     names = ["ratio", "run", "command", "difference"]
     table = _table(title, ["update", "row", "position", "token"], names)
     for token in tokens:
