@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rft.modes.replay.recorder import StepRecord, UpdateRecord
+from rft.modes.replay.step import Taken
 
 CLOCK = ("time/", "throughput/", "memory/", "engine/")  # metrics that a second run cannot repeat
 ROUNDING = 1e-5  # gradients of tokens that differ by less than this share of the largest one count as equal
@@ -57,7 +58,38 @@ class UpdateComparison:
     turned: int
 
 
-def compare(run: StepRecord, command: StepRecord) -> list[UpdateComparison]:
+@dataclass(frozen=True)
+class Comparison:
+    """A step that was taken with both algorithms.
+
+    Attributes:
+        compared: numbers that the run logged and the step with its algorithm has, too, the unequal ones among them.
+        unequal: those of them that differ; logged, and now.
+        numbers: those of the step that differ between the algorithms.
+        updates: of the policy, in order.
+        tokens: those whose gradients differ, the largest difference first.
+    """
+
+    compared: int
+    unequal: dict[str, Pair]
+    numbers: dict[str, Pair]
+    updates: list[UpdateComparison]
+    tokens: list[TokenChange]
+
+
+def compare(logged: Mapping[str, float | None], run: Taken, command: Taken) -> Comparison:
+    """Compares the step with the algorithm of the run with what the run has logged, and with that of the command."""
+    both = [name for name in logged if name in run.numbers and not name.startswith(CLOCK)]
+    return Comparison(
+        compared=len(both),
+        unequal=different({name: logged[name] for name in both}, {name: run.numbers[name] for name in both}),
+        numbers=different(run.numbers, command.numbers),
+        updates=compare_updates(run.record, command.record),
+        tokens=token_changes(run.record, command.record),
+    )
+
+
+def compare_updates(run: StepRecord, command: StepRecord) -> list[UpdateComparison]:
     """The updates of a step, in order. Both records are summed over the ranks."""
     return [_compare(one, other) for one, other in zip(run.updates, command.updates, strict=True)]
 

@@ -2,25 +2,40 @@
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rft.logger.history import short
 from rft.modes.replay.compare import TokenChange
 from rft.report.page import page
 
-RowIds = Mapping[int, Sequence[int]]  # token ids by the number of the row
-Spell = Callable[[Sequence[int]], str]  # the text of token ids
 SHOWN = 64  # rows
 FAINTEST = 15  # percent of the colour, of a token whose gradient hardly differs
 
 
-def rows_page(title: str, tokens: Sequence[TokenChange], ids: RowIds, spell: Spell) -> str:
+@dataclass(frozen=True)
+class RowTexts:
+    """The texts of the rows of a step.
+
+    Attributes:
+        ids: token ids of each row, by its number.
+        spell: the text of token ids.
+    """
+
+    ids: Mapping[int, Sequence[int]]
+    spell: Callable[[Sequence[int]], str]
+
+    def token(self, row: int, position: int) -> str:
+        """The text of one token."""
+        return self.spell([self.ids[row][position]])
+
+
+def rows_page(title: str, tokens: Sequence[TokenChange], texts: RowTexts) -> str:
     """A page with the rows whose tokens differ in the first update that differs, the largest difference first.
 
     Args:
         title: of the page.
         tokens: those whose gradient differs, the largest difference first.
-        ids: token ids of each row.
-        spell: the text of token ids.
+        texts: of the rows.
     """
     first = min((token.update for token in tokens), default=0)
     found: dict[int, dict[int, TokenChange]] = {}
@@ -30,7 +45,7 @@ def rows_page(title: str, tokens: Sequence[TokenChange], ids: RowIds, spell: Spe
     largest = max((abs(t.command - t.run) for by_place in found.values() for t in by_place.values()), default=0.0)
     rows = [
         f'<section class="card"><small>row {row}</small><div class="text">'
-        f"{''.join(_spans(ids[row], by_place, largest, spell))}</div></section>"
+        f"{''.join(_spans(row, by_place, largest, texts))}</div></section>"
         for row, by_place in list(found.items())[:SHOWN]
     ]
     note = (
@@ -43,10 +58,10 @@ def rows_page(title: str, tokens: Sequence[TokenChange], ids: RowIds, spell: Spe
     return page(title, subtitle, [f'<p class="note">{note}</p>', *rows] if rows else [])
 
 
-def _spans(ids: Sequence[int], tokens: Mapping[int, TokenChange], largest: float, spell: Spell) -> Iterable[str]:
+def _spans(row: int, tokens: Mapping[int, TokenChange], largest: float, texts: RowTexts) -> Iterable[str]:
     """The tokens of a row as HTML."""
-    for position, token_id in enumerate(ids):
-        text = html.escape(spell([token_id]))
+    for position in range(len(texts.ids[row])):
+        text = html.escape(texts.token(row, position))
         if position not in tokens:
             yield text
             continue

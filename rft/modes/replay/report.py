@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rft.logger.history import short, write_atomically
-from rft.modes.replay.compare import Pair, TokenChange, UpdateComparison
-from rft.modes.replay.page import RowIds, Spell, rows_page
+from rft.modes.replay.compare import Comparison, Pair, TokenChange, UpdateComparison
+from rft.modes.replay.page import RowTexts, rows_page
+from rft.modes.replay.saved_run import step_of
 from rft.train.folder.resume import Difference, describe_changes
 
 STEP, TOKENS, ROWS = "step.json", "tokens.jsonl", "rows.html"  # in the folder of the comparison
@@ -24,81 +24,76 @@ DIGITS = 8  # of them: they may differ by rounding
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """A step of a run, taken with the algorithm of the run and with that of the command.
+class Origin:
+    """What was taken again, and what differs in the command.
 
     Attributes:
-        step: its number.
+        step: the number of the step.
         run: the run folder.
-        start: the checkpoint that it was taken from; None for the beginning of the run.
-        retaken: steps between the checkpoint and the step.
+        start: the checkpoint that the step was taken from; None for the beginning of the run.
         changes: keys that the command changes.
-        unequal: the numbers that the run logged, where the step with its algorithm has others.
-        equal: numbers that both have, the unequal ones among them.
-        numbers: those of the step that differ between the algorithms.
-        updates: of the policy.
-        tokens: those whose gradients differ, the largest difference first.
     """
 
     step: int
     run: Path
     start: Path | None
-    retaken: int
     changes: list[Difference]
-    unequal: dict[str, Pair]
-    equal: int
-    numbers: dict[str, Pair]
-    updates: list[UpdateComparison]
-    tokens: list[TokenChange]
+
+    @property
+    def retaken(self) -> int:
+        """Steps between the checkpoint and the step."""
+        return self.step - 1 - step_of(self.start)
 
 
-def print_report(found: Replayed, count: int, ids: RowIds, spell: Spell, console: Console) -> None:
+def print_report(origin: Origin, found: Comparison, count: int, texts: RowTexts, console: Console) -> None:
     """Prints the comparison.
 
     Args:
         count: tokens to print.
-        ids: token ids of each row.
-        spell: the text of token ids.
+        texts: of the rows.
     """
-    for text in (*_head(found), _reproduced(found)):
+    for text in (*_head(origin), _reproduced(found)):
         console.print(text, soft_wrap=True)
     if found.numbers:
         console.print(_numbers(found.numbers))
     console.print(_updates(found.updates))
     console.print(_counts(found.updates))
     if found.tokens and count:
-        console.print(_tokens(found.tokens[:count], len(found.tokens), ids, spell))
+        console.print(_tokens(found.tokens[:count], len(found.tokens), texts))
 
 
-def write_report(folder: Path, found: Replayed, ids: RowIds, spell: Spell) -> None:
-    """Writes `step.json`, `tokens.jsonl` with every token whose gradient differs, and `rows.html`.
-
-    Arguments as `print_report`.
-    """
-    facts: dict[str, Any] = asdict(found)
-    tokens = facts.pop("tokens")
-    facts |= {"run": str(found.run), "start": None if found.start is None else str(found.start)}
-    facts["changes"] = {key: [old, new] for key, old, new in found.changes}
+def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowTexts) -> None:
+    """Writes `step.json`, `tokens.jsonl` with every token whose gradient differs, and `rows.html`."""
+    facts = {
+        "step": origin.step,
+        "run": str(origin.run),
+        "start": None if origin.start is None else str(origin.start),
+        "retaken": origin.retaken,
+        "changes": {key: [old, new] for key, old, new in origin.changes},
+        "compared": found.compared,
+        "unequal": found.unequal,
+        "numbers": found.numbers,
+        "updates": [asdict(update) for update in found.updates],
+    }
+    tokens = ({**asdict(token), "text": texts.token(token.row, token.position)} for token in found.tokens)
     write_atomically(folder / STEP, json.dumps(facts, indent=1, ensure_ascii=False))
-    spelled = ({**token, "text": spell([ids[token["row"]][token["position"]]])} for token in tokens)
-    write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in spelled))
-    title = f"step {found.step} of {found.run}"
-    write_atomically(folder / ROWS, rows_page(title, found.tokens, ids, spell))
+    write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in tokens))
+    write_atomically(folder / ROWS, rows_page(f"step {origin.step} of {origin.run}", found.tokens, texts))
 
 
-def _head(found: Replayed) -> list[str]:
-    begin = "the beginning of the run" if found.start is None else found.start.name
-    between = f", after {found.retaken} steps that were taken again" if found.retaken else ""
-    changes = [f"changed: {describe_changes([change])}" for change in found.changes]
+def _head(origin: Origin) -> list[str]:
+    begin = "the beginning of the run" if origin.start is None else origin.start.name
+    between = f" (steps before it that are taken again: {origin.retaken})" if origin.retaken else ""
+    changes = [f"changed: {describe_changes([change])}" for change in origin.changes]
     return [
-        f"step {found.step} of {found.run}, from {begin}{between}",
+        f"step {origin.step} of {origin.run}, from {begin}{between}",
         *(changes or ["no key of algorithm differs from the run, so both columns are the same"]),
     ]
 
 
-def _reproduced(found: Replayed) -> Text:
+def _reproduced(found: Comparison) -> Text:
     if not found.unequal:
-        text = f"the algorithm of the run gives all {found.equal} numbers again that the run logged at this step"
+        text = f"the algorithm of the run gives all {found.compared} numbers again that the run logged at this step"
         return Text.assemble(("✓ ", "green"), text)
     pairs = [
         f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
@@ -106,7 +101,7 @@ def _reproduced(found: Replayed) -> Text:
     ]
     more = f" and {len(pairs) - LISTED} more" if len(pairs) > LISTED else ""
     text = (
-        f"with the algorithm of the run {len(pairs)} of {found.equal} numbers differ from those that the run logged: "
+        f"with the algorithm of the run {len(pairs)} of {found.compared} numbers differ from those that it logged: "
         f"{', '.join(pairs[:LISTED])}{more}. The engine, a reward, the device or the ranks do not repeat the step "
         "exactly; below, both algorithms have the same rows and weights"
     )
@@ -156,12 +151,12 @@ def _counts(updates: Sequence[UpdateComparison]) -> Table:
     return table
 
 
-def _tokens(tokens: Sequence[TokenChange], total: int, ids: RowIds, spell: Spell) -> Table:
+def _tokens(tokens: Sequence[TokenChange], total: int, texts: RowTexts) -> Table:
     title = f"tokens whose gradient differs most: {len(tokens)} of {total:,}"
     names = ["ratio", "run", "command", "difference"]
     table = _table(title, ["update", "row", "position", "token"], names)
     for token in tokens:
         numbers = (token.ratio, token.run, token.command, token.command - token.run)
-        text = Text(repr(spell([ids[token.row][token.position]])))
+        text = Text(repr(texts.token(token.row, token.position)))
         table.add_row(str(token.update), str(token.row), str(token.position), text, *map(short, numbers))
     return table

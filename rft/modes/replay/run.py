@@ -5,11 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.batch.columns import lengths
 from rft.logger.redact import public_config
-from rft.modes.replay.compare import CLOCK, compare, different, token_changes
-from rft.modes.replay.recorder import ROW
-from rft.modes.replay.report import Replayed, print_report, write_report
+from rft.modes.replay.compare import compare
+from rft.modes.replay.page import RowTexts
+from rft.modes.replay.report import Origin, print_report, write_report
 from rft.modes.replay.saved_run import ALGORITHM, SavedRun, check_columns_known
 from rft.modes.replay.step import Replay, ReplayJob
 from rft.modes.train import sweep_suffix
@@ -32,42 +31,29 @@ def replay(config: dict[str, Any], console: Console) -> float:
             that may not.
     """
     command = Job(config)
-    options, folder = command.run.replay, Path(command.run.output_dir)
-    if options.step is None:
+    options, run = command.run.replay, Path(command.run.output_dir)
+    if (number := options.step) is None:
         raise ValueError("mode=replay: set replay.step to the number of a step in metrics.jsonl")
-    saved = SavedRun.of(folder)
+    saved = SavedRun.of(run)
     job = ReplayJob(config | {ALGORITHM: saved.config[ALGORITHM]})
     changes = saved.changes(public_config(command.config), job.run_command("").unread)
     check_columns_known(job, command)
-    logged, (start, done) = saved.logged(options.step), saved.start(options.step)
-    output = Path(options.output + sweep_suffix(config))
+    logged, output = saved.logged(number), Path(options.output + sweep_suffix(config))
     world, loaded = job.begin()
+    start, damaged = world.decide(lambda: saved.start(number))
+    for path, problem in damaged.items():
+        console.print(f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True)
     with scratch(world, command.run.output_dir, command.run.mode) as temporary:
-        step = Replay(job, world, loaded, temporary, folder, start, output)
+        step = Replay(job, world, loaded, temporary, run, start, output)
         try:
-            step.prepare(options.step)
-            run, other = step.take(None), step.take(command.algorithm)
+            step.prepare(number)
+            own, other = step.take(None), step.take(command.algorithm)
         finally:
             step.close()
-    again = {name: value for name, value in logged.items() if name in run.numbers and not name.startswith(CLOCK)}
-    found = Replayed(
-        step=options.step,
-        run=folder,
-        start=start,
-        retaken=options.step - 1 - done,
-        changes=changes,
-        unequal=different(again, {name: run.numbers[name] for name in again}),
-        equal=len(again),
-        numbers=different(run.numbers, other.numbers),
-        updates=compare(run.record, other.record),
-        tokens=token_changes(run.record, other.record),
-    )
-    texts = zip(step.rows[ROW].tolist(), step.rows["tokens", "input_ids"].tolist(), lengths(step.rows), strict=True)
-    local = {row: tokens[:length] for row, tokens, length in texts}
-    ids = {row: tokens for part in world.gather(local) for row, tokens in part.items()}
+    origin, found = Origin(number, run, start, changes), compare(logged, own, other)
+    texts = RowTexts(step.token_ids(), loaded.tokenizer.decode)
     if world.rank == 0:
-        spell = loaded.tokenizer.decode
-        print_report(found, options.tokens, ids, spell, console)
-        write_report(output, found, ids, spell)
+        print_report(origin, found, options.tokens, texts, console)
+        write_report(output, origin, found, texts)
         console.print(f"written: {output}", soft_wrap=True)
     return max((abs(token.run - token.command) for token in found.tokens), default=0.0)

@@ -8,6 +8,8 @@ from typing import Any
 from rft.algorithm.roles import ROLES
 from rft.logger.history import History
 from rft.setup.assembly import Job
+from rft.train.checkpoint.checkpoints import STEP
+from rft.train.checkpoint.manifest import damage
 from rft.train.folder.resume import Difference, below, changed_keys, describe_changes, overrides
 from rft.train.folder.run_folder import CHECKPOINTS, CONFIG, plain, read_config, start_of
 
@@ -67,11 +69,19 @@ class SavedRun:
             )
         return {name: value for name, value in rows[step].items() if name not in ("step", "stage")}
 
-    def start(self, step: int) -> tuple[Path | None, int]:
-        """The newest checkpoint before a step, and the number of its step; (None, 0) for the beginning of the run."""
-        found = [path for path in (self.folder / CHECKPOINTS).glob("step_*") if step_of(path) < step]
-        start = max(found, default=start_of(self.config))
-        return start, 0 if start is None else step_of(start)
+    def start(self, step: int) -> tuple[Path | None, dict[Path, str]]:
+        """The newest checkpoint before a step that is whole, or None for the beginning of the run.
+
+        Returns:
+            The checkpoint, and what is wrong with newer ones that are damaged.
+        """
+        steps = [path for path in (self.folder / CHECKPOINTS).glob("step_*") if STEP.fullmatch(path.name)]
+        problems: dict[Path, str] = {}
+        for path in sorted((path for path in steps if step_of(path) < step), reverse=True):
+            if (problem := damage(path)) is None:
+                return path, problems
+            problems[path] = problem
+        return start_of(self.config), problems
 
     def changes(self, config: Mapping[str, Any], unread: Collection[str]) -> list[Difference]:
         """The keys of the algorithm in which a command differs from the run.
@@ -117,6 +127,6 @@ def check_columns_known(run: Job, command: Job) -> None:
         )
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, from the name of its folder."""
-    return int(checkpoint.resolve().name.removeprefix("step_"))
+def step_of(checkpoint: Path | None) -> int:
+    """The step of a checkpoint, from the name of its folder; 0 for the beginning of a run."""
+    return 0 if checkpoint is None else int(checkpoint.resolve().name.removeprefix("step_"))

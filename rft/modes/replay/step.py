@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from rft.actor.base import ModelContext
 from rft.actor.precomputed import REF_LOGPROBS
 from rft.algorithm.algorithm import Algorithm
+from rft.batch.columns import lengths
 from rft.batch.scores import number_or_none
 from rft.distributed import World, raise_peer_failure
 from rft.errors import Stopped, at_step
@@ -153,6 +154,13 @@ class Replay:
         numbers = self._numbers | metrics.reduce(self._world.gather)
         return Taken({name: number_or_none(number) for name, number in numbers.items()}, record)
 
+    def token_ids(self) -> dict[int, list[int]]:
+        """Token ids of the rows of all ranks, by their numbers. A collective."""
+        columns = (self.rows[ROW], self.rows["tokens", "input_ids"], lengths(self.rows))
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        local = {row: ids[:length] for row, ids, length in rows}
+        return {row: ids for part in self._world.gather(local) for row, ids in part.items()}
+
     def close(self) -> None:
         """Ends the engine and the reward."""
         self._trainer.checkpoints.close()
@@ -165,7 +173,7 @@ class Replay:
         if latest is None and step == 1:
             trainer.save(BEFORE_ALL, self._stages[0], 0, True, {})
             trainer.checkpoints.end()
-        elif latest is None or step_of(latest) < step - 1:
+        elif step_of(latest) < step - 1:
             left = self._left(None if latest is None else SavedState(latest))
             if all(stage.stop_at is None for _, stage in left):  # no evaluation decides when a stage ends
                 trainer.evaluator = None

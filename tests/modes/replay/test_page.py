@@ -1,7 +1,7 @@
 """The page with the coloured rows."""
 
 from rft.modes.replay.compare import TokenChange
-from rft.modes.replay.page import rows_page
+from rft.modes.replay.page import RowTexts, rows_page
 
 
 def spell(ids):
@@ -15,7 +15,7 @@ def test_the_tokens_of_the_first_update_that_differs_are_coloured():
         TokenChange(2, 7, 1, 1.1, -0.4, 0.0),
         TokenChange(2, 7, 2, 1.0, 0.1, -0.1),
     ]
-    text = rows_page("step 4 of a & b", tokens, {7: [0, 1, 2], 9: [1]}, spell)
+    text = rows_page("step 4 of a & b", tokens, RowTexts({7: [0, 1, 2], 9: [1]}, spell))
     assert "step 4 of a &amp; b" in text and "rows that differ in update 2, the first that differs: 1" in text
     orange = "background: color-mix(in srgb, var(--bad) 100%, transparent)"
     green = "background: color-mix(in srgb, var(--good) 58%, transparent)"
@@ -25,4 +25,4 @@ def test_the_tokens_of_the_first_update_that_differs_are_coloured():
 
 
 def test_a_page_without_differences():
-    assert "no row differs" in rows_page("step 4", [], {0: [1]}, spell)
+    assert "no row differs" in rows_page("step 4", [], RowTexts({0: [1]}, spell))

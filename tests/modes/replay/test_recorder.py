@@ -8,7 +8,7 @@ import torch
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.distributed import SINGLE_PROCESS
-from rft.modes.replay.compare import compare, token_changes
+from rft.modes.replay.compare import compare_updates, token_changes
 from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord
 from tests.helpers import CLIP, METHOD, batch_of
 
@@ -46,7 +46,7 @@ def test_the_gradient_of_a_token_is_its_weight_times_advantage_times_ratio(tmp_p
 def test_a_narrower_clip_loses_exactly_the_tokens_beyond_it(tmp_path):
     """Of 1.15 with A > 0 and 0.85 with A < 0 the gradient ends; of 1.05, and of 1.3 with A < 0, it stays."""
     run, command = taken(tmp_path, CLIPPED), taken(tmp_path, CLIP | {"clip_low": 0.1, "clip_high": 0.1})
-    [update] = compare(run, command)
+    [update] = compare_updates(run, command)
     assert (update.tokens, update.differ, update.lost, update.gained, update.turned) == (4, 2, 2, 0, 0)
     changes = token_changes(run, command)
     assert [(token.row, token.position, token.command) for token in changes] == [(1, 1, 0.0), (0, 1, 0.0)]
@@ -78,7 +78,7 @@ def test_the_cosine_is_that_of_the_whole_gradients(tmp_path):
         record.add_gradient(torch.optim.SGD(parameters))
     assert run.updates[0].products.tolist() == [25, 25, 25]
     assert command.updates[0].products.tolist() == [25, 16, 25]
-    [update] = compare(run, command)
+    [update] = compare_updates(run, command)
     assert update.cosine == pytest.approx(0.64)
 
 

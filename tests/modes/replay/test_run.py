@@ -69,7 +69,7 @@ def test_the_algorithm_of_the_run_gives_the_numbers_that_it_logged(overrides, st
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [row] = [row for row in rows if row["step"] == step]
     compared = [n for n in row if not n.startswith((*CLOCK, "eval/", "engine/")) and n not in ("step", "stage")]
-    assert facts["unequal"] == {} and facts["equal"] == len(compared) > 5 and row["grad_norm"] > 0
+    assert facts["unequal"] == {} and facts["compared"] == len(compared) > 5 and row["grad_norm"] > 0
     assert f"gives all {len(compared)} numbers again" in text and "no key of algorithm differs" in text
     assert (found, facts["numbers"], facts["changes"], tokens) == (0.0, {}, {}, [])
     assert facts["retaken"] == retaken

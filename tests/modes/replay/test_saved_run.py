@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rft.modes.replay.saved_run import SavedRun
+from rft.modes.replay.saved_run import SavedRun, step_of
+from rft.train.checkpoint.manifest import describe, write_manifest
 
 CONFIG = {
     "mode": "train",
@@ -21,7 +22,10 @@ def run(tmp_path):
     lines = [json.dumps({"step": step, "stage": stage, "grad_norm": step / 2}) + "\n" for step, stage in rows]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     for step in (2, 4):
-        (tmp_path / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+        folder = tmp_path / "checkpoints" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+        write_manifest(folder, {"state.json": describe(folder / "state.json")}, {"step": step})
     return SavedRun(tmp_path, CONFIG)
 
 
@@ -39,14 +43,21 @@ def test_the_numbers_of_a_step(run):
 
 @pytest.mark.parametrize(("step", "before"), [(5, 4), (4, 2), (3, 2)])
 def test_the_newest_checkpoint_before_a_step(run, step, before):
-    path, done = run.start(step)
-    assert (path.name, done) == (f"step_{before:08d}", before)
+    path, damaged = run.start(step)
+    assert path.name == f"step_{before:08d}" and step_of(path) == before and not damaged
+
+
+def test_a_damaged_checkpoint_is_not_read(run):
+    broken = run.folder / "checkpoints" / "step_00000004"
+    (broken / "state.json").write_text("[]")
+    path, damaged = run.start(5)
+    assert path.name == "step_00000002" and damaged == {broken: "state.json has changed since it was written"}
 
 
 def test_a_step_before_every_checkpoint_begins_where_the_run_began(run, tmp_path):
-    assert run.start(2) == (None, 0)
+    assert run.start(2) == (None, {}) and step_of(None) == 0
     other = tmp_path / "other" / "step_00000001"
-    assert SavedRun(run.folder, CONFIG | {"resume": str(other)}).start(2) == (other, 1)
+    assert SavedRun(run.folder, CONFIG | {"resume": str(other)}).start(2) == (other, {})
 
 
 def test_the_algorithm_may_differ(run):
