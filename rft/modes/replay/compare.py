@@ -11,6 +11,7 @@ from rft.modes.replay.step import Taken
 
 CLOCK = ("time/", "throughput/", "memory/", "engine/")  # metrics that a second run cannot repeat
 ROUNDING = 1e-5  # gradients of tokens that differ by less than this share of the largest one count as equal
+MOST = 10_000  # tokens of a list
 
 Pair = tuple[float | None, float | None]  # of the run, of the command; None where one has no such number
 
@@ -67,7 +68,7 @@ class Comparison:
         unequal: those of them that differ; logged, and now.
         numbers: those of the step that differ between the algorithms.
         updates: of the policy, in order.
-        tokens: those whose gradients differ, the largest difference first.
+        tokens: those whose gradients differ most, see `token_changes`.
     """
 
     compared: int
@@ -95,13 +96,18 @@ def compare_updates(run: StepRecord, command: StepRecord) -> list[UpdateComparis
 
 
 def token_changes(run: StepRecord, command: StepRecord) -> list[TokenChange]:
-    """The tokens whose gradients differ, the largest difference first."""
+    """The tokens whose gradients differ, the largest difference first, and at most `MOST` of them."""
+    updates = list(zip(run.updates, command.updates, strict=True))
+    if not updates:
+        return []
+    differences = torch.stack([(one.gradient - other.gradient).abs() * _differ(one, other) for one, other in updates])
+    largest = differences.flatten().topk(min(MOST, int((differences > 0).sum()))).indices  # (U, R, T) as one row
     found = []
-    for number, (one, other) in enumerate(zip(run.updates, command.updates, strict=True), start=1):
-        for row, position in _differ(one, other).nonzero().tolist():
-            values = (float(part[row, position]) for part in (one.ratio, one.gradient, other.gradient))
-            found.append(TokenChange(number, row, position, *values))
-    return sorted(found, key=lambda token: -abs(token.run - token.command))
+    for number, row, position in torch.stack(torch.unravel_index(largest, differences.shape), dim=1).tolist():
+        one, other = updates[number]
+        values = (float(part[row, position]) for part in (one.ratio, one.gradient, other.gradient))
+        found.append(TokenChange(number + 1, row, position, *values))
+    return found
 
 
 def different(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, Pair]:

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from safetensors.torch import save_file
 
 from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Comparison, Pair, TokenChange, UpdateComparison
 from rft.modes.replay.page import RowTexts, rows_page
+from rft.modes.replay.recorder import StepRecord
 from rft.modes.replay.saved_run import step_of
 from rft.train.folder.resume import Difference, describe_changes
 
 STEP, TOKENS, ROWS = "step.json", "tokens.jsonl", "rows.html"  # in the folder of the comparison
+ALL_TOKENS = "tokens.safetensors"
 LISTED = 4  # numbers in a message
 NOTHING = short(None)
 DIGITS = 8  # of them: they may differ by rounding
@@ -56,14 +60,39 @@ def print_report(origin: Origin, found: Comparison, count: int, texts: RowTexts,
         console.print(text, soft_wrap=True)
     if found.numbers:
         console.print(_numbers(found.numbers))
+    if not found.updates:
+        console.print("the policy does not train in this step")
+        return
     console.print(_updates(found.updates))
     console.print(_counts(found.updates))
     if found.tokens and count:
-        console.print(_tokens(found.tokens[:count], len(found.tokens), texts))
+        total = sum(update.differ for update in found.updates)
+        console.print(_tokens(found.tokens[:count], total, texts))
+
+
+def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRecord) -> None:
+    """Writes `tokens.safetensors`: `input_ids` (R, T), and for each update, (U, R, T), the tokens that are `trained`
+    with one of the algorithms, their `ratio`, and their gradient with the algorithm of the `run` and of the `command`.
+    """
+    ids = torch.zeros(run.shape, dtype=torch.int64)
+    for row, tokens in texts.ids.items():
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    pairs = list(zip(run.updates, command.updates, strict=True))
+    columns = {
+        "trained": [one.trained | other.trained for one, other in pairs],
+        "ratio": [one.ratio.float() for one, _ in pairs],
+        "run": [one.gradient.float() for one, _ in pairs],
+        "command": [other.gradient.float() for _, other in pairs],
+    }
+    stacked = {
+        name: torch.stack(parts) for name, parts in columns.items() if parts
+    }  # none if the policy does not train
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"input_ids": ids, **stacked}, folder / ALL_TOKENS)
 
 
 def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowTexts) -> None:
-    """Writes `step.json`, `tokens.jsonl` with every token whose gradient differs, and `rows.html`."""
+    """Writes `step.json`, `tokens.jsonl` with the tokens whose gradient differs most, and `rows.html`."""
     facts = {
         "step": origin.step,
         "run": str(origin.run),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rft.logger.redact import public_config
 from rft.modes.replay.compare import compare
 from rft.modes.replay.page import RowTexts
-from rft.modes.replay.report import Origin, print_report, write_report
+from rft.modes.replay.report import Origin, print_report, write_report, write_tokens
 from rft.modes.replay.saved_run import ALGORITHM, SavedRun, check_columns_known
 from rft.modes.replay.step import Replay, ReplayJob
 from rft.modes.train import sweep_suffix
@@ -55,5 +55,6 @@ def replay(config: dict[str, Any], console: Console) -> float:
     if world.rank == 0:
         print_report(origin, found, options.tokens, texts, console)
         write_report(output, origin, found, texts)
+        write_tokens(output, texts, own.record, other.record)
         console.print(f"written: {output}", soft_wrap=True)
     return max((abs(token.run - token.command) for token in found.tokens), default=0.0)

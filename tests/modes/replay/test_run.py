@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 
 from rft.modes.replay.run import replay
 from rft.setup.assembly import Job
@@ -112,6 +113,14 @@ def test_another_loss_has_the_numbers_of_a_run_with_that_loss(trained, replayed,
     assert second["differ"] > 0 and second["cosine"] < 0.999
     assert found == max(abs(token["run"] - token["command"]) for token in tokens) > 0
     assert len(tokens) == sum(update["differ"] for update in facts["updates"])
+    columns = load_file(tmp_path / "run" / "replay" / "step_4" / "tokens.safetensors")
+    assert columns["trained"].sum((1, 2)).tolist() == [update["tokens"] for update in facts["updates"]]
+    for token in tokens:
+        place = token["update"] - 1, token["row"], token["position"]
+        for name in ("run", "command", "ratio"):
+            assert float(columns[name][place]) == pytest.approx(token[name])
+        assert columns["trained"][place]
+    assert columns["input_ids"].shape == columns["run"].shape[1:]
 
 
 @pytest.mark.slow
@@ -150,6 +159,15 @@ def test_what_is_refused(trained, replayed):
     for override, message in REFUSED.items():
         with pytest.raises(ValueError, match=message):
             replayed(4, *given, override)
+
+
+@pytest.mark.slow
+def test_a_step_in_which_the_critic_alone_trains(tiny, replayed):
+    given = (*RUN, "warmup=none", "algorithm=vapo", "algorithm.critic_warmup=2", "batch.minibatches=2")
+    Job(tiny(*given)).fit("")
+    found, facts, tokens, text = replayed(2, *given, "algorithm.critic_loss.clip=0.0001")
+    assert (found, facts["updates"], tokens, facts["unequal"]) == (0.0, [], [], {})
+    assert "critic/grad_norm" in facts["numbers"] and "the policy does not train in this step" in text
 
 
 @pytest.mark.slow
