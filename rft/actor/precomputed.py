@@ -12,6 +12,8 @@ from torch import Tensor
 from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
 from rft.batch.columns import lengths
 
+REF_LOGPROBS = "ref_logprobs.pt"  # in the run folder
+
 
 class PrecomputedReference(ColumnModel):
     """Computes with the reference model until its log-probabilities are saved, then returns the saved ones.

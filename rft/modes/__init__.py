@@ -13,6 +13,7 @@ MODES = {  # module and function; the module is imported when the command names 
     "verify": ("rft.modes.verify", "verify"),
     "plan": ("rft.modes.plan.command", "plan_run"),
     "doctor": ("rft.modes.doctor.run", "run"),
+    "replay": ("rft.modes.replay.run", "replay"),
     "inspect": ("rft.modes.inspect", "inspect"),
     "serve": ("rft.modes.serve.run", "serve"),
     "evaluate": ("rft.modes.evaluate", "evaluate"),

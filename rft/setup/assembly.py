@@ -13,7 +13,7 @@ from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.frozen import check_frozen
 from rft.actor.init import read_config
 from rft.actor.moe import ROUTER_BALANCE, check_routers
-from rft.actor.precomputed import PrecomputedReference
+from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.batch.balance import Balance
@@ -267,7 +267,7 @@ class Job(Components):
                 copied = self.starts_as_policy(role)
                 if role is REFERENCE and self.precompute:
                     load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
-                    file = folder / "ref_logprobs.pt"
+                    file = folder / REF_LOGPROBS
                     helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
                 else:
                     shared = policy.frozen_copy(role.key) if copied and role.loss is None else None

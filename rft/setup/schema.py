@@ -223,6 +223,15 @@ class Chat(Weights):
 
 
 @dataclass
+class Replay:
+    """The step that mode=replay takes again, and what it shows; see `rft.modes.replay.run`."""
+
+    step: PositiveInt | None
+    output: str
+    tokens: NonNegativeInt
+
+
+@dataclass
 class Warmup:
     """The supervised stage before the reinforcement: at most `steps`, until the watched metric reaches `stop_at`."""
 
@@ -271,7 +280,7 @@ class Run:
     seed: Seed
     steps: Steps | None
     epochs: PositiveFloat | None
-    mode: Literal["train", "verify", "plan", "doctor", "inspect", "serve", "evaluate", "generate", "chat"]
+    mode: Literal["train", "verify", "plan", "doctor", "replay", "inspect", "serve", "evaluate", "generate", "chat"]
     output_dir: str
     plugins: list[str]
     cache: str | None
@@ -292,6 +301,7 @@ class Run:
     evaluate: Evaluate
     generate: Generate
     chat: Chat
+    replay: Replay
     warmup: Warmup | None
     algorithm: AlgorithmOptions
     actor: dict[str, Any]

@@ -32,9 +32,9 @@ from rft.setup.schema import Run
 NO_SAMPLES = "algorithm.source samples no texts"
 COLUMN, FIELD = "column ", "field "
 # each is read by the mode of its name alone
-MODE_NODES = ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat")
+MODE_NODES = ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat", "replay")
 OF_SAMPLED_ANSWERS = ("rollout", "eval.temperature", "eval.top_p", "eval.top_k", "actor.path", "actor.model_config")
-TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify")  # the others only sample or score
+TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify", "replay")  # the others only sample or score
 
 
 @dataclass(frozen=True)

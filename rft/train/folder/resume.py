@@ -27,7 +27,10 @@ CHANGES_NOTHING = {
     "eval.every": "an evaluation changes no weight",
     "eval.at_start": "an evaluation changes no weight",
     # what other modes read
-    **{mode: f"read by mode={mode}" for mode in ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat")},
+    **{
+        mode: f"read by mode={mode}"
+        for mode in ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat", "replay")
+    },
     # how ranks and devices share the work: the same sums in another order
     "batch.balance": "which rank computes a row",
     "*.micro_batch_tokens": "which rows are computed together",

@@ -150,7 +150,7 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
     Raises:
         ValueError: the folder has checkpoints, and no config that tells what they are of.
     """
-    saved = _read_config(folder)
+    saved = read_config(folder)
     if saved is None:
         if origin is None and _newest(folder) is not None:
             raise ValueError(
@@ -159,10 +159,10 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
                 "from the beginning with resume=never"
             )
         return "is taken"
-    start = _start(saved)
+    start = start_of(saved)
     if origin is not None and (start is None or not start.is_relative_to(origin.resolve())):
         return "is taken"
-    changes = changed_keys(saved, _plain(command.config), command.unread)
+    changes = changed_keys(saved, plain(command.config), command.unread)
     if not _finished(folder):
         return f"holds an unfinished run with {_cure(changes)}" if changes else ""
     done = max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
@@ -188,9 +188,9 @@ def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
     unlocked = lock.take(folder)
     state = "a finished run with fewer steps" if _finished(folder) else "an unfinished run of this config"
     (folder / RESULT).unlink(missing_ok=True)
-    saved = _read_config(folder)
+    saved = read_config(folder)
     assert saved is not None
-    source = _start(saved)
+    source = start_of(saved)
     _write_config(folder, command, source)
     messages = [unlocked, f"{folder} holds {state}: continuing it"]
     return RunFolder(folder, [text for text in messages if text], source, command)
@@ -209,8 +209,8 @@ def _source(origin: Path, command: RunCommand) -> Path:
     source = origin.resolve() if origin.resolve().name.startswith("step_") else _newest(origin)
     if source is None:
         raise ValueError(f"{key}: {origin} has no checkpoint; start from the beginning with resume=never")
-    saved = _read_config(source.parent.parent)
-    if saved is not None and (changes := unloadable_keys(saved, _plain(command.config))):
+    saved = read_config(source.parent.parent)
+    if saved is not None and (changes := unloadable_keys(saved, plain(command.config))):
         raise ValueError(f"{key}: {source} does not fit this config: {describe_changes(changes)}")
     return source
 
@@ -222,13 +222,13 @@ def _newest(run: Path) -> Path | None:
     return max(found, default=None)
 
 
-def _start(saved: dict[str, Any]) -> Path | None:
+def start_of(saved: dict[str, Any]) -> Path | None:
     """The checkpoint of another run from which a run started; None if there is none."""
     found = saved.get("resume")
     return Path(found) if isinstance(found, str) and found not in (AUTO, NEVER) else None
 
 
-def _read_config(folder: Path) -> dict[str, Any] | None:
+def read_config(folder: Path) -> dict[str, Any] | None:
     """The config of a run; None if there is none that can be read."""
     try:
         found = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
@@ -243,7 +243,7 @@ def _write_config(folder: Path, command: RunCommand, source: Path | None) -> Non
     _write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(command.config | start)))
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
+def plain(config: dict[str, Any]) -> dict[str, Any]:
     """A config as it is read from its file."""
     found = OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config))))
     assert isinstance(found, dict)

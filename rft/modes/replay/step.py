@@ -1,0 +1,208 @@
+"""Takes one step of a run again: the steps before it from a checkpoint, then its rows, then its updates."""
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rft.actor.base import ModelContext
+from rft.actor.precomputed import REF_LOGPROBS
+from rft.algorithm.algorithm import Algorithm
+from rft.batch.columns import lengths
+from rft.batch.scores import number_or_none
+from rft.distributed import World, raise_peer_failure
+from rft.errors import Stopped, at_step
+from rft.logger.log import SilentLog
+from rft.metrics import Metrics
+from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
+from rft.modes.replay.saved_run import step_of
+from rft.setup.assembly import Job
+from rft.setup.datasets import Datasets
+from rft.train.checkpoint.checkpoints import CheckpointOptions, SavedState
+from rft.train.diverged import NonFinitePolicy
+from rft.train.stage import Stage
+from rft.train.stop import StopRequest
+from rft.train.trainer import Trainer
+
+BEFORE_ALL = -1  # number of the stage in a state from before the first one
+
+
+class ReplayJob(Job):
+    """The run, whose updates are recorded. Its config is not typed: it is that of the run folder."""
+
+    typed = False
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.recorder = StepRecorder()
+        super().__init__(config)
+        once = CheckpointOptions(every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1)
+        self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]))
+
+    def model_context(self, world: World, loaded: Datasets) -> ModelContext:
+        """See `Job.model_context`; with the hooks that record."""
+        return replace(super().model_context(world, loaded), hooks=self.recorder)
+
+
+class StopBefore(StopRequest):
+    """Stops the trainer, with a checkpoint, before it takes a step."""
+
+    def __init__(self, trainer: Trainer, step: int) -> None:
+        super().__init__(None, trainer.world.rank, raise_peer_failure)
+        self._trainer, self._step = trainer, step
+
+    def asked(self) -> bool:
+        """See `StopRequest.asked`."""
+        return self._trainer.step >= self._step - 1
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step that was taken.
+
+    Attributes:
+        numbers: its metrics; None for one that is not finite.
+        record: its updates.
+    """
+
+    numbers: dict[str, float | None]
+    record: StepRecord
+
+
+class Replay:
+    """A step of a run that can be taken several times, with the same weights and the same rows.
+
+    Args:
+        job: the run.
+        world, loaded: the processes and the data.
+        folder: for temporary files.
+        run: the run folder, which is only read.
+        start: the checkpoint to begin from; None for the beginning of the run.
+        output: gets the rows of an update that is not finite.
+
+    Attributes:
+        rows: of this rank, before the algorithm adds columns; set by `prepare`.
+    """
+
+    rows: TensorDict
+
+    def __init__(
+        self, job: ReplayJob, world: World, loaded: Datasets, folder: Path, run: Path, start: Path | None, output: Path
+    ) -> None:
+        self._job, self._world, self._folder = job, world, folder
+        if (known := run.resolve() / REF_LOGPROBS).exists():
+            world.decide(lambda: (folder / REF_LOGPROBS).symlink_to(known))
+        self._trainer, self._stages = job.assemble(world, loaded, folder, SilentLog(), start=start)
+        self._trainer.nonfinite = NonFinitePolicy(job.run.faults, output, world, SilentLog())
+        self._trainer.canary = None
+
+    def prepare(self, step: int) -> None:
+        """Takes the steps before this one, and draws its rows. A collective."""
+        trainer = self._trainer
+        self._saved = self._state_before(step)
+        self._number, self._stage = next(self._left(self._saved))
+        trainer.step, trainer.numbers = step - 1, self._saved["numbers"]
+        trainer.nonfinite.resume(trainer.numbers)
+        trainer.precompute(self._stage, None)
+        self._done = trainer.begin(self._number, self._stage, self._saved)
+        trainer.precompute(self._stage, self._done)
+        self._memory = copy.deepcopy(self._stage.algorithm.state_dict())
+        if self._stage.source.samples():
+            trainer.publish(self._stage, self._done)
+        trainer.step, metrics = step, Metrics()
+        with at_step(step):
+            self.rows = self._stage.source.next(metrics)
+        trainer.sampler.release()
+        self._numbers = metrics.reduce(self._world.gather)
+        self._shape = self._number_rows()
+
+    def _number_rows(self) -> tuple[int, int]:
+        """Numbers the rows of all ranks by their groups and units; returns how many there are, and their tokens."""
+        world, rows = self._world, self.rows
+        places = zip(rows["group"].tolist(), rows["unit"].tolist(), strict=True)
+        local = [(*place, world.rank, number) for number, place in enumerate(places)]
+        numbers = {
+            place: row for row, place in enumerate(sorted(place for part in world.gather(local) for place in part))
+        }
+        rows[ROW] = torch.tensor([numbers[place] for place in local])
+        return len(numbers), max(world.gather(rows["response_mask"].shape[1]))
+
+    def take(self, algorithm: Algorithm | None) -> Taken:
+        """Takes the step from the state before it. A collective.
+
+        Args:
+            algorithm: None for that of the run, with which the step is taken first.
+        """
+        trainer, stage = self._trainer, self._stage
+        trainer.begin(self._number, stage, self._saved)
+        record = StepRecord(self._world, self._shape, self._folder, reference=algorithm is None)
+        if algorithm is not None:
+            algorithm.load_state_dict(remembered(algorithm, stage.algorithm, self._memory))
+            stage = replace(stage, algorithm=algorithm)
+        stage.algorithm.policy = RecordedObjective(stage.algorithm.policy, record)
+        batch, metrics, started = self.rows.clone(), RecordedMetrics(record), time.perf_counter()
+        with at_step(trainer.step), self._job.recorder.recording(record):
+            context = trainer.compute_columns(stage, batch, metrics)
+            trainer.update(stage, self._done + 1, batch, context)
+            trainer.describe(batch, metrics, time.perf_counter() - started)
+        record.reduce()
+        numbers = self._numbers | metrics.reduce(self._world.gather)
+        return Taken({name: number_or_none(number) for name, number in numbers.items()}, record)
+
+    def token_ids(self) -> dict[int, list[int]]:
+        """Token ids of the rows of all ranks, by their numbers. A collective."""
+        columns = (self.rows[ROW], self.rows["tokens", "input_ids"], lengths(self.rows))
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        local = {row: ids[:length] for row, ids, length in rows}
+        return {row: ids for part in self._world.gather(local) for row, ids in part.items()}
+
+    def close(self) -> None:
+        """Ends the engine and the reward."""
+        self._trainer.checkpoints.close()
+        self._trainer.sampler.close()
+        self._job.reward.close()
+
+    def _state_before(self, step: int) -> SavedState:
+        """The state with which the step began; the steps since the checkpoint are taken again."""
+        trainer, latest = self._trainer, self._trainer.checkpoints.latest()
+        if latest is None and step == 1:
+            trainer.save(BEFORE_ALL, self._stages[0], 0, True, {})
+            trainer.checkpoints.end()
+        elif step_of(latest) < step - 1:
+            left = self._left(None if latest is None else SavedState(latest))
+            if all(stage.stop_at is None for _, stage in left):  # no evaluation decides when a stage ends
+                trainer.evaluator = None
+            trainer.stop = StopBefore(trainer, step)
+            with suppress(Stopped):
+                trainer.fit(self._stages)
+        saved = trainer.checkpoints.read()
+        assert saved is not None
+        return saved
+
+    def _left(self, saved: SavedState | None) -> Iterator[tuple[int, Stage]]:
+        """The stages that have not ended, with their numbers."""
+        stages = enumerate(self._stages)
+        return ((number, stage) for number, stage in stages if saved is None or not stage.ended(number, saved))
+
+
+def remembered(algorithm: Algorithm, run: Algorithm, state: dict[str, Any]) -> dict[str, Any]:
+    """The state with which an algorithm begins a step of a run that had another algorithm.
+
+    A coefficient or a shaping with the options of the run has its state, and a changed one begins anew.
+
+    Args:
+        state: that of the algorithm of the run.
+    """
+    own, options, before = algorithm.state_dict(), algorithm.options, run.options
+
+    def kept(name: str) -> dict[str, Any]:
+        new, old = vars(options)[name], vars(before)[name]
+        return {key: state[name][key] if key in old and old[key] == new[key] else own[name][key] for key in own[name]}
+
+    reward_kl = state if options.reward_kl == before.reward_kl else own
+    return {"reward_kl": reward_kl["reward_kl"], "terms": kept("terms"), "shaping": kept("shaping")}
