@@ -1,6 +1,8 @@
 """Exact global means: a metric stays a pair (sum, weight) until the pairs of all micro-batches and ranks are added."""
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,3 +143,11 @@ def _pooled(parts: list[tuple[int, float, float]]) -> float:
     mean = sum(n * part_mean for n, part_mean, _ in parts) / count
     squares = sum(deviations + n * (part_mean - mean) ** 2 for n, part_mean, deviations in parts)
     return math.sqrt(squares / max(1, count - 1))
+
+
+def peak_gib(device: torch.device) -> float:
+    """The most memory this process has held, in GiB: on the GPU where it computes there, resident otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,7 +1,5 @@
 """The one loop: next batch, annotate, update, refresh, finish. It knows no algorithm, no engine and no modality."""
 
-import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from rft.evaluation.base import Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
-from rft.metrics import Metrics
+from rft.metrics import Metrics, peak_gib
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.stateful import Stateful, load_states, states
@@ -113,10 +111,14 @@ class Trainer:
         self.max_unscored = max_unscored
         self.seed = seed
         self.ledger = Ledger(world)
-        self.parts: dict[str, Stateful] = {"ledger": self.ledger, "faults": nonfinite}  # by their keys in a checkpoint
         self.step = 0  # steps done
         self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """What remembers earlier steps of the run, by its key in a checkpoint."""
+        return {"ledger": self.ledger, "faults": self.nonfinite}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
@@ -388,11 +390,3 @@ class Trainer:
         self.policy.save_model(folder)
         if self.evaluator is not None and self.evaluated == self.step and self.world.rank == 0:
             self.evaluator.add_to_export(folder)
-
-
-def peak_gib(device: torch.device) -> float:
-    """The most memory this process has held, in GiB: on the GPU where it computes there, resident otherwise."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

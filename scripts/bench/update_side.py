@@ -28,9 +28,8 @@ from rft.batch.collate import collate, dummy_row
 from rft.batch.columns import lengths
 from rft.distributed import World, start
 from rft.main import CONFIG_FOLDER
-from rft.metrics import Metrics
+from rft.metrics import Metrics, peak_gib
 from rft.setup.assembly import Job
-from rft.train.trainer import peak_gib
 
 Gradients = dict[str, Tensor]
 MeasuredUpdate = Callable[[Metrics], None]

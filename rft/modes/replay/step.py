@@ -26,6 +26,7 @@ from rft.setup.assembly import Job
 from rft.setup.datasets import Datasets
 from rft.train.checkpoint.checkpoints import CheckpointOptions, SavedState
 from rft.train.diverged import NonFinitePolicy
+from rft.train.folder.run_folder import RunFolder
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
@@ -97,7 +98,8 @@ class Replay:
         self._job, self._world, self._folder = job, world, folder
         if (known := run.resolve() / REF_LOGPROBS).exists():
             world.decide(lambda: (folder / REF_LOGPROBS).symlink_to(known))
-        self._trainer, self._stages = job.assemble(world, loaded, folder, SilentLog(), start=start)
+        chosen = RunFolder(folder, [], start, job.run_command(""))
+        self._trainer, self._stages = job.assemble(world, loaded, folder, SilentLog(), chosen=chosen)
         self._trainer.nonfinite = NonFinitePolicy(job.run.faults, output, world, SilentLog())
         self._trainer.canary = None
 
@@ -107,7 +109,7 @@ class Replay:
         self._saved = self._state_before(step)
         self._number, self._stage = next(self._left(self._saved))
         trainer.step, trainer.numbers = step - 1, self._saved["numbers"]
-        trainer.nonfinite.resume(trainer.numbers)
+        trainer.nonfinite.load_state_dict(self._saved["faults"])
         trainer.precompute(self._stage, None)
         self._done = trainer.begin(self._number, self._stage, self._saved)
         trainer.precompute(self._stage, self._done)
