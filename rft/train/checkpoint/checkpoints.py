@@ -157,7 +157,7 @@ class Checkpoints:
         while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
             problems[steps[len(problems)]] = problem
         if len(problems) < len(steps):
-            names = self._world.decide(lambda: self._setset_aside(problems, steps[len(problems)]))
+            names = self._world.decide(lambda: self._set_aside_all(problems, steps[len(problems)]))
             for (damaged, text), name in zip(problems.items(), names, strict=True):
                 self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
             return SavedState(steps[len(problems)])
@@ -326,7 +326,7 @@ class Checkpoints:
         for path in self.folder.glob(".*"):
             delete(path)
 
-    def _setset_aside(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
+    def _set_aside_all(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
         """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
         names = [set_aside(folder) for folder in damaged]
         self._link(chosen)
