@@ -1,5 +1,6 @@
-"""Makes a folder that `from_pretrained` and `actor.path` load out of an adapter, or of another trainer's checkpoint.
+"""Makes a folder that `from_pretrained` and `actor.path` load out of an adapter or of a checkpoint of a trainer.
 
+python scripts/convert.py from-checkpoint outputs/run/checkpoints/latest --out model
 python scripts/convert.py merge outputs/run/checkpoints/latest/actor --out merged
 python scripts/convert.py from-verl checkpoints/global_step_100/actor --out model
 python scripts/convert.py from-deepspeed output/checkpoint-500 --config Qwen2.5-0.5B --out model
@@ -12,18 +13,23 @@ import json
 import sys
 from pathlib import Path
 
+from conversion.checkpoint import read_policy
 from conversion.deepspeed import read_zero
 from conversion.lora import merged
-from conversion.model_folder import write_model
+from conversion.model_folder import new_folder, write_model
 from conversion.verl import CONFIG, read_shards
 
-DTYPES = ("float32", "bfloat16", "float16")
+from rft.strategy.base import DTYPES
 
 
 def main() -> None:
     """Runs the section that the command line names."""
     parser = argparse.ArgumentParser(description="Converts adapters and checkpoints to Hugging Face folders.")
     sections = parser.add_subparsers(dest="section", required=True, metavar="section")
+    part = sections.add_parser("from-checkpoint", help="exports the policy of a checkpoint of this project")
+    part.add_argument("folder", type=Path, help="checkpoints/step_<number> of a run")
+    part.add_argument("--average", action="store_true", help="the average of the weights (actor.ema)")
+    part.set_defaults(run=from_checkpoint)
     part = sections.add_parser("merge", help="merges a LoRA adapter into its base")
     part.add_argument("adapter", type=Path, help="the folder of the adapter, in peft's format")
     part.add_argument("--base", type=Path, default=None, help="the folder of its base (default: the one it names)")
@@ -46,6 +52,13 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     sys.stdout.write(f"{arguments.out}\n")
+
+
+def from_checkpoint(arguments: argparse.Namespace) -> None:
+    """Exports the policy of a checkpoint of this project."""
+    with new_folder(arguments.out) as partial:
+        policy = read_policy(arguments.folder, arguments.average)
+        policy.write(partial, DTYPES[arguments.dtype or "float32"])
 
 
 def merge(arguments: argparse.Namespace) -> None:

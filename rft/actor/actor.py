@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
-from rft.actor.loading.export import exported, write_model
+from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
-from rft.actor.model import build_model, empty_like, set_end_tokens, with_end_token
+from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.cost import model_cost, model_flops, row_work
@@ -98,7 +98,7 @@ class Actor(TrainableModel):
         )
         self.network, self.adapters = model.network, model.adapters
         self._blocks, self._plain = model.blocks, model.plain
-        self._scores_texts = head == "score"
+        self._head = head
         self._as_loaded = True
         self._base_version = 0
 
@@ -329,20 +329,10 @@ class Actor(TrainableModel):
         weights = self.export_weights()
         try:
             if self.world.rank == 0:
-                self._write_weights(weights, folder)
+                write_export(weights, folder, self.plain_model(), self.adapters, self.tokenizer, self._head)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass
-
-    def _write_weights(self, weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-        tokenizer = with_end_token(self.tokenizer) if self._scores_texts else self.tokenizer
-        tokenizer.save_pretrained(folder)
-        if self.adapters is not None and self.adapters.exported_alone:
-            self.adapters.save({name: tensor.to("cpu", torch.float32) for name, tensor in weights}, folder)
-            return
-        model = self.plain_model()
-        set_end_tokens(model, self.tokenizer)
-        write_model(model, weights, folder)
 
     def state_dict(self) -> dict[str, Any]:
         """Network, optimizer, schedule and average, sharded as they are and not copied.

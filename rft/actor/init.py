@@ -109,6 +109,15 @@ def read_config(
         raise ValueError(f"{where}: transformers cannot use it ({_reason(error)})") from error
 
 
+def load_with_head(
+    path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str, on_meta: bool
+) -> PreTrainedModel:
+    """The model with the head of an actor; see `load_scorer` for its arguments and `load_model` for `on_meta`."""
+    if head in CLASSIFIERS:
+        return load_scorer(path, config, seed, pad, head, key, on_meta)
+    return load_model(path, config, seed, headed=head == "lm", on_meta=on_meta)
+
+
 def load_scorer(
     path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str, on_meta: bool = False
 ) -> PreTrainedModel:

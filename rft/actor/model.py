@@ -1,7 +1,9 @@
 """Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
-from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config, read_weights
+from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention
@@ -71,10 +74,8 @@ def build_model(
         lora.find(config, continued, key)
         path = path if continued is None else continued.base
 
-    if head in CLASSIFIERS:
-        model = load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key, strategy.shards_meta)
-    else:
-        model = load_model(path, config, context.seed, headed=head == "lm", on_meta=strategy.shards_meta)
+    pad, on_meta = tokenizer.pad_token_id, strategy.shards_meta
+    model = load_with_head(path, config, context.seed, pad, head, key, on_meta)
     model_blocks = blocks(model)
     network = add_head(model, head, key)
     plain = empty_like(network.model, device)
@@ -128,6 +129,35 @@ def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
 def expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One zero, expanded to a shape: a tensor that takes no memory."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def write_export(
+    weights: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    model: PreTrainedModel,
+    adapters: Adapters | None,
+    tokenizer: PreTrainedTokenizerBase,
+    head: str,
+    dtype: torch.dtype = DTYPE,
+) -> None:
+    """Writes a policy with its tokenizer: a folder that transformers loads, or an adapter that peft loads.
+
+    Args:
+        weights: names and whole tensors: of the adapters where they are exported alone, else those of `exported`.
+        model: the structure and the configs, which are changed; its weights are not read.
+        head: of the actor.
+        dtype: of the weights.
+
+    Raises:
+        OSError, SafetensorError: a file cannot be written.
+    """
+    saved = with_end_token(tokenizer) if head == "score" else tokenizer
+    saved.save_pretrained(folder)
+    if adapters is not None and adapters.exported_alone:
+        adapters.save({name: tensor.to("cpu", dtype) for name, tensor in weights}, folder)
+        return
+    set_end_tokens(model, tokenizer)
+    write_model(model, weights, folder, dtype)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

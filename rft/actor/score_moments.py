@@ -1,8 +1,6 @@
 """The mean and the deviation of the scores of a reward model, which its config.json keeps."""
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -48,9 +46,3 @@ def forget_moments(config: PretrainedConfig) -> None:
     """Takes the moments out of the config of a model that trains: its scores will be others."""
     for name in NAMES:
         vars(config).pop(name, None)
-
-
-def save_moments(moments: ScoreMoments, folder: Path) -> None:
-    """Adds the moments to config.json of an exported model."""
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | asdict(moments), indent=2, sort_keys=True) + "\n")

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tensordict import TensorDict
@@ -103,8 +102,9 @@ class Evaluator(ABC):
             progress: opens a progress bar (name, total) that is called with the number of rows that are done.
         """
 
-    def add_to_export(self, folder: Path) -> None:
-        """Adds what `run` has measured of a model to the folder in which this model was saved; on rank zero."""
+    def config_entries(self) -> dict[str, float]:
+        """What `run` has measured that config.json of the exported model keeps."""
+        return {}
 
     def batches(self) -> Iterable[TensorDict]:
         """This rank's held-out batches of which precomputed models compute columns before training."""

@@ -1,16 +1,15 @@
 """Held-out pairs of responses: how often a model with a score head prefers the chosen one. Nothing is sampled."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.score_moments import ScoreMoments, save_moments, score_moments
+from rft.actor.score_moments import ScoreMoments, score_moments
 from rft.batch.collate import collate
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
@@ -96,10 +95,10 @@ class PairEvaluator(ScoreEvaluator):
         self._moments = score_moments(torch.tensor([pair for result in results.values() for pair in result.scores]))
         return results
 
-    def add_to_export(self, folder: Path) -> None:
-        """See `Evaluator.add_to_export`."""
+    def config_entries(self) -> dict[str, float]:
+        """See `Evaluator.config_entries`."""
         assert self._moments is not None, "`run` has not been called"
-        save_moments(self._moments, folder)
+        return asdict(self._moments)
 
     def _pairs(self, rows: Rows, indices: Sequence[int]) -> list[tuple[float, float]]:
         examples = [

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.actor.base import TRAINING_STATE, ColumnModel, trainable
+from rft.actor.loading.export import add_to_config
 from rft.algorithm.mismatch import WORST
 from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY
@@ -369,6 +370,7 @@ class Trainer:
             "stage_step": stage_step,
             "stage_done": done,
             "numbers": self.numbers,
+            "config_entries": self.config_entries(),
             **states(self.parts | stage.parts),
             "actors": self.model_states(number, stage, stage_step),
         }
@@ -388,5 +390,11 @@ class Trainer:
     def save_model(self, folder: Path) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""
         self.policy.save_model(folder)
-        if self.evaluator is not None and self.evaluated == self.step and self.world.rank == 0:
-            self.evaluator.add_to_export(folder)
+        if self.world.rank == 0 and (entries := self.config_entries()):
+            add_to_config(entries, folder)
+
+    def config_entries(self) -> dict[str, float]:
+        """What an evaluation after this step has measured that config.json of an export keeps."""
+        if self.evaluator is None or self.evaluated != self.step:
+            return {}
+        return self.evaluator.config_entries()

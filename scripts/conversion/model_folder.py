@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +65,32 @@ def write_model(tensors: Iterable[tuple[str, Tensor]], beside: Path, out: Path, 
     Raises:
         ValueError: `out` exists, there is no config, or the tensors are not those of the config.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists; name a folder that does not")
     if not (beside / "config.json").is_file():
         raise ValueError(f"{beside} has no config.json; name the folder with the config and the tokenizer")
+    with new_folder(out) as partial:
+        for file in sorted(file for pattern in BESIDE for file in beside.glob(pattern)):
+            if not file.name.endswith(".index.json"):
+                shutil.copy(file, partial / file.name)
+        _write_weights(_cast(tensors, dtype), partial)
+        config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
+        head = "lm" if any(name.endswith("ForCausalLM") for name in config.architectures or ()) else "classifier"
+        if head == "lm":
+            check_loadable(config, str(partial), head, "model", reads_weights=True)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write in, which gets the name `out` after the block.
+
+    Raises:
+        ValueError: `out` exists.
+    """
+    if out.exists():
+        raise ValueError(f"{out} exists; name a folder that does not")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for file in sorted(file for pattern in BESIDE for file in beside.glob(pattern)):
-        if not file.name.endswith(".index.json"):
-            shutil.copy(file, partial / file.name)
-    _write_weights(_cast(tensors, dtype), partial)
-    config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
-    head = "lm" if any(name.endswith("ForCausalLM") for name in config.architectures or ()) else "classifier"
-    if head == "lm":
-        check_loadable(config, str(partial), head, "model", reads_weights=True)
+    yield partial
     partial.rename(out)
 
 

@@ -2,14 +2,15 @@
 the deviation in the config of such an export."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from rft.actor.loading.export import add_to_config
 from rft.actor.model import with_end_token
-from rft.actor.score_moments import ScoreMoments, forget_moments, read_moments, save_moments, score_moments
+from rft.actor.score_moments import ScoreMoments, forget_moments, read_moments, score_moments
 from rft.algorithm.check import build_algorithm
 from rft.batch.columns import lengths
 from rft.data.encode.encoder import Encoder
@@ -146,7 +147,7 @@ def test_moments_by_hand():
 def test_a_model_keeps_them_until_it_trains(tmp_path):
     assert read_moments(saved_config(tmp_path), "m") is None
     before = json.loads((tmp_path / "config.json").read_text())
-    save_moments(ScoreMoments(0.1, 0.7), tmp_path)
+    add_to_config(asdict(ScoreMoments(0.1, 0.7)), tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert read_moments(config, "m") == ScoreMoments(0.1, 0.7)
     assert json.loads((tmp_path / "config.json").read_text()) == before | {"mean": 0.1, "std": 0.7}

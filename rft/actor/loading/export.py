@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from rft.actor.init import blocks
 
@@ -25,64 +25,79 @@ FILE_BYTES = 2**30  # of a file, or those of its only tensor
 DTYPE = torch.float32
 
 
-def exported(model: PreTrainedModel) -> dict[str, Tensor]:
+def exported(model: PreTrainedModel, dtype: torch.dtype = DTYPE) -> dict[str, Tensor]:
     """The tensors of a model that its files hold, on the meta device; of tied ones the one that transformers keeps.
 
     Args:
         model: its weights are not read.
+        dtype: of floating-point tensors.
     """
     tensors = {
-        name: torch.empty(tensor.shape, dtype=_dtype(tensor), device="meta")
+        name: torch.empty(tensor.shape, dtype=_in_file(tensor, dtype), device="meta")
         for name, tensor in model.state_dict().items()
         if name not in (model._keys_to_ignore_on_save or ())
     }
     return remove_tied_weights_from_state_dict(tensors, model)
 
 
-def file_layout(model: PreTrainedModel) -> StateDictSplit:
-    """The files of a model, and the names of the tensors in each."""
-    stored = dict(_as_stored(model, exported(model).items()))
+def file_layout(model: PreTrainedModel, dtype: torch.dtype = DTYPE) -> StateDictSplit:
+    """The files of a model, and the names of the tensors in each; see `exported`."""
+    stored = dict(_as_stored(model, exported(model, dtype).items()))
     return split_torch_state_dict_into_shards(
         stored, filename_pattern="model{suffix}.safetensors", max_shard_size=FILE_BYTES
     )
 
 
 def fill_files(
-    model: PreTrainedModel, layout: StateDictSplit, tensors: Iterable[tuple[str, Tensor]]
+    model: PreTrainedModel,
+    layout: StateDictSplit,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype = DTYPE,
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The names of files and their tensors, on the CPU. Memory: one file and one block, if the caller keeps none.
 
     Args:
         layout: see `file_layout`.
         tensors: those of `exported`, in its order.
+        dtype: of floating-point tensors in the files.
     """
-    stored = _as_stored(model, _on_cpu(tensors))
+    stored = _as_stored(model, _on_cpu(tensors, dtype))
     for file, names in layout.filename_to_tensors.items():
         yield file, _take(stored, names)
 
 
-def write_model(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Writes a folder that `from_pretrained` loads; its weights are float32.
+def write_model(
+    model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype = DTYPE
+) -> None:
+    """Writes a folder that `from_pretrained` loads.
 
     Args:
         model: the structure and the configs; its weights are not read.
         tensors: those of `exported`, in its order.
+        dtype: of floating-point tensors in the files.
 
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
-    model.config.dtype = str(DTYPE).removeprefix("torch.")
+    model.config.dtype = str(dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    layout = file_layout(model)
-    for file, held in fill_files(model, layout, tensors):
+    layout = file_layout(model, dtype)
+    for file, held in fill_files(model, layout, tensors, dtype):
         save_file({name: tensor.contiguous() for name, tensor in held.items()}, folder / file, {"format": "pt"})
         del held  # before the next file is filled
     if layout.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), **layout.metadata}
         _write_index(metadata, layout.tensor_to_filename, folder)
+
+
+def add_to_config(entries: Mapping[str, float], folder: Path) -> None:
+    """Adds entries to config.json of an exported model."""
+    file = folder / CONFIG_NAME
+    config = json.loads(file.read_text(encoding="utf-8")) | entries
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -104,14 +119,14 @@ def _take(tensors: Iterator[tuple[str, Tensor]], names: list[str]) -> dict[str, 
     return taken
 
 
-def _on_cpu(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _on_cpu(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors:
-        yield name, tensor.to("cpu", _dtype(tensor))
+        yield name, tensor.to("cpu", _in_file(tensor, dtype))
         del tensor  # before the next one is gathered
 
 
-def _dtype(tensor: Tensor) -> torch.dtype:
-    return DTYPE if tensor.is_floating_point() else tensor.dtype
+def _in_file(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def _write_index(metadata: Mapping[str, int], files: Mapping[str, str], folder: Path) -> None:

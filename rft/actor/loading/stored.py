@@ -111,8 +111,11 @@ class StoredWeights:
         self._match(transforms)
         model._weight_conversions = [transform for transform in transforms if transform.was_used()]  # for its export
         self.shapes = {name: list(tensors[key].get_shape()) for name, key in self._keys.items()}
+        self._group_of: dict[str, str] = {}  # by the names of tensors that a converter makes
         for name in self._groups:
-            self.shapes |= {made: list(tensor.shape) for made, tensor in self._convert(name, self._outline)}
+            made = {target: list(tensor.shape) for target, tensor in self._convert(name, self._outline)}
+            self.shapes |= made
+            self._group_of |= dict.fromkeys(made, name)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Names, and tensors of which only what is indexed is read; those that a converter makes are whole."""
@@ -120,6 +123,12 @@ class StoredWeights:
             yield name, self._tensors[key]
         for name in self._groups:
             yield from self._convert(name, self._whole)
+
+    def __getitem__(self, name: str) -> Any:
+        """The tensor of one name of `shapes`; see `items`."""
+        if name in self._keys:
+            return self._tensors[self._keys[name]]
+        return dict(self._convert(self._group_of[name], self._whole))[name]
 
     def missing(self) -> set[str]:
         """The names of the model's tensors that the checkpoint does not hold, under any name of a tied one."""

@@ -7,6 +7,7 @@ adapters on the head, whose weight the log-probabilities are computed with direc
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -202,17 +203,20 @@ class Adapters:
             if isinstance(layer, PackedLinear)
         }
 
-    @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Names and weights of a model without adapters that computes the same, one at a time, spread as they are.
 
         A collective.
         """
         for name, tensor in self.base():
-            layer, _, part = name.rpartition(".")
-            if part == "weight" and layer in self.layers:
-                tensor = tensor + _delta(self.layers[layer], tensor)
-            yield name, tensor
+            yield name, self.merge(name, tensor)
+
+    @torch.no_grad()
+    def merge(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of `base` with what its adapter adds, if it has one. A collective."""
+        layer, _, part = name.rpartition(".")
+        adapted = part == "weight" and layer in self.layers
+        return tensor + _delta(self.layers[layer], tensor) if adapted else tensor
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
         """The weights that the adapters are to be merged into. What is packed is not, then. A collective."""
@@ -246,7 +250,9 @@ class Adapters:
 
     def save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
         """Writes the whole `tensors` as a folder that `peft.PeftModel.from_pretrained` loads."""
-        self.config.save_pretrained(folder)
+        config = copy(self.config)
+        config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order differs by process
+        config.save_pretrained(folder)
         peft_tensors = {
             f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()
         }

@@ -1,5 +1,6 @@
 """Tensors of a checkpoint: torch.distributed.checkpoint, in safetensors files of which each rank writes its own."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -67,4 +68,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """
     if tensors:
         reader = dcp.HuggingFaceStorageReader(str(folder))
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in scripts
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())

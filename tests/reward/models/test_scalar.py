@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rft.actor.score_moments import ScoreMoments, save_moments
+from rft.actor.loading.export import add_to_config
 from rft.data.encode.tokenizer import characters
 from tests.helpers import MODEL
 from tests.reward.reward_of import reward_of
@@ -123,7 +123,7 @@ def test_its_options_are_checked_as_all_are(tmp_path, changes, message):
 def test_scores_are_normalized_by_the_moments_of_the_config_or_by_given_ones(tmp_path):
     model, tokenizer = save(tmp_path)
     expected = by_row(model, tokenizer)
-    save_moments(ScoreMoments(0.25, 0.5), tmp_path)
+    add_to_config({"mean": 0.25, "std": 0.5}, tmp_path)
     for normalize, (mean, std) in [(True, (0.25, 0.5)), ({"mean": 1.0, "std": 4.0}, (1.0, 4.0)), (False, (0.0, 1.0))]:
         reward = reward_of({"model": node(tmp_path, normalize=normalize)}, "model")
         reward.check()

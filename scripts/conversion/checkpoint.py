@@ -1,0 +1,199 @@
+"""Makes of a checkpoint of a run, written by any number of ranks, the folder that the run would export.
+
+The export itself writes the folder, and so the two are equal. Weights are read from the shards a part of the model at a
+time. Those that do not train are in no checkpoint: they are read from `actor.path`, or drawn from the seed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rft.actor.actor import Actor
+from rft.actor.init import load_with_head, read_config
+from rft.actor.loading.export import DTYPE, add_to_config, exported
+from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
+from rft.actor.lora.adapters import Adapters
+from rft.actor.lora.stored import find_adapter, model_path
+from rft.actor.model import empty_like, write_export
+from rft.algorithm.roles import POLICY
+from rft.registry import Target
+from rft.setup.parts import actor_of, strategy_of
+from rft.strategy.base import DTYPES
+from rft.train.checkpoint.checkpoints import STATE
+from rft.train.checkpoint.manifest import damage, read_manifest
+from rft.train.checkpoint.shards import file_numbers, load_tensors
+from rft.train.checkpoint.tree import join, places
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """The policy of a checkpoint.
+
+    Attributes:
+        folder: of the checkpoint.
+        nodes: the weights in `state.json`, by their names in the model.
+        config_entries: see `Evaluator.config_entries`.
+        options: of `actor`.
+        tokenizer: of the run.
+        seed: of the run.
+        dtype: of weights beside adapters.
+    """
+
+    folder: Path
+    nodes: Mapping[str, Any]
+    config_entries: Mapping[str, float]
+    options: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase
+    seed: int
+    dtype: torch.dtype
+
+    def write(self, out: Path, dtype: torch.dtype = DTYPE) -> None:
+        """Writes the policy as the run would export it.
+
+        Raises:
+            ValueError: the model of `actor.path` cannot be read.
+        """
+        path, lora = self.options["path"], self.options["lora"]
+        if lora is not None:
+            lora.check(POLICY, path, trains=True)
+            path = None if path is None else model_path(path)
+        model = self._model(path)
+        adapters = None if lora is None else self._adapters(model, path)
+        alone = adapters is not None and adapters.exported_alone
+        weights = adapters.tensors() if adapters is not None and alone else self._weights(model, path, adapters)
+        write_export(weights, out, model, adapters, self.tokenizer, self.options["head"], dtype)
+        if self.config_entries:
+            add_to_config(self.config_entries, out)
+
+    def _model(self, path: str | None) -> PreTrainedModel:
+        """The model; weights that are in the checkpoint, or that `_unsaved` can read, are on the meta device."""
+        head, whole = self.options["head"], self.options["lora"] is None and not self.options["frozen"]
+        config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
+        with torch.device("meta") if path is None and whole else nullcontext():
+            model = load_with_head(path, config, self.seed, self.tokenizer.pad_token_id, head, POLICY, on_meta=True)
+        backbone: PreTrainedModel = model.base_model
+        return backbone if head == "value" else model
+
+    def _adapters(self, model: PreTrainedModel, path: str | None) -> Adapters:
+        """The adapters of the checkpoint, in a copy of the model without weights."""
+        outline = empty_like(model, CPU).to("meta")
+        adapters: Adapters = self.options["lora"].add(outline, path, POLICY, self.seed, self.dtype, CPU)
+        saved = self._load(name for name, _ in adapters.tensors())
+        for name, tensor in adapters.tensors():
+            tensor.copy_(saved[name])
+        return adapters
+
+    def _weights(
+        self, model: PreTrainedModel, path: str | None, adapters: Adapters | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of `exported`, in its order."""
+        own = model.state_dict(keep_vars=True)
+        saved = {id(own[name]): name for name in self.nodes if name in own}  # tied weights are saved once
+        numbers = file_numbers(exported(model), 1)
+        with _unsaved(model, path) as read:
+            for _, names in groupby(numbers, numbers.__getitem__):
+                part = {name: saved.get(id(own[name])) for name in names}
+                loaded = self._load(stored for stored in part.values() if stored is not None)
+                for name, stored in part.items():
+                    if stored is not None:
+                        yield name, loaded.pop(stored)
+                    elif adapters is None:
+                        yield name, read(name)
+                    else:
+                        yield name, adapters.merge(name, self._computed(adapters, name, read(name)))
+
+    def _load(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Whole tensors of the checkpoint."""
+        nodes = {name: self.nodes[name] for name in names}
+        tensors = dict(places(nodes))
+        load_tensors(tensors, self.folder)
+        loaded: dict[str, Tensor] = join(nodes, tensors)
+        return loaded
+
+    def _computed(self, adapters: Adapters, name: str, weight: Tensor) -> Tensor:
+        """A weight beside the adapters with the numbers that the run computes with."""
+        layer, _, part = name.rpartition(".")
+        if part == "weight" and layer in adapters.packed:
+            packed = adapters.packed[layer]
+            return packed.gathered(packed.pack(weight))
+        return weight.to(self.dtype)
+
+
+def read_policy(folder: Path, average: bool) -> SavedPolicy:
+    """Reads what a checkpoint says of its policy. No weights are read.
+
+    Args:
+        folder: of the checkpoint.
+        average: the average of the weights stands in their place.
+
+    Raises:
+        ValueError: it is no whole checkpoint, or does not have what is asked for.
+    """
+    folder = folder.resolve()
+    if (problem := damage(folder)) is not None:
+        raise ValueError(
+            f"{folder} is no whole checkpoint: {problem}; name a folder checkpoints/step_<number> of a run"
+        )
+    nodes = OmegaConf.create({key: read_manifest(folder)["config"][key] for key in ("actor", "strategy", "seed")})
+    config: Any = OmegaConf.to_container(nodes, resolve=True)  # variables of the environment
+    tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
+    actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
+    if actor.factory is not Actor:
+        raise ValueError(
+            f"actor._target_: a {actor.factory.__name__} is not read; resume the run with checkpoint.export_every=1"
+        )
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    saved = state["actors"][POLICY]
+    weights: dict[str, Any] = saved["network"]
+    assert saved["as_loaded"], "a policy takes over the weights of no other model"
+    if average:
+        if "average" not in saved:
+            raise ValueError(f"{folder} has no average of the weights (actor.ema=null); leave out --average")
+        weights |= saved["average"]["weights"] if saved["average"]["updates"] else {}
+    return SavedPolicy(
+        folder=folder,
+        nodes={name.removeprefix("model."): node for name, node in weights.items()},
+        config_entries={} if average else state["config_entries"],
+        options=actor.options,
+        tokenizer=tokenizer,
+        seed=config["seed"],
+        dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],
+    )
+
+
+@contextmanager
+def _unsaved(model: PreTrainedModel, path: str | None) -> Iterator[Callable[[str], Tensor]]:
+    """A function that reads a weight as the run has loaded it, in float32.
+
+    Args:
+        model: has the weights that are not on the meta device; the others are in the files of the path.
+    """
+    own, adapter = model.state_dict(keep_vars=True), None if path is None else find_adapter(path)
+    files = [] if path is None else find_files(model_path(path), model.config)
+    with open_tensors(files) as tensors:
+        stored = StoredWeights(model, tensors) if files else None
+
+        def read(name: str) -> Tensor:
+            weight = own[name]
+            if not weight.is_meta:
+                return weight.detach()
+            assert stored is not None
+            tied = next(other for other in stored.shapes if other in own and own[other] is weight)
+            tensor = stored[tied]
+            if adapter is not None:
+                [(_, tensor)] = adapter.merged(model, [(name, tensor)])
+            region = tuple(slice(0, size) for size in weight.shape)
+            return tensor[region].float()
+
+        yield read
