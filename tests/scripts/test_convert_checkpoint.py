@@ -1,23 +1,25 @@
 """A checkpoint becomes the folder that its run exports, bit by bit, and a run that starts from it has its weights."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from rft.actor.loading import export
 from rft.setup.assembly import Job
-from rft.train.checkpoint.checkpoints import SavedState
+from rft.train.checkpoint import shards
 from tests.e2e import runs_on_ranks
+from tests.train.checkpoint.states import state
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import convert  # noqa: E402
+from conversion import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {
@@ -27,7 +29,11 @@ SIZES = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 LORA = ("actor/lora=lora", "actor.lora.rank=2", "actor.lora.targets=[q_proj,o_proj]")
 FROZEN = "actor.frozen=[model.layers.0.*,model.embed_tokens.*]"
-MOE = ("actor.model_config.model_type=qwen3_moe", "~actor.model_config.head_dim", *(f"+actor.model_config.{k}={v}" for k, v in EXPERTS.items()))
+MOE = (
+    "actor.model_config.model_type=qwen3_moe",
+    "~actor.model_config.head_dim",
+    *(f"+actor.model_config.{k}={v}" for k, v in EXPERTS.items()),
+)
 ALONE, PACKED = "actor.lora.export=adapter", "actor.lora.quantize=nf4"
 CASES = {  # the folder of actor.path, and overrides
     "dense": (None, ("actor.ema=0.5",)),
@@ -46,23 +52,28 @@ CASES = {  # the folder of actor.path, and overrides
     "path-experts": ("experts", ()),
     "path-experts-adapters": ("experts", LORA),
 }
+BACK = ("tied", "experts", "score", "step", "tied-path-adapters-alone")
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
+    """Runs the script; returns its exit code and what it prints to stderr."""
+
     def command(*arguments):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["convert.py", "from-checkpoint", *map(str, arguments)])
         try:
             convert.main()
             code = 0
         except SystemExit as ended:
             code = ended.code
         return code, capsys.readouterr().err
+
     return command
 
 
-def models(folder):
+def save_models(folder):
+    """The models that `CASES` name."""
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(folder / "plain")
     Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).to(torch.bfloat16).save_pretrained(folder / "tied")
@@ -70,16 +81,75 @@ def models(folder):
 
 
 def assert_same(folder, other):
+    """Two folders have the same files, bit by bit."""
     files = sorted(file.relative_to(other) for file in other.rglob("*"))
     assert files == sorted(file.relative_to(folder) for file in folder.rglob("*"))
     for file in files:
         assert (folder / file).read_bytes() == (other / file).read_bytes(), file
 
 
+def weights(folder):
+    """The weights of the policy in the latest checkpoint of a run."""
+    return state(Path(folder))["actors"]["actor"]["network"]
+
+
+def train_again(config, path, folder):
+    """A run of one step from a folder, with a learning rate of 0; returns the weights of its checkpoint."""
+    actor = config["actor"] | {"path": str(path), "model_config": None}
+    actor["optimizer"] = actor["optimizer"] | {"lr": 0.0}
+    Job(config | {"actor": actor, "output_dir": str(folder), "steps": 1}).fit("")
+    return weights(folder)
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_checkpoint_is_converted_and_back_in_parts(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "FILE_BYTES", 30_000)
+    monkeypatch.setattr(shards, "FILE_BYTES", 20_000)
+    config = tiny("warmup=none", "steps=1", "eval.every=0")
+    Job(config).fit("")
+    step, loaded = tmp_path / "run" / "checkpoints" / "step_00000001", []
+
+    def load(tensors, folder):
+        loaded.append(sum(tensor.nbytes for tensor in tensors.values()))
+        shards.load_tensors(tensors, folder)
+
+    monkeypatch.setattr(checkpoint, "load_tensors", load)
+    assert run(step, "--out", tmp_path / "model") == (0, "")
+    assert_same(tmp_path / "model", step / "actor")
+    assert len(loaded) > 3 and max(loaded) <= 20_000
+    assert_equal(train_again(config, tmp_path / "model", tmp_path / "again"), weights(tmp_path / "run"))
+
+    assert run(step, "--out", tmp_path / "half", "--dtype", "bfloat16") == (0, "")
+    whole, half = ({k: t for f in folder.glob("*.safetensors") for k, t in load_file(f).items()}
+                   for folder in (tmp_path / "model", tmp_path / "half"))  # fmt: skip
+    assert_equal(half, {name: tensor.bfloat16() for name, tensor in whole.items()})
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+
+    assert run(step, "--out", tmp_path / "half") == (
+        1,
+        f"error: {tmp_path / 'half'} exists; name a folder that does not\n",
+    )
+    code, error = run(step, "--out", tmp_path / "average", "--average")
+    assert code == 1 and "has no average of the weights (actor.ema=null); leave out --average" in error
+    file = max(step.glob("*.safetensors"))
+    flipped = bytearray(file.read_bytes())
+    flipped[-1] ^= 1
+    file.write_bytes(flipped)
+    code, error = run(step, "--out", tmp_path / "damaged")
+    assert code == 1 and f"{step} is no whole checkpoint: {file.name} has changed since it was written" in error
+    code, error = run(tmp_path / "run", "--out", tmp_path / "damaged")
+    assert code == 1 and "MANIFEST.json is missing; name a folder checkpoints/step_<number> of a run" in error
+    assert not (tmp_path / "damaged").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_becomes_what_its_run_exports(ranks, run, resolved, sized, torchrun, tmp_path):
-    models(tmp_path)
+    save_models(tmp_path)
     configs = {}
     for name, (path, overrides) in CASES.items():
         where = (f"output_dir={tmp_path / 'runs' / name}", "warmup=none", "steps=1")
@@ -93,10 +163,13 @@ def test_a_checkpoint_becomes_what_its_run_exports(ranks, run, resolved, sized, 
         file.write_text(json.dumps(list(configs.values())))
         torchrun(Path(runs_on_ranks.__file__), file)
     for name, config in configs.items():
-        checkpoint, out = Path(config["output_dir"]) / "checkpoints" / "latest", tmp_path / "out" / name
-        assert run("from-checkpoint", checkpoint, "--out", out) == (0, ""), name
-        print(name)
-        assert_same(out, checkpoint / "actor")
+        step, out = Path(config["output_dir"]) / "checkpoints" / "latest", tmp_path / "out" / name
+        assert run(step, "--out", out) == (0, ""), name
+        assert_same(out, step / "actor")
         if config["actor"]["ema"]:
-            assert run("from-checkpoint", checkpoint, "--out", tmp_path / "ema" / name, "--average") == (0, "")
-            assert_same(tmp_path / "ema" / name, checkpoint / "actor_ema")
+            assert run(step, "--out", out.with_name("average"), "--average") == (0, "")
+            assert_same(out.with_name("average"), step / "actor_ema")
+            out.with_name("average").rename(out.with_name(f"{name}-average"))
+    for name in BACK if ranks == 1 else ():
+        again = train_again(configs[name], tmp_path / "out" / name, tmp_path / "again" / name)
+        assert_equal(again, weights(configs[name]["output_dir"]))
