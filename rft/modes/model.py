@@ -25,6 +25,7 @@ from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
+from rft.setup.loadable import check_vocabulary
 from rft.train.checkpoint.manifest import read_manifest
 from rft.train.folder.run_folder import CONFIG, scratch
 
@@ -74,6 +75,8 @@ class Answering(Components):
             "model_config", lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor"), "tokenizer"
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
+        if path is not None:
+            check.run(lambda *made: check_vocabulary(*made, path, POLICY), "model_config", "tokenizer")
         if scores and self.grader is not None and found is not None:
             check.run(
                 lambda model_config: check_classifier(

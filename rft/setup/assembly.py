@@ -33,7 +33,7 @@ from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
 from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets
-from rft.setup.loadable import check_loadable
+from rft.setup.loadable import check_loadable, check_vocabulary
 from rft.setup.row_checks import check_held_out, check_rows
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
@@ -187,9 +187,11 @@ class Job(Components):
         return read_config(model.options["path"], model.options["model_config"], len(tokenizer), model.key)
 
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """As `read_model_config`, of a model that can be built and loaded."""
-        config = self.read_model_config(model, tokenizer)
-        check_loadable(config, model.options["path"], model.options["head"], model.key, self.reads_weights)
+        """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
+        config, path = self.read_model_config(model, tokenizer), model.options["path"]
+        check_loadable(config, path, model.options["head"], model.key, self.reads_weights)
+        if path is not None:
+            check_vocabulary(config, tokenizer, path, model.key)
         return config
 
     def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:

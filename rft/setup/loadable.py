@@ -7,7 +7,7 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
 from rft.actor.lora.stored import find_adapter
@@ -46,6 +46,31 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
         path = adapter.base
     if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
         _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where, head)
+
+
+def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str, key: str) -> None:
+    """Checks that a model has an embedding for every token of text. It may have more, as padding.
+
+    Tokens that the tokenizer names beside the standard ones are left out: google/gemma-3-1b-it has such a token for
+    images, which its model of text lacks.
+
+    Args:
+        config: of the model.
+        path: of the model.
+        key: its yaml key, for messages.
+
+    Raises:
+        ValueError: names the keys and the cure.
+    """
+    standard = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    left_out = {token for name, token in tokenizer.special_tokens_map.items() if name not in standard}
+    number, token = max((number, token) for token, number in tokenizer.get_vocab().items() if token not in left_out)
+    if number >= (size := config.get_text_config().vocab_size):
+        raise ValueError(
+            f"{key}.path={path}: the model has {size} tokens (vocab_size in config.json), but actor.tokenizer has "
+            f"{token!r} with the id {number}; set actor.tokenizer to that of the model, or add rows to its embeddings "
+            "with resize_token_embeddings of transformers"
+        )
 
 
 def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:

@@ -8,7 +8,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.init import load_model, read_config
-from rft.setup.loadable import check_loadable
+from rft.data.encode.tokenizer import characters
+from rft.setup.assembly import Job
+from rft.setup.loadable import check_loadable, check_vocabulary
 
 TINY = {
     "model_type": "qwen3",
@@ -140,3 +142,26 @@ def test_pickled_weights(folder, legacy):
     for damaged in (whole[: len(whole) // 2], b"", b"garbage"):
         pickled.write_bytes(damaged)
         assert refused(path, None).startswith(f"actor.path={path}: pytorch_model.bin is damaged (")
+
+
+def test_a_model_has_an_embedding_for_every_token():
+    tokenizer = characters(alphabet="abc")  # six tokens
+    model, larger = (AutoConfig.for_model(vocab_size=size, **TINY) for size in (6, 8))
+    for config in (model, larger):
+        check_vocabulary(config, tokenizer, "m", "critic")
+    tokenizer._set_model_specific_special_tokens({"other_token": "<other>"})  # as the files of gemma-3-1b-it do
+    tokenizer.add_tokens(["<other>"], special_tokens=True)
+    check_vocabulary(model, tokenizer, "m", "critic")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<think>"]})
+    check_vocabulary(larger, tokenizer, "m", "critic")
+    with pytest.raises(ValueError, match=r"critic\.path=m: the model has 6 tokens .* has '<think>' with the id 7; set"):
+        check_vocabulary(model, tokenizer, "m", "critic")
+
+
+@pytest.mark.parametrize("key", ["actor", "reference"])
+def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_before_it_is_loaded(key, folder, tiny):
+    terms = ("algorithm/terms=[kl]",) if key == "reference" else ()
+    job = Job(tiny("warmup=none", *terms, f"{key}.path={folder}", f"{key}.model_config=null"))
+    with pytest.raises(ValueError, match=rf"{key}\.path={folder}: the model has 19 tokens .* set actor\.tokenizer"):
+        job.load(1)
+        job.check.end()
