@@ -239,12 +239,10 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> N
         path: that it was made from.
     """
     with record_function("reading"):
-        if not LOAD_WEIGHTS.get():
-            fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
-            return
         adapter = find_adapter(path)
-        with open_tensors(find_files(model_path(path), plain.config)) as tensors:
-            stored = StoredWeights(plain, tensors).items()
+        with open_tensors(find_files(model_path(path), plain.config) if LOAD_WEIGHTS.get() else []) as tensors:
+            unread = ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items())
+            stored = StoredWeights(plain, tensors).items() if LOAD_WEIGHTS.get() else unread
             fill(model, stored if adapter is None else adapter.merged(plain, stored))
 
 
