@@ -240,9 +240,13 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> N
     """
     with record_function("reading"):
         adapter = find_adapter(path)
-        with open_tensors(find_files(model_path(path), plain.config) if LOAD_WEIGHTS.get() else []) as tensors:
-            unread = ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items())
-            stored = StoredWeights(plain, tensors).items() if LOAD_WEIGHTS.get() else unread
+        if not LOAD_WEIGHTS.get():
+            held = None if adapter is None else adapter.layers  # in memory while the weights are read
+            fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
+            del held
+            return
+        with open_tensors(find_files(model_path(path), plain.config)) as tensors:
+            stored = StoredWeights(plain, tensors).items()
             fill(model, stored if adapter is None else adapter.merged(plain, stored))
 
 
