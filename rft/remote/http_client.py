@@ -75,6 +75,7 @@ class ServerClient:
     Attributes:
         name: as given.
         host, port: of the server.
+        key: the bearer token of requests, where `at` was given one.
 
     Raises:
         ValueError: `url` is malformed.
@@ -88,6 +89,7 @@ class ServerClient:
         except httpx.InvalidURL as error:
             raise ValueError(f"{name}: {url} is not a URL: {error}") from error
         self.name = name
+        self.key: str | None = None
         if parsed.scheme not in PORTS:
             raise ValueError(f"{name}: {url} is not a URL: it starts with neither http:// nor https://")
         self.host, self.port = parsed.host, parsed.port or PORTS[parsed.scheme]
@@ -105,7 +107,9 @@ class ServerClient:
             kind: what messages call the server.
             key: the bearer token of requests; None: they have none.
         """
-        return cls(f"{kind} {number} ({address})", f"http://{address}", bearer(key))
+        client = cls(f"{kind} {number} ({address})", f"http://{address}", bearer(key))
+        client.key = key
+        return client
 
     async def get(self, path: str) -> Any:
         """Sends a GET and returns the parsed JSON, or None for an empty body. Raises as `post`."""

@@ -6,7 +6,7 @@ Not supported: weights over CUDA IPC or in messages, input other than text.
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
+from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP, group_token
 from rft.rollout.server.server_api import (
     Aborted,
     Sampled,
@@ -93,6 +94,7 @@ class SGLangApi:
             raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
         self._engine_args = engine_args
         self._groups: dict[ServerClient, str] = {}
+        self._started: set[tuple[str, int]] = set()  # host and port of servers that `command` starts
 
     def check(self, sampling: Sampling) -> None:
         """See `ServerApi.check`."""
@@ -118,6 +120,7 @@ class SGLangApi:
         self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
     ) -> tuple[list[str], dict[str, str]]:
         """Starts a server that does not access the hub."""
+        self._started.add((host, port))
         on_cpu = self._engine_args.get("device", "cuda" if torch.cuda.is_available() else "cpu") == "cpu"
         arguments = {"model_path": str(model), "host": host, "port": port, **FIXED, "load_format": load_format}
         arguments |= (ON_CPU if on_cpu else {}) | self._engine_args
@@ -166,7 +169,10 @@ class SGLangApi:
             await client.post("/pause_generation", {"mode": "abort"})
 
     async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
-        """Destroys the previous group, and lets all workers join the new one."""
+        """Destroys the previous group, and lets all workers join the new one.
+
+        Workers of servers that the run has started check the token of the group; see `rft_sglang_plugin`.
+        """
         about = await client.get("/server_info")
         if (about["dp_size"], about["pp_size"]) != (1, 1):
             raise client.bad_response(f"it has dp_size or pp_size above 1; set {KEY}.transport=folder")
@@ -174,11 +180,15 @@ class SGLangApi:
             with contextlib.suppress(RequestRefused):  # the server was restarted, or has left the group
                 await client.post("/destroy_weights_update_group", {"group_name": before})
         group = make([about["device"]] * about["tp_size"])
+        checked = (client.host, client.port) in self._started and client.key is not None
+        if client.key is not None and checked:
+            name = f"{TOKEN_GROUP}{group.rendezvous.name}"
+            group.rendezvous = replace(group.rendezvous, name=name, token=group_token(name, client.key))
         place = group.rendezvous
         body = {"master_address": place.address, "master_port": place.port, "group_name": place.name}
         body |= {"world_size": place.size, "rank_offset": 1, "backend": place.backend}
         self._groups[client] = place.name
-        await group.join(client.post("/init_weights_update_group", body), authenticated=False)
+        await group.join(client.post("/init_weights_update_group", body), authenticated=checked)
         return group
 
     async def sleep(self, client: ServerClient) -> None:

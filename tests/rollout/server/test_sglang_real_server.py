@@ -7,16 +7,19 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
 
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
-from rft.remote.http_client import RequestRefused
+from rft.remote.http_client import RequestFailed, RequestRefused
 from rft.rollout.engine.base import Request
 from rft.rollout.server.options import Servers
+from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP
 from rft.rollout.server.sglang import SGLangServers
+from rft.rollout.server.weight_broadcast import BroadcastGroup
 from rft.rollout.server.weight_store import WeightVersion
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import (
@@ -213,3 +216,17 @@ def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(e
     assert heard.all_once(29, 8) and [len(group) for group in found] == [8] * 29
     assert gap(model, requests, found) < 1e-4
     assert engine.health()["retries"] > 0
+
+
+@pytest.mark.slow
+def test_a_real_server_joins_no_group_of_another_token(engine, monkeypatch):
+    client = engine._servers[0].client
+
+    def join():
+        make = partial(BroadcastGroup, client, device=torch.device("cpu"), timeout_s=20.0, deltas=False)
+        return engine._loop.run(engine._server_api.join(client, make))
+
+    assert join().rendezvous.name.startswith(TOKEN_GROUP)
+    monkeypatch.setattr(client, "key", "another")
+    with pytest.raises((RequestFailed, RequestRefused), match="member [01] of the process group has another token"):
+        join()

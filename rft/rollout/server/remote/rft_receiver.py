@@ -27,6 +27,7 @@ About = list[tuple[str, str, list[int]]]  # name, dtype and shape of every tenso
 WHOLE = -1  # instead of a number of changed elements: the whole tensor is sent
 ALIGNED = 16  # bytes
 CHUNK = 2**16  # words of 64 bits that the checksum processes at once, so that they stay in a cache
+TOKEN_GROUP = "rft-token-"  # begins the name of a group for which SGLang's workers check a token
 FACTOR = -7046029254386353131  # 2^64 divided by the golden ratio, as in multiplicative hashing
 
 
@@ -73,6 +74,11 @@ def authenticate(group: Any, rank: int, size: int, token: str, device: torch.dev
     for member, (own, other) in enumerate(zip(wanted, found, strict=True)):
         if not torch.equal(own, other):
             raise RuntimeError(f"member {member} of the process group has another token")
+
+
+def group_token(name: str, key: str) -> str:
+    """The token of a group, made of its name and of the key of the server."""
+    return f"{name} {key}"
 
 
 def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
