@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -76,7 +77,7 @@ class Answering(Components):
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
         if path is not None:
-            check.run(lambda *made: check_vocabulary(*made, path, POLICY), "model_config", "tokenizer")
+            check.run(partial(check_vocabulary, path=path, key=POLICY), "model_config", "tokenizer")
         if scores and self.grader is not None and found is not None:
             check.run(
                 lambda model_config: check_classifier(

@@ -228,5 +228,5 @@ def test_a_real_server_joins_no_group_of_another_token(engine, monkeypatch):
 
     assert join().rendezvous.name.startswith(TOKEN_GROUP)
     monkeypatch.setattr(client, "key", "another")
-    with pytest.raises((RequestFailed, RequestRefused), match="member [01] of the process group has another token"):
+    with pytest.raises((RequestFailed, RequestRefused), match=r"member [01] of the process group has another token"):
         join()

@@ -21,7 +21,7 @@ Joined = tuple[bool, str]  # whether it succeeded, and a message
 
 def register() -> None:
     """Puts `check_members` around the function with which a worker joins a group."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # type: ignore[import-not-found]
 
     HookRegistry.register(JOIN, check_members, HookType.AROUND)
 
