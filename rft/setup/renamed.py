@@ -42,6 +42,7 @@ ELSEWHERE = {
     ".lora_rank": "actor/lora=lora actor.lora.rank",
     ".lora_r": "actor/lora=lora actor.lora.rank",
     ".lora_alpha": "actor/lora=lora actor.lora.alpha",
+    ".lora_adapter_path": "actor/lora=lora actor.path",
     ".gradient_checkpointing": "strategy.activation_checkpointing",
     ".enable_gradient_checkpointing": "strategy.activation_checkpointing",
     ".param_offload": "strategy.param_offload",
