@@ -234,8 +234,11 @@ class Checkpoints:
     def close(self) -> None:
         """Lets a checkpoint that is being written get onto the disk after an error of the run, if that is soon."""
         self._thread.shutdown(wait=False)
-        if self._writing is not None:
-            wait([self._writing], CLOSE_S)  # longer where another rank, whose part is missing, has ended
+        writing = [] if self._writing is None else [self._writing]
+        late = wait(writing, CLOSE_S).not_done  # where another rank, whose part is missing, has ended
+        if self._group is not None and not late:
+            dist.destroy_process_group(self._group)  # frees its file descriptors
+            self._group = None
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""
