@@ -51,8 +51,8 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
 def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str, key: str) -> None:
     """Checks that a model has an embedding for every token of text. It may have more, as padding.
 
-    Tokens that the tokenizer names beside the standard ones are left out: google/gemma-3-1b-it has such a token for
-    images, which its model of text lacks.
+    Tokens that the tokenizer names beside the standard ones are left out: those of google/gemma-3-1b-it are for input
+    other than text, and its model lacks one of them.
 
     Args:
         config: of the model.
