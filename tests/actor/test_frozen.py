@@ -87,7 +87,7 @@ def test_what_is_frozen_stays_as_it_is_and_has_no_state(head):
 
 
 def test_it_is_refused_before_anything_is_loaded(tiny, monkeypatch):
-    monkeypatch.setattr("rft.actor.model.load_model", None)
+    monkeypatch.setattr("rft.actor.model.load_with_head", None)
     with pytest.raises(ValueError, match=r"^actor\.frozen\[0\]='model\.embed': matches none of the "):
         Job(tiny("actor.frozen=[model.embed]")).fit("")
     with pytest.raises(ValueError, match=r"^critic\.frozen\[0\]='lm_head\.weight': matches none of the "):

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rft.actor.actor import Actor
-from rft.actor.init import load_model
+from rft.actor.init import load_with_head
 from rft.actor.precomputed import PrecomputedReference
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
@@ -78,9 +78,7 @@ def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated)
 def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, annotated, monkeypatch):
     """Also of rows that come again, and by no other model than the policy."""
     loaded = []
-    monkeypatch.setattr(
-        "rft.actor.model.load_model", lambda *given, **named: loaded.append(given) or load_model(*given, **named)
-    )
+    monkeypatch.setattr("rft.actor.model.load_with_head", lambda *given: loaded.append(given) or load_with_head(*given))
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'plain'}")).fit("")
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
     assert len(loaded) == 2 + 1

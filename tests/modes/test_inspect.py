@@ -22,7 +22,7 @@ CHAT = (
 @pytest.fixture
 def shown(tiny, monkeypatch):
     """What is printed for overrides of a tiny run; no model is loaded."""
-    monkeypatch.setattr("rft.actor.model.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("rft.actor.model.load_with_head", lambda *_: pytest.fail("a model was loaded"))
 
     def show(*overrides, config=None):
         console = Console(file=io.StringIO(), width=100, soft_wrap=True)

@@ -13,7 +13,7 @@ from rft.setup.assembly import Job
 @pytest.fixture
 def refused(tiny, monkeypatch, tmp_path):
     """What a job says that must not come as far as a model or a run folder."""
-    monkeypatch.setattr("rft.actor.model.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("rft.actor.model.load_with_head", lambda *_: pytest.fail("a model was loaded"))
 
     def run(*overrides, change=lambda config: None):
         config = tiny(*overrides)

@@ -100,7 +100,7 @@ def test_targets_are_patterns_of_the_ends_of_names(world, targets, layers):
     ],
 )
 def test_targets_that_cannot_be_are_refused_before_weights_are_read(world, targets, said, monkeypatch):
-    monkeypatch.setattr("rft.actor.model.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("rft.actor.model.load_with_head", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(ValueError) as caught:
         make(world, {"targets": targets})
     assert str(caught.value).startswith(said)

@@ -116,7 +116,7 @@ def test_an_exported_adapter_trains_on(world, tmp_path):
 )
 def test_other_options_are_refused_before_weights_are_read(world, saved, options, lora, message, monkeypatch):
     adapter = saved(**options)
-    monkeypatch.setattr("rft.actor.model.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("rft.actor.model.load_with_head", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(ValueError, match=message):
         make(world, {"rank": 3} | lora, path=adapter)
 
