@@ -1,8 +1,8 @@
 """The abstract classes of reward terms that are models of this process."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,13 +13,19 @@ from transformers.utils import logging as transformers_logging
 
 from rft.actor.init import CLASSIFIERS, attention, check_classifier, read_config
 from rft.data.encode.encoder import Encoder
+from rft.distributed import World
 from rft.ranges import PositiveInt
+from rft.reward.models.held import HeldModel
 from rft.reward.models.offload import DeviceModel
+from rft.reward.models.sharded import ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
+from rft.strategy.base import Strategy
+
+DUMMY = torch.zeros(1, dtype=torch.int64)  # the text of a forward in which other ranks have rows and this one has none
 
 
 class ModelTerm(Term):
-    """A term that computes with a model on the device of the run. Every rank holds the whole model.
+    """A term that computes with a model on the device of the run. Every rank holds the whole model, or a shard of it.
 
     Args:
         key: supplied; the term's place in the yaml.
@@ -49,7 +55,7 @@ class ModelTerm(Term):
         self._rendering["arguments"] = template_arguments
         self._cap = micro_batch_tokens
         self._dtype = dtype
-        self._model = DeviceModel(self._load)
+        self._model: HeldModel = DeviceModel(self._load)
         self._downloaded = False
 
     def check(self) -> None:
@@ -59,7 +65,15 @@ class ModelTerm(Term):
 
     def place(self, device: torch.device, offload: Offload) -> None:
         """See `Term.place`."""
+        self._model = DeviceModel(self._load)
         self._model.place(device, offload)
+
+    def shard(self, world: World, make: Callable[[str], Strategy]) -> None:
+        """See `Term.shard`."""
+        assert self.shards, f"{type(self).__name__} computes with a whole model"
+        strategy = make(self._dtype)
+        self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy)
+        self.collective = True
 
     @property
     @abstractmethod
@@ -84,7 +98,44 @@ class ModelTerm(Term):
         how = {"config": self._config, "dtype": self._dtype, **attention(self._config)}
         model = self._auto_class.from_pretrained(self._path, local_files_only=self._downloaded, **how)
         self._downloaded = True
+        self._configure(model)
         return model.eval()
+
+    def _load_shards(self, strategy: Strategy) -> PreTrainedModel:
+        model = load_sharded(self._path, self._config, self._auto_class, strategy)
+        self._configure(model)
+        return model
+
+    def _configure(self, model: PreTrainedModel) -> None:
+        """Sets what a forward reads from the configs of a loaded model."""
+
+    def _outputs(
+        self, encode: Callable[[], Sequence[Tensor]], forward: Callable[[PreTrainedModel, list[Tensor]], Tensor]
+    ) -> list[Tensor]:
+        """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
+
+        Args:
+            encode: makes the token ids (T,) of each text. If it fails, this rank still computes with the others.
+            forward: the outputs (N, ...) of a model for N texts.
+        """
+        texts: Sequence[Tensor] = ()
+        try:
+            texts = encode()
+        finally:
+            found = self._compute(texts, forward)
+        return found
+
+    def _compute(
+        self, texts: Sequence[Tensor], forward: Callable[[PreTrainedModel, list[Tensor]], Tensor]
+    ) -> list[Tensor]:
+        own = list(self._forwards([len(text) for text in texts]))
+        found: dict[int, Tensor] = {}
+        if count := self._model.forwards(len(own)):
+            with self._model.loaded() as model:
+                for chosen in [*own, *[[]] * (count - len(own))]:
+                    outputs = forward(model, [texts[n] for n in chosen] or [DUMMY])
+                    found |= dict(zip(chosen, outputs, strict=bool(chosen)))
+        return [found[n] for n in range(len(texts))]
 
     def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
         """Positions of the texts of each forward, the longest first."""
@@ -130,6 +181,7 @@ class ClassifierTerm(ModelTerm):
     """
 
     head: ClassVar[str]
+    shards: ClassVar[bool] = True
 
     @property
     def _auto_class(self) -> Any:
@@ -138,18 +190,12 @@ class ClassifierTerm(ModelTerm):
     def _check_config(self) -> None:
         check_classifier(self._config, self.head, f"{self._key}.path={self._path}")
 
-    def _load(self) -> PreTrainedModel:
-        model = super()._load()
+    def _configure(self, model: PreTrainedModel) -> None:
         model.config.get_text_config().pad_token_id = self._pad
-        return model
 
-    def _logits(self, texts: list[Tensor]) -> list[Tensor]:
-        """The logits of each text (T,): (labels,), or (T, labels) and more for a model of tokens."""
-        found: dict[int, Tensor] = {}
-        with self._model.loaded() as model:
-            for chosen in self._forwards([len(text) for text in texts]):
-                ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)
-                mask = pad_sequence([torch.ones_like(texts[n]) for n in chosen], batch_first=True)
-                logits = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
-                found |= dict(zip(chosen, logits.float().cpu(), strict=True))
-        return [found[n] for n in range(len(texts))]
+    def _logits(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The logits of N texts (T,): (N, labels), or (N, T, labels) for a model of tokens."""
+        ids = pad_sequence(texts, batch_first=True, padding_value=self._pad)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+        logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
+        return logits.float().cpu()
