@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -178,9 +177,8 @@ class WeightedSum:
             world: all processes.
             make: makes the strategy that computes in a dtype, its weights in host memory or not.
         """
-        if self.shard:
-            for term in self._models().values():
-                term.caller.term.shard(world, partial(make, offload=self.offload == "cpu"))
+        for term in self._models().values() if self.shard else ():
+            term.caller.term.shard(world, lambda dtype: make(dtype, self.offload == "cpu"))
 
     def leave_unscored(self) -> None:
         """A response that a term cannot judge has no score from now on, whatever `call.failed` says."""

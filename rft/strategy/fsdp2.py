@@ -170,10 +170,16 @@ class FSDP2(Strategy):
     @classmethod
     def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
         """See `Strategy.scoring_options`. A group of `replicas` holds the model once."""
-        changes = {"reshard_after_forward": True, "context_parallel": 1, "tensor_parallel": 1, "expert_parallel": 1}
-        changes |= {"param_offload": "all" if offload else "none", "optimizer_offload": False}
-        changes |= {"activation_offload": False}
-        return {**cls.reference_options(options, dtype), **changes}
+        return {
+            **cls.reference_options(options, dtype),
+            "reshard_after_forward": True,
+            "context_parallel": 1,
+            "tensor_parallel": 1,
+            "expert_parallel": 1,
+            "param_offload": "all" if offload else "none",
+            "optimizer_offload": False,
+            "activation_offload": False,
+        }
 
     @classmethod
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:

@@ -57,8 +57,7 @@ def load_sharded(path: str, config: PretrainedConfig, kind: Any, strategy: Strat
     """
     model = load_model(path, config, 0, kind, on_meta=strategy.shards_meta)
     plain = empty_like(model, strategy.world.device)
-    model.requires_grad_(False)
-    for parameter in model.parameters():
+    for parameter in model.parameters():  # torch chooses kernels by requires_grad, so it stays that of a whole model
         parameter.data = parameter.data.to(strategy.dtype)
     strategy.shard(model, blocks(model))
     read_shards(strategy, model, model, plain, path)
