@@ -122,13 +122,17 @@ class Components:
         Raises:
             ValueError: they cannot compute there; names the key.
         """
+        self.reward.place(world.device)
+        self.shard_reward(world)
+
+    def shard_reward(self, world: World) -> None:
+        """Spreads the models of the reward over the processes with `reward.shard`. Raises as `place_reward`."""
 
         def strategy(dtype: str, offload: bool) -> Strategy:
             options = self.strategy.factory.scoring_options(self.strategy.options, dtype, offload)
             made: Strategy = self.strategy.factory(world=world, **options)
             return made
 
-        self.reward.place(world.device)
         self.reward.shard_models(world, strategy)
 
     def check_dependencies(self) -> None:

@@ -33,6 +33,9 @@ class ModelTerm(Term):
         template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
         micro_batch_tokens: most tokens of one forward, padding included.
         dtype: of the weights and the computation.
+
+    Attributes:
+        offloaded: the shards of the model are in host memory.
     """
 
     reads: tuple[str, ...] = ("prompt",)
@@ -57,6 +60,7 @@ class ModelTerm(Term):
         self._dtype = dtype
         self._model: HeldModel = DeviceModel(self._load)
         self._downloaded = False
+        self.offloaded = False
 
     def check(self) -> None:
         """Checks the config and the tokenizer of the path."""
@@ -72,8 +76,24 @@ class ModelTerm(Term):
         """See `Term.shard`."""
         assert self.shards, f"{type(self).__name__} computes with a whole model"
         strategy = make(self._dtype)
+        self.offloaded = strategy.offloads(trains=False)
         self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy)
         self.collective = True
+
+    def load(self) -> None:
+        """Loads the model, which a run does when it scores first. A collective where it is sharded."""
+        with self._model.loaded():
+            pass
+
+    def weights(self) -> Iterator[Tensor]:
+        """The parameters of the model, as this rank holds them."""
+        with self._model.loaded() as model:
+            yield from model.parameters()
+
+    @torch.no_grad()
+    def compute_fullest(self, length: int) -> None:
+        """Computes a forward of as many texts of a length as one has; for `mode=plan`."""
+        self._compute([DUMMY.expand(length)] * max(1, self._cap // length))
 
     @property
     @abstractmethod
@@ -109,31 +129,30 @@ class ModelTerm(Term):
     def _configure(self, model: PreTrainedModel) -> None:
         """Sets what a forward reads from the configs of a loaded model."""
 
-    def _outputs(
-        self, encode: Callable[[], Sequence[Tensor]], forward: Callable[[PreTrainedModel, list[Tensor]], Tensor]
-    ) -> list[Tensor]:
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The outputs (N, ...) of N texts, token ids (T,) each, on the CPU: what `_outputs` calls."""
+        raise NotImplementedError(f"{type(self).__name__} states shards=False and calls no `_outputs`")
+
+    def _outputs(self, encode: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
         """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
 
         Args:
-            encode: makes the token ids (T,) of each text. If it fails, this rank still computes with the others.
-            forward: the outputs (N, ...) of a model for N texts.
+            encode: makes the texts, token ids (T,) each. If it fails, this rank still computes with the others.
         """
         texts: Sequence[Tensor] = ()
         try:
             texts = encode()
         finally:
-            found = self._compute(texts, forward)
+            found = self._compute(texts)
         return found
 
-    def _compute(
-        self, texts: Sequence[Tensor], forward: Callable[[PreTrainedModel, list[Tensor]], Tensor]
-    ) -> list[Tensor]:
+    def _compute(self, texts: Sequence[Tensor]) -> list[Tensor]:
         own = list(self._forwards([len(text) for text in texts]))
         found: dict[int, Tensor] = {}
         if count := self._model.forwards(len(own)):
             with self._model.loaded() as model:
                 for chosen in [*own, *[[]] * (count - len(own))]:
-                    outputs = forward(model, [texts[n] for n in chosen] or [DUMMY])
+                    outputs = self._forward(model, [texts[n] for n in chosen] or [DUMMY])
                     found |= dict(zip(chosen, outputs, strict=bool(chosen)))
         return [found[n] for n in range(len(texts))]
 
@@ -193,8 +212,8 @@ class ClassifierTerm(ModelTerm):
     def _configure(self, model: PreTrainedModel) -> None:
         model.config.get_text_config().pad_token_id = self._pad
 
-    def _logits(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
-        """The logits of N texts (T,): (N, labels), or (N, T, labels) for a model of tokens."""
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The logits of N texts: (N, labels), or (N, T, labels) of a model of tokens."""
         ids = pad_sequence(texts, batch_first=True, padding_value=self._pad)
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits

@@ -68,12 +68,12 @@ class Judge(ModelTerm):
         def encode() -> list[Tensor]:
             return [torch.tensor(question) for question in self._questions(responses, rows)]
 
-        return [float(score) for score in self._outputs(encode, self._probabilities)]
+        return [float(score) for score in self._outputs(encode)]
 
-    def _probabilities(self, model: PreTrainedModel, questions: list[Tensor]) -> Tensor:
-        """The probability (N,) of the good verdict after N questions (T,)."""
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The probability (N,) of the good verdict after N questions."""
         good, bad = self._verdicts
-        ids, mask = self._padded([question.tolist() for question in questions], model.device)  # (N, T)
+        ids, mask = self._padded([question.tolist() for question in texts], model.device)  # (N, T)
         places = (mask.cumsum(1) - 1).clamp(min=0)
         logits = model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
         odds = logits[:, -1, good].float() - logits[:, -1, bad].float()

@@ -63,7 +63,7 @@ class ProcessRewardModel(ClassifierTerm):
             ends.extend(places for _, places in found)
             return [torch.tensor(ids) for ids, _ in found]
 
-        scored = zip(self._outputs(encode, self._logits), ends, strict=True)
+        scored = zip(self._outputs(encode), ends, strict=True)
         return [float(self._aggregate(logits[places].softmax(1)[:, 1])) for logits, places in scored]
 
     def _steps(self, response: str) -> list[str]:

@@ -52,7 +52,7 @@ class RewardModel(ClassifierTerm):
                 for response, row in zip(responses, rows, strict=True)
             ]
 
-        scores = [float(logits[0]) for logits in self._outputs(encode, self._logits)]
+        scores = [float(logits[0]) for logits in self._outputs(encode)]
         moments = self._moments()
         return scores if moments is None else [moments.normalize(score) for score in scores]
 

@@ -1,4 +1,4 @@
-"""Scores of sharded reward models on any number of ranks: what test_sharded.py runs alone and under torchrun.
+"""Scores of sharded reward models on any number of ranks: what test_sharded.py runs under torchrun.
 
 torchrun --nproc-per-node 2 sharded_on_ranks.py folder
 """
@@ -98,22 +98,23 @@ def broken_forward(world: World, folder: Path) -> str:
     return "none"
 
 
-def perform(world: World, folder: Path) -> dict[str, Any]:
-    shares = SHARES if world.size == 2 else {"all": [[*range(len(ROWS))]]}
-    results: dict[str, Any] = {"scores": {}}
+def scores(world: World, folder: Path) -> dict[tuple[int, str], Any]:
+    found = {}
     for cap in CAPS:
         reward = sharded(world, nodes(folder, micro_batch_tokens=cap))
-        for name, share in shares.items():
-            results["scores"][cap, name] = score(world, reward, share[world.rank])
-    return results
+        for name, share in SHARES.items():
+            found[cap, name] = score(world, reward, share[world.rank])
+    return found
 
 
 def main() -> None:
     torch.set_num_threads(1)
     world, folder = start("cpu"), Path(sys.argv[1])
-    results = perform(world, folder)
-    results["peaks"] = {shard: world.gather(peak(world, folder, shard)) for shard in (True, False)}
-    results["without prompt"] = world.gather(without_prompt(world, folder))
+    results = {
+        "scores": scores(world, folder),
+        "peaks": {shard: world.gather(peak(world, folder, shard)) for shard in (True, False)},
+        "without prompt": world.gather(without_prompt(world, folder)),
+    }
     if world.rank == 0:
         torch.save(results, folder / "results.pt")
     (folder / f"failure{world.rank}").write_text(broken_forward(world, folder))

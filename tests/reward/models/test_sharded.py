@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from rft.distributed import start
+from rft.distributed import SINGLE_PROCESS, start
 from tests.reward.models import test_judge, test_scalar
-from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, perform, sharded
+from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, sharded
 from tests.reward.models.test_scalar import save
 from tests.reward.reward_of import reward_of
 
@@ -91,3 +91,29 @@ def test_a_forward_that_fails_on_one_rank_ends_all(folder, two_ranks):
     waited, failed = ((folder / f"failure{rank}").read_text() for rank in range(2))
     assert failed == "CollectiveError: IndexError: index out of range in self"
     assert waited.startswith(f"PeerError: rank 1 failed first: {failed}; rank 0 waited in ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"offload": "disk"}, r"^reward\.offload=disk: the shards of a model are not read again each time; set"),
+        ({"call": {"tries": 2}}, {}, r"^reward\.terms\.term\.call\.tries=2: with reward\.shard=true all ranks compute"),
+    ],
+)
+def test_options_that_do_not_go_with_it_are_refused_before_a_model_is_loaded(tmp_path, changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        reward_of({"term": test_scalar.node(tmp_path, **changes)}, "term", shard=True, **options)
+
+
+def test_a_judge_that_writes_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^reward\.shard=true: reward\.terms\.term \(WritingJudge\) needs its whole mo"
+    ):
+        reward_of({"term": test_judge.writing(tmp_path)}, "term", shard=True)
+
+
+def test_terms_without_a_model_of_this_process_stay_as_they_are():
+    reward = reward_of({"exact": {"name": "exact_match", "weight": 1.0, "strip": True}}, "exact", shard=True)
+    reward.shard_models(SINGLE_PROCESS, lambda dtype, offload: pytest.fail("no strategy is needed"))
+    assert not reward.terms["exact"].collective
+    assert reward.score(["12", "1"], [{"answer": "12"}] * 2).total.tolist() == [1.0, 0.0]
