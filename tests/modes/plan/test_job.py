@@ -323,7 +323,7 @@ def test_what_cannot_be_planned(name, forecasts):
 
 
 def test_a_sharded_reward_model_is_counted_where_it_is(forecasts, terms):
-    """The last layer has an odd number of rows, one, which is on rank 0."""
+    """The head has one row, which is on rank 0."""
     layer = 4 * (3 * 64 * 256 + 2 * 64 * 16 + 2 * 64 * 8 + 2 * 64 + 2 * 4)
     whole = 4 * layer + 4 * (14 * 64 + 64 + 64)  # and embedding, norm, score
     alone, shared, host = (partial(terms, name) for name in SCORED)
