@@ -133,3 +133,28 @@ def test_only_failures_that_time_may_cure_are_repeated(monkeypatch):
         calls.add(number, response, ROW)
     assert [one.reason for one in calls.finish().values()] == ["refused", "refused"]
     assert term.calls == ["busy", "wrong", "busy", "busy"]
+
+
+class Collective(Term):
+    """Counts its calls; one with a response leaves a collective by an error."""
+
+    collective = True
+
+    def __init__(self):
+        self.calls = 0
+
+    def values(self, responses, rows):
+        self.calls += 1
+        with leaving_collective():
+            return [float("no number") for _ in responses]
+
+
+def test_a_collective_term_is_called_once_without_responses():
+    term = Collective()
+    assert Calls(InlineRunner(term, "a"), None, 1, True).finish() == {} and term.calls == 1
+
+
+def test_no_error_is_kept_that_leaves_other_ranks_in_a_collective():
+    with pytest.raises(FunctionError, match="CollectiveError: ValueError: could not convert") as caught:
+        call(Collective(), "a", ["b"], [ROW])
+    assert isinstance(caught.value.__cause__, CollectiveError)
