@@ -6,8 +6,8 @@ import pytest
 
 from rft.errors import FunctionError
 from rft.reward.call import Calls
-from rft.reward.failure import Failure
-from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, outcomes
+from rft.reward.failure import CollectiveError, Failure, leaving_collective
+from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, call, outcomes
 from rft.reward.term import RowTerm, Term
 from tests.reward import user_functions
 from tests.reward.reward_of import reward_of

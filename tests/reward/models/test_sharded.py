@@ -7,6 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from rft.distributed import SINGLE_PROCESS, start
+from rft.strategy.fsdp2 import FSDP2
+from tests.helpers import yaml_options
 from tests.reward.models import test_judge, test_scalar
 from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, sharded
 from tests.reward.models.test_scalar import save
@@ -47,6 +49,16 @@ def test_one_rank_has_the_scores_of_whole_models_to_the_bit(folder, cap, dtype):
     found = sharded(start("cpu"), nodes(folder, **changes)).score(RESPONSES, ROWS).terms
     for name, expected in whole(folder, **changes).items():
         assert expected.std() > 0.01 and torch.equal(found[name], expected), name
+
+
+def test_shards_in_host_memory_have_the_same_scores(folder):
+    reward = reward_of(nodes(folder), "scalar", shard=True, offload="cpu")
+    world, options = start("cpu"), yaml_options("strategy/fsdp2.yaml", device="cpu")
+    reward.shard_models(world, lambda *how: FSDP2(world=world, **FSDP2.scoring_options(options, *how)))
+    found = reward.score(RESPONSES, ROWS).terms
+    for name, expected in whole(folder).items():
+        assert torch.equal(found[name], expected), name
+        assert reward.terms[name].offloaded
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +118,7 @@ def test_options_that_do_not_go_with_it_are_refused_before_a_model_is_loaded(tmp
 
 
 def test_a_judge_that_writes_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^reward\.shard=true: reward\.terms\.term \(WritingJudge\) needs its whole mo"
-    ):
+    with pytest.raises(ValueError, match=r"^reward\.shard=true: reward\.terms\.term \(WritingJudge\) needs its whole"):
         reward_of({"term": test_judge.writing(tmp_path)}, "term", shard=True)
 
 
