@@ -19,6 +19,7 @@ from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention
+from rft.strategy.base import Strategy
 
 Head = Literal["lm", "value", "score", "step"]
 Network = LanguageNetwork | ValueNetwork | ScoreNetwork | StepNetwork
@@ -93,10 +94,22 @@ def build_model(
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
-    if path is not None and any(parameter.is_meta for parameter in network.parameters()):
-        strategy.materialize(network)
-        read_weights(network.model, plain, path)
+    if path is not None:
+        read_shards(strategy, network, network.model, plain, path)
     return ShardedModel(network, model_blocks, plain, adapters)
+
+
+def read_shards(strategy: Strategy, network: nn.Module, model: nn.Module, plain: PreTrainedModel, path: str) -> None:
+    """Reads this rank's shards of a network that its strategy has left on the meta device.
+
+    Args:
+        network: sharded.
+        model: the part of the network that the path holds.
+        plain, path: see `read_weights`.
+    """
+    if any(parameter.is_meta for parameter in network.parameters()):
+        strategy.materialize(network)
+        read_weights(model, plain, path)
 
 
 def add_head(model: PreTrainedModel, head: Head, key: str) -> Network:

@@ -119,7 +119,7 @@ def rescore(job: Answering, console: Console) -> float:
         raise ValueError(
             f"metric={job.metric}: {options.responses} has samples alone; set metric=eval/<set>/mean@{run.eval.samples}"
         )
-    job.reward.place(job.world.device)
+    job.place_reward(job.world)
     evaluator = GivenEvaluator(job.world, sets, answers, job.reward, run.eval.ks(), run.eval.maj_k)
     with closing(job.reward), display(job.world, console) as shown:
         left_out = Counter(record.set for record in records if record.set not in ("", *job.held_out))

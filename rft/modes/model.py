@@ -65,7 +65,7 @@ class Answering(Components):
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
         self.world = start(self.strategy.factory.device(self.strategy.options))
         self.engine.factory.check_here(self.engine.options)
-        self.reward.place(self.world.device)
+        self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
         self._path = path

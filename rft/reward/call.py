@@ -58,7 +58,7 @@ class Caller:
     Attributes:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
-        workers: see `CallOptions`.
+        workers, tries: see `CallOptions`.
         concurrent: several calls may run at the same time.
 
     Args:
@@ -83,12 +83,12 @@ class Caller:
         self.workers = options.workers
         self.concurrent = options.workers != "inline" or self.term.awaits
         self._name = name
-        self._tries = options.tries
+        self.tries = options.tries
         self._logged: set[str] = set()
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
-        return Calls(self.runner, self.term.rows_per_call, self._tries)
+        return Calls(self.runner, self.term.rows_per_call, self.tries, self.term.collective)
 
     def report(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Logs the first failure of each reason; with `failed=stop` a response without a score stops the run.
@@ -123,12 +123,15 @@ class Calls:
         runner: of the term.
         size: most responses of one call; None: `finish` makes one call of all of them.
         tries: calls of one response until one succeeds.
+        collective: every rank makes one call, also without responses.
     """
 
-    def __init__(self, runner: Runner, size: int | None, tries: int) -> None:
+    def __init__(self, runner: Runner, size: int | None, tries: int, collective: bool) -> None:
+        assert not collective or (size is None and tries == 1), "all ranks make as many calls"
         self._runner = runner
         self._size = size
         self._tries = tries
+        self._collective = collective
         self._waiting: list[Job] = []
         self._running: list[tuple[list[Job], Future[Outcomes]]] = []
 
@@ -150,7 +153,7 @@ class Calls:
 
     def start(self) -> None:
         """Starts the calls of all responses; none is added after it."""
-        while self._waiting:
+        while self._waiting or (self._collective and not self._running):
             self._submit()
 
     def finish(self) -> dict[int, Any]:

@@ -1,7 +1,7 @@
 """The score of a response: a weighted sum of reward terms."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from rft.batch.scores import Scores, Scoring
 from rft.conditions import ReadIf
+from rft.distributed import World
 from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
 from rft.reward.term import Offload, Term, Unscored
+from rft.strategy.base import Strategy
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
 
@@ -62,6 +64,7 @@ class WeightedSum:
         concurrent: several calls of a term may run at the same time.
         has_models: a term computes with a model on the device of the run.
         offload: where its weights are while it does not compute; None: on the device of the run.
+        shard: its weights are spread over the ranks; otherwise every rank holds all of them.
         canary: tasks that no honest response solves.
 
     Args:
@@ -71,7 +74,7 @@ class WeightedSum:
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
         route: the terms of each data source, see `Routes`.
-        offload: see the attribute.
+        offload, shard: see the attributes.
         canary: see the attribute.
 
     Raises:
@@ -86,6 +89,7 @@ class WeightedSum:
         max_unscored: Fraction,
         route: dict[str, list[str]],
         offload: Offload,
+        shard: bool,
         canary: CanaryOptions,
     ) -> None:
         if not terms:
@@ -103,9 +107,13 @@ class WeightedSum:
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
         self.offload: Offload = offload
+        self.shard = shard
         self.workers = {term.caller.workers for term in self._terms.values()}
         self.concurrent = any(term.caller.concurrent for term in self._terms.values())
         self._routes = Routes(route, self.names, accuracy)
+        if shard:
+            check.messages += self._shard_errors()
+            check.end()
         for name, term in self._terms.items():
             self._check_gate(name, term)
         reads = [{field for name in names for field in self._term(name).reads} for names in self._routes.every()]
@@ -162,6 +170,16 @@ class WeightedSum:
         for term in self._terms.values():
             term.caller.term.place(device, self.offload)
 
+    def shard_models(self, world: World, make: Callable[[str, bool], Strategy]) -> None:
+        """Spreads the models over the ranks with `shard`; called after `place`. The scoring is a collective then.
+
+        Args:
+            world: all processes.
+            make: makes the strategy that computes in a dtype, its weights in host memory or not.
+        """
+        for term in self._models().values() if self.shard else ():
+            term.caller.term.shard(world, lambda dtype: make(dtype, self.offload == "cpu"))
+
     def leave_unscored(self) -> None:
         """A response that a term cannot judge has no score from now on, whatever `call.failed` says."""
         for term in self._terms.values():
@@ -187,6 +205,28 @@ class WeightedSum:
 
     def _term(self, name: str) -> Term:
         return self._terms[name].caller.term
+
+    def _models(self) -> dict[str, WeightedTerm]:
+        return {name: term for name, term in self._terms.items() if term.caller.term.has_model}
+
+    def _shard_errors(self) -> Iterator[str]:
+        """A message for every option that does not go with `shard`."""
+        if self.offload == "disk":
+            yield (
+                "reward.offload=disk: the shards of a model are not read again each time; set reward.offload=cpu or "
+                "null, or reward.shard=false"
+            )
+        for name, term in self._models().items():
+            if not term.caller.term.shards:
+                yield (
+                    f"reward.shard=true: reward.terms.{name} ({type(term.caller.term).__name__}) needs its whole model "
+                    "on each rank; set reward.shard=false, or compute the term on a server (reward/terms=[remote])"
+                )
+            if term.caller.tries > 1:
+                yield (
+                    f"reward.terms.{name}.call.tries={term.caller.tries}: with reward.shard=true all ranks compute "
+                    "this term together, and one of them cannot repeat a call; set it to 1"
+                )
 
     def _check_gate(self, name: str, term: WeightedTerm) -> None:
         for names in self._routes.every():

@@ -1,4 +1,4 @@
-"""What is left of a call that raised an error."""
+"""What is left of a call that raised an error, and errors that no caller may keep."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,24 @@ class Failure(Unscored):
     repeatable: bool = True
 
 
+class CollectiveError(RuntimeError):
+    """A rank has left a collective by an error, so the others wait: this ends the run, whatever `call.failed` says."""
+
+
+class leaving_collective:
+    """An error that is raised in the block becomes a `CollectiveError`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            raise CollectiveError(f"{type(error).__name__}: {error}") from error
+
+
 class catching:
     """Keeps the error that is raised in the block: a function may raise anything, and its caller decides about it.
+
+    A `CollectiveError` is not kept.
 
     Attributes:
         failure: None if the block has raised nothing.
@@ -35,6 +51,8 @@ class catching:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if error is not None and any(isinstance(one, CollectiveError) for one in (error, error.__cause__)):
+            return False
         if isinstance(error, SystemExit):
             self.failure = Failure("SystemExit", f"SystemExit: {error}")
         elif isinstance(error, FunctionError):  # it names the user's function and its line already

@@ -3,12 +3,15 @@
 import asyncio
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:  # worker processes start without torch
     import torch
+
+    from rft.distributed import World
+    from rft.strategy.base import Strategy
 
 Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
 
@@ -36,6 +39,8 @@ class Term(ABC):
             sampled and scored. 0: one call at a time, in the main thread.
         in_workers: the term may be computed in worker processes.
         has_model: `values` computes with a model on the device of the run.
+        shards: `shard` can spread this model over the ranks.
+        collective: `values` is a collective: every rank calls it once in each round of responses, also without any.
         others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
             response may be right in part; `any`.
     """
@@ -47,6 +52,8 @@ class Term(ABC):
     threads: int = 0
     in_workers: ClassVar[bool] = False
     has_model: ClassVar[bool] = False
+    shards: ClassVar[bool] = False
+    collective: bool = False
     others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:
@@ -69,6 +76,15 @@ class Term(ABC):
 
     def place(self, device: "torch.device", offload: Offload) -> None:
         """Sets the device of the computation, and where a model is outside of `values`; called before `values`."""
+
+    def shard(self, world: "World", make: "Callable[[str], Strategy]") -> None:
+        """Spreads the model over the ranks from now on, so that `values` is a collective; called before `values`.
+
+        Args:
+            world: all processes.
+            make: makes the strategy that computes in the dtype of this name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} states shards=False")
 
     @abstractmethod
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

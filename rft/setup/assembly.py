@@ -119,7 +119,7 @@ class Job(Components):
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""
         self.check.attempt(self.engine.factory.check_here, self.engine.options)
-        self.check.attempt(self.reward.place, world.device)
+        self.check.attempt(self.place_reward, world)
         loaded = self.load(world.size, world)
         self.check.end()
         for role in ROLES:

@@ -33,7 +33,7 @@ from rft.setup.row_checks import check_rows
 from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
 from rft.setup.unread import Parts
-from rft.strategy.base import DTYPES
+from rft.strategy.base import DTYPES, Strategy
 from rft.train.schedules import Schedule
 
 
@@ -115,6 +115,25 @@ class Components:
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)
+
+    def place_reward(self, world: World) -> None:
+        """Sets where the models of the reward compute. A collective with `reward.shard`.
+
+        Raises:
+            ValueError: they cannot compute there; names the key.
+        """
+        self.reward.place(world.device)
+        self.shard_reward(world)
+
+    def shard_reward(self, world: World) -> None:
+        """Spreads the models of the reward over the processes with `reward.shard`. Raises as `place_reward`."""
+
+        def strategy(dtype: str, offload: bool) -> Strategy:
+            options = self.strategy.factory.scoring_options(self.strategy.options, dtype, offload)
+            made: Strategy = self.strategy.factory(world=world, **options)
+            return made
+
+        self.reward.shard_models(world, strategy)
 
     def check_dependencies(self) -> None:
         """Raises a ValueError if a run of `depends_on` is missing; later checks would only report its consequences."""

@@ -110,7 +110,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     if not (facts.scores and algorithm.reads_scores()):
         found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
     if not parts.reward.has_models:
-        found["reward.offload"] = "no term of the reward computes with a model of this process"
+        reason = "no term of the reward computes with a model of this process"
+        found |= dict.fromkeys(("reward.offload", "reward.shard"), reason)
     if not parts.reward.concurrent:
         found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
     for kind in ("sandbox", "http"):

@@ -126,6 +126,26 @@ class Strategy(ABC):
         return dict(options)
 
     @classmethod
+    def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
+        """The options of the strategy of this class that shards a model which scores texts and never trains.
+
+        Each rank computes rows of its own.
+
+        Args:
+            dtype: of the weights and the computation.
+            offload: the weights are in host memory, and are copied to the device block by block.
+
+        Raises:
+            ValueError: this strategy cannot do so; names the key.
+        """
+        if offload or dtype != cls.compute_dtype(options):
+            how = f"in {dtype}" if not offload else "with weights in host memory"
+            raise ValueError(
+                f"reward.shard=true: {cls.__name__} (strategy._target_) cannot compute {how}; set reward.shard=false"
+            )
+        return dict(options)
+
+    @classmethod
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
         """Checks the options against the models of the run, before anything is loaded.
 

@@ -168,6 +168,20 @@ class FSDP2(Strategy):
         return {**options, "dtype": dtype, "compile": False}
 
     @classmethod
+    def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
+        """See `Strategy.scoring_options`. A group of `replicas` holds the model once."""
+        return {
+            **cls.reference_options(options, dtype),
+            "reshard_after_forward": True,
+            "context_parallel": 1,
+            "tensor_parallel": 1,
+            "expert_parallel": 1,
+            "param_offload": "all" if offload else "none",
+            "optimizer_offload": False,
+            "activation_offload": False,
+        }
+
+    @classmethod
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
         """See `Strategy.check`."""
         check = Checks()

@@ -218,6 +218,25 @@ def test_models_are_not_offloaded_to_where_they_compute(models, tiny):
 
 
 @pytest.mark.slow
+def test_two_ranks_that_share_reward_models_train_what_one_with_whole_models_trains(models, tiny, torchrun, tmp_path):
+    """With an odd number of held-out rows, and with rounds of dynamic sampling."""
+    redrawn = ("algorithm/source=dynamic_sampling", "algorithm.source.redraw.term=exact_match")
+    both = (*models, *redrawn, "steps=2", "eval.every=1", "data.eval.heldout.count=7", "reward.terms.model.weight=0.1")
+    Job(tiny(*both, f"output_dir={tmp_path / 'whole'}")).fit("")
+    file = tmp_path / "configs.json"
+    file.write_text(json.dumps([tiny(*both, "reward.shard=true", f"output_dir={tmp_path / 'sharded'}")]))
+    torchrun(Path(__file__).parent / "runs_on_ranks.py", file)
+    compared = set()
+    for alone, together in zip(lines(tmp_path / "whole"), lines(tmp_path / "sharded"), strict=True):
+        shared = {key for key in alone if key.startswith(("reward/", "eval/", "loss/", "grad_norm", "score/"))}
+        for key in shared & together.keys():
+            assert together[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-5), key
+        compared |= shared & together.keys()
+    assert {f"reward/{name}" for name in ("model", "process_model", "judge")} <= compared
+    assert {"eval/heldout/model", "eval/heldout/judge"} <= compared
+
+
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(resolved, sized, torchrun, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -10,6 +10,7 @@ from rft.modes.verify import verify
 from rft.modes.verify_graders import certify_graders
 from rft.reward import REWARDS
 from rft.setup.components import Components
+from tests.reward.models.test_scalar import save
 from tests.reward.serving.served import served
 
 
@@ -73,3 +74,11 @@ def test_the_command_fails(resolved, plugins_forgotten):
 def test_a_row_that_no_response_answers_is_an_error(printed):
     with pytest.raises(ValueError, match="line 1: the field 'answer' is none of the letters"):
         printed("reward=choice")
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_a_reward_model_is_certified(printed, tmp_path, shard):
+    save(tmp_path / "scorer")
+    model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path / 'scorer'}", "verify.rows=1")
+    holds, text = printed(*model, "reward.terms.model.template=none", f"reward.shard={shard}")
+    assert holds and "✓ reward.terms.model: scores every text, twice the same" in text

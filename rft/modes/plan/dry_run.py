@@ -1,7 +1,7 @@
 """Runs two steps of every stage of a run on placeholders while the memory tracker records what they hold."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from rft.modes.plan.hooks import PlanHooks
 from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubSampler
+from rft.reward.models.base import ModelTerm
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
@@ -47,6 +48,7 @@ class DryRun:
         encoder: sets the length of all rows; the dry run changes it.
         skip, tracker: the active modes.
         hooks: the hooks of the models.
+        sharded_terms: the terms of the reward whose models are spread over the ranks; not loaded yet.
 
     Attributes:
         policy: the policy of the trainer.
@@ -59,7 +61,13 @@ class DryRun:
     """
 
     def __init__(
-        self, trainer: Trainer, encoder: StubEncoder, skip: SkipCompute, tracker: MemoryTracker, hooks: PlanHooks
+        self,
+        trainer: Trainer,
+        encoder: StubEncoder,
+        skip: SkipCompute,
+        tracker: MemoryTracker,
+        hooks: PlanHooks,
+        sharded_terms: Sequence[ModelTerm],
     ) -> None:
         if not isinstance(trainer.policy, Actor):
             raise ValueError(
@@ -73,6 +81,7 @@ class DryRun:
         self._skip = skip
         self._tracker = tracker
         self._hooks = hooks
+        self._sharded_terms = sharded_terms
         self._sampler = trainer.sampler
         self._longest = encoder.answer_tokens
         self._staged = WeakIdKeyDictionary()  # copies of a checkpoint, which live as long as the storages copied
@@ -102,6 +111,7 @@ class DryRun:
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
+        self._score()
         self._fill_forwards(short)
         with self._optimizer_hooks():
             for self._hooks.limit in (1, 2):
@@ -117,6 +127,7 @@ class DryRun:
                 self._publish(names["sync"])
                 if saves and self._hooks.limit == 1:
                     self.save(number, stage)
+        self._score()
         self._encoder.answer_tokens = self._longest
         self._hooks.limit = None
 
@@ -139,6 +150,14 @@ class DryRun:
         with self._tracker.stage(name):
             self._sampler.own.generate(requests, replace(sampling, max_new_tokens=1))
 
+    def _score(self) -> None:
+        """Computes the fullest forward of each sharded reward model; the first time loads it."""
+        for term in self._sharded_terms:
+            with self._tracker.stage("reward"):
+                with self._skip.creating(), init_without_loading():
+                    term.load()
+                term.compute_fullest(self._encoder.prompt_tokens + self._longest)
+
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the peak of each stage; the key-value cache has its final size."""
         for key, model in self._trainer.models.items():
@@ -146,6 +165,8 @@ class DryRun:
                 trains = model.optimizer_options is not None
                 self._tracker.assign(self._term("other models", trains), model.own_tensors())
         self._tracker.assign(self._term("weights"), self.policy.own_tensors())
+        for term in self._sharded_terms:
+            self._tracker.assign(f"reward models{HOST}" if term.offloaded else "reward models", term.weights())
         found = self._tracker.peaks()
         prompt, longest = self._encoder.prompt_tokens, self._longest
         for terms in found.values():

@@ -23,6 +23,7 @@ from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_scoring
 from rft.registry import Target
+from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
 from rft.setup.constraints import check_ranks
@@ -136,6 +137,13 @@ class PlanJob(Job):
         own = super().start_sampler(world, policy, loaded, folder) if plain else EngineSampler(StubEngine())
         return StubSampler(loaded.encoder, own)
 
+    def _sharded_terms(self, world: World) -> list[ModelTerm]:
+        """The terms of the reward whose models are spread over the ranks."""
+        self.shard_reward(world)
+        scored = self.facts.scores or self.answers
+        terms = self.reward.terms.values() if self.reward.shard and scored else ()
+        return [term for term in terms if isinstance(term, ModelTerm)]
+
     def forecast(self) -> Forecast:
         """Takes two steps of every stage of the run.
 
@@ -156,7 +164,7 @@ class PlanJob(Job):
                 scoring = stub_scoring(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
                 run.batch = batch
-            dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks)
+            dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks, self._sharded_terms(world))
             dry_run.begin(stages[-1])
             for number, stage in enumerate(stages):
                 dry_run.run_stage(number, stage, updates, 0 < run.checkpoint.every < stage.steps)

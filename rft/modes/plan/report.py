@@ -25,6 +25,7 @@ TERMS = (
     "optimizer",
     "ema",
     "other models",
+    "reward models",
     "engine",
     "loading",
     "gathered",
@@ -106,7 +107,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
         facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else stale
     if not job.engine.factory.facts.plain_torch:
         facts["engine"] = "its memory is not counted here; rollout.engine_args sets it"
-    if job.reward.has_models:
+    if job.reward.has_models and not job.reward.shard:
         there = "that of all in every stage" if job.reward.offload is None else "that of the largest while they score"
         facts["reward models"] = f"their memory is not counted here: {there} (reward.offload)"
     table = _table("work")

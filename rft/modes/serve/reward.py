@@ -34,10 +34,14 @@ def serve_reward(parts: Components, console: Console) -> None:
     key_named(options.token, "serve")
     parts.check_dependencies()
     node, reward = parts.config["reward"], parts.reward
+    if reward.shard:
+        raise ValueError(
+            "reward.shard=true: mode=serve is one process, which holds whole models; set reward.shard=false"
+        )
     check_failed(node)
     reward.leave_unscored()
     reward.check()
-    reward.place(start(parts.strategy.factory.device(parts.strategy.options)).device)
+    parts.place_reward(start(parts.strategy.factory.device(parts.strategy.options)))
     try:
         listening = socket.create_server((options.host, options.port), backlog=options.limits.requests)
     except OSError as error:

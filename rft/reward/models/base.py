@@ -1,8 +1,8 @@
 """The abstract classes of reward terms that are models of this process."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,13 +13,19 @@ from transformers.utils import logging as transformers_logging
 
 from rft.actor.init import CLASSIFIERS, attention, check_classifier, read_config
 from rft.data.encode.encoder import Encoder
+from rft.distributed import World
 from rft.ranges import PositiveInt
+from rft.reward.models.held import HeldModel
 from rft.reward.models.offload import DeviceModel
+from rft.reward.models.sharded import ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
+from rft.strategy.base import Strategy
+
+DUMMY = torch.zeros(1, dtype=torch.int64)  # the text of a forward in which other ranks have rows and this one has none
 
 
 class ModelTerm(Term):
-    """A term that computes with a model on the device of the run. Every rank holds the whole model.
+    """A term that computes with a model on the device of the run. Every rank holds the whole model, or a shard of it.
 
     Args:
         key: supplied; the term's place in the yaml.
@@ -27,6 +33,9 @@ class ModelTerm(Term):
         template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
         micro_batch_tokens: most tokens of one forward, padding included.
         dtype: of the weights and the computation.
+
+    Attributes:
+        offloaded: the shards of the model are in host memory.
     """
 
     reads: tuple[str, ...] = ("prompt",)
@@ -49,8 +58,9 @@ class ModelTerm(Term):
         self._rendering["arguments"] = template_arguments
         self._cap = micro_batch_tokens
         self._dtype = dtype
-        self._model = DeviceModel(self._load)
+        self._model: HeldModel = DeviceModel(self._load)
         self._downloaded = False
+        self.offloaded = False
 
     def check(self) -> None:
         """Checks the config and the tokenizer of the path."""
@@ -59,7 +69,31 @@ class ModelTerm(Term):
 
     def place(self, device: torch.device, offload: Offload) -> None:
         """See `Term.place`."""
+        self._model = DeviceModel(self._load)
         self._model.place(device, offload)
+
+    def shard(self, world: World, make: Callable[[str], Strategy]) -> None:
+        """See `Term.shard`."""
+        assert self.shards, f"{type(self).__name__} computes with a whole model"
+        strategy = make(self._dtype)
+        self.offloaded = strategy.offloads(trains=False)
+        self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy)
+        self.collective = True
+
+    def load(self) -> None:
+        """Loads the model, which a run does when it scores first. A collective where it is sharded."""
+        with self._model.loaded():
+            pass
+
+    def weights(self) -> Iterator[Tensor]:
+        """The parameters of the model, as this rank holds them."""
+        with self._model.loaded() as model:
+            yield from model.parameters()
+
+    @torch.no_grad()
+    def compute_fullest(self, length: int) -> None:
+        """Computes a forward of as many texts of a length as one has; for `mode=plan`."""
+        self._compute([DUMMY.expand(length)] * max(1, self._cap // length))
 
     @property
     @abstractmethod
@@ -84,7 +118,43 @@ class ModelTerm(Term):
         how = {"config": self._config, "dtype": self._dtype, **attention(self._config)}
         model = self._auto_class.from_pretrained(self._path, local_files_only=self._downloaded, **how)
         self._downloaded = True
+        self._configure(model)
         return model.eval()
+
+    def _load_shards(self, strategy: Strategy) -> PreTrainedModel:
+        model = load_sharded(self._path, self._config, self._auto_class, strategy)
+        self._configure(model)
+        return model
+
+    def _configure(self, model: PreTrainedModel) -> None:
+        """Sets what a forward reads from the configs of a loaded model."""
+
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The outputs (N, ...) of N texts, token ids (T,) each, on the CPU: what `_outputs` calls."""
+        raise NotImplementedError(f"{type(self).__name__} states shards=False and calls no `_outputs`")
+
+    def _outputs(self, encode: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
+
+        Args:
+            encode: makes the texts, token ids (T,) each. If it fails, this rank still computes with the others.
+        """
+        texts: Sequence[Tensor] = ()
+        try:
+            texts = encode()
+        finally:
+            found = self._compute(texts)
+        return found
+
+    def _compute(self, texts: Sequence[Tensor]) -> list[Tensor]:
+        own = list(self._forwards([len(text) for text in texts]))
+        found: dict[int, Tensor] = {}
+        if count := self._model.forwards(len(own)):
+            with self._model.loaded() as model:
+                for chosen in [*own, *[[]] * (count - len(own))]:
+                    outputs = self._forward(model, [texts[n] for n in chosen] or [DUMMY])
+                    found |= dict(zip(chosen, outputs, strict=bool(chosen)))
+        return [found[n] for n in range(len(texts))]
 
     def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
         """Positions of the texts of each forward, the longest first."""
@@ -130,6 +200,7 @@ class ClassifierTerm(ModelTerm):
     """
 
     head: ClassVar[str]
+    shards: ClassVar[bool] = True
 
     @property
     def _auto_class(self) -> Any:
@@ -138,18 +209,12 @@ class ClassifierTerm(ModelTerm):
     def _check_config(self) -> None:
         check_classifier(self._config, self.head, f"{self._key}.path={self._path}")
 
-    def _load(self) -> PreTrainedModel:
-        model = super()._load()
+    def _configure(self, model: PreTrainedModel) -> None:
         model.config.get_text_config().pad_token_id = self._pad
-        return model
 
-    def _logits(self, texts: list[Tensor]) -> list[Tensor]:
-        """The logits of each text (T,): (labels,), or (T, labels) and more for a model of tokens."""
-        found: dict[int, Tensor] = {}
-        with self._model.loaded() as model:
-            for chosen in self._forwards([len(text) for text in texts]):
-                ids = pad_sequence([texts[n] for n in chosen], batch_first=True, padding_value=self._pad)
-                mask = pad_sequence([torch.ones_like(texts[n]) for n in chosen], batch_first=True)
-                logits = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
-                found |= dict(zip(chosen, logits.float().cpu(), strict=True))
-        return [found[n] for n in range(len(texts))]
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The logits of N texts: (N, labels), or (N, T, labels) of a model of tokens."""
+        ids = pad_sequence(texts, batch_first=True, padding_value=self._pad)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+        logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
+        return logits.float().cpu()

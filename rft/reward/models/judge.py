@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Judge(ModelTerm):
     Raises:
         ValueError: the question is not about one response; names the key.
     """
+
+    shards: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,16 +64,20 @@ class Judge(ModelTerm):
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
-        questions, good, bad = self._questions(responses, rows), *self._verdicts
-        scores = torch.zeros(len(questions))
-        with self._model.loaded() as model:
-            for chosen in self._forwards([len(question) for question in questions]):
-                ids, mask = self._padded([questions[n] for n in chosen], model.device)  # (N, T)
-                places = (mask.cumsum(1) - 1).clamp(min=0)
-                logits = model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
-                odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
-                scores[chosen] = odds.sigmoid().cpu()
-        return scores.tolist()
+
+        def encode() -> list[Tensor]:
+            return [torch.tensor(question) for question in self._questions(responses, rows)]
+
+        return [float(score) for score in self._outputs(encode)]
+
+    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+        """The probability (N,) of the good verdict after N questions."""
+        good, bad = self._verdicts
+        ids, mask = self._padded([question.tolist() for question in texts], model.device)  # (N, T)
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
+        odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
+        return odds.sigmoid().cpu()
 
     def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
@@ -114,6 +120,8 @@ class WritingJudge(Judge):
         grade: how the text becomes a number, see `Grade`.
     """
 
+    shards: ClassVar[bool] = False  # a text is as many forwards as it has tokens
+
     def __init__(
         self,
         key: str,
@@ -148,8 +156,7 @@ class WritingJudge(Judge):
                     scores[n] = self._grade(text)
         return scores
 
-    def _load(self) -> PreTrainedModel:
-        model = super()._load()
+    def _configure(self, model: PreTrainedModel) -> None:
         known = model.generation_config.eos_token_id
         ends = known if isinstance(known, list) else [] if known is None else [known]
         model.generation_config = GenerationConfig(
@@ -158,4 +165,3 @@ class WritingJudge(Judge):
             eos_token_id=sorted({*ends, self._tokenizer.eos_token_id}),
             pad_token_id=self._pad,
         )
-        return model

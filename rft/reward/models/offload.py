@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rft.reward.models.held import HeldModel
 from rft.reward.term import Offload
 
 ONE_AT_A_TIME = Lock()  # of this process: the peak on the device is the largest model, not the sum of all
 
 
-class DeviceModel:
+class DeviceModel(HeldModel):
     """A model on the device of the run: from its first use on, or with `offload` only within `loaded`.
 
     Args:

@@ -53,12 +53,18 @@ class ProcessRewardModel(ClassifierTerm):
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
-        found = [
-            self._encoder.steps(row, self._steps(response), self._separator)
-            for response, row in zip(responses, rows, strict=True)
-        ]
-        scored = zip(self._logits([torch.tensor(ids) for ids, _ in found]), found, strict=True)
-        return [float(self._aggregate(logits[ends].softmax(1)[:, 1])) for logits, (_, ends) in scored]
+        ends: list[list[int]] = []  # of the steps of each response
+
+        def encode() -> list[Tensor]:
+            found = [
+                self._encoder.steps(row, self._steps(response), self._separator)
+                for response, row in zip(responses, rows, strict=True)
+            ]
+            ends.extend(places for _, places in found)
+            return [torch.tensor(ids) for ids, _ in found]
+
+        scored = zip(self._outputs(encode), ends, strict=True)
+        return [float(self._aggregate(logits[places].softmax(1)[:, 1])) for logits, places in scored]
 
     def _steps(self, response: str) -> list[str]:
         return [step for step in response.split(self._separator) if step.strip()] or [""]

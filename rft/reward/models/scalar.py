@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, read_moments
 from rft.ranges import PositiveInt
@@ -44,12 +45,15 @@ class RewardModel(ClassifierTerm):
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
-        texts = [
-            torch.tensor(self._encoder.example({**row, "response": response})[0])
-            for response, row in zip(responses, rows, strict=True)
-        ]
+
+        def encode() -> list[Tensor]:
+            return [
+                torch.tensor(self._encoder.example({**row, "response": response})[0])
+                for response, row in zip(responses, rows, strict=True)
+            ]
+
+        scores = [float(logits[0]) for logits in self._outputs(encode)]
         moments = self._moments()
-        scores = [float(logits[0]) for logits in self._logits(texts)]
         return scores if moments is None else [moments.normalize(score) for score in scores]
 
     def _moments(self) -> ScoreMoments | None:

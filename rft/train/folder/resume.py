@@ -55,6 +55,7 @@ CHANGES_NOTHING = {
     "*.addresses": "which servers answer",
     "*.call.concurrency": "calls at the same time",
     "reward.offload": "where reward models are while they do not compute",
+    "reward.shard": "how ranks share reward models",
     # what ends a run with an error, or keeps it from that
     "faults": "what happens from now on after a fault; every step before had none, or its policy",
     "reward.max_unscored": "when the run stops",

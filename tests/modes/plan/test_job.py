@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import Qwen3Config
 import rft
 from rft.modes.plan.memory_tracker import device_bytes
 from rft.rollout.engine.kv_cache import capacity
+from tests.reward.models.test_scalar import save
 
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent
@@ -69,6 +71,12 @@ CASES = {
     "more prompts": ("batch.prompts=64",),
 }
 
+SCORER = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
+SCORED = {
+    "a sharded reward model": (),
+    "on two ranks": ("plan.ranks=2",),
+    "in host memory": ("plan.ranks=2", "reward.offload=cpu"),
+}
 WRONG = {
     "no ranks": (("plan.ranks=0",), ["plan.ranks=0: it must be at least 1"]),
     "no prompt": (("plan.prompt_tokens=0",), ["plan.prompt_tokens=0: it must be at least 1"]),
@@ -112,6 +120,11 @@ def forecasts(resolved, tmp_path_factory):
     shape.save_pretrained(folder / "shape")  # no weights, no tokenizer
     path = [f"actor.path={folder / 'shape'}", "actor.model_config=null", "actor.tokenizer.alphabet=01"]
     configs["a path without weights"] = resolved("mode=plan", *SMALL, *path)
+    save(folder / "scorer", **SCORER)
+    model = ["reward/terms=[exact_match,model]", f"reward.terms.model.path={folder / 'scorer'}", "reward.shard=true"]
+    model += ["reward.terms.model.micro_batch_tokens=64", "strategy.device=cuda"]
+    for name, overrides in SCORED.items():
+        configs[name] = resolved("mode=plan", *SMALL, *model, *overrides)
     data = [override for override in SMALL if not override.startswith("plan")]
     configs["data at hand"] = resolved("mode=plan", *data, "data.eval.heldout.count=64")
     (folder / "configs.json").write_text(json.dumps(configs))
@@ -307,3 +320,17 @@ def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_planned(name, forecasts):
     assert forecasts[name] == WRONG[name][1]
+
+
+def test_a_sharded_reward_model_is_counted_where_it_is(forecasts, terms):
+    """The head has one row, which is on rank 0."""
+    layer = 4 * (3 * 64 * 256 + 2 * 64 * 16 + 2 * 64 * 8 + 2 * 64 + 2 * 4)
+    whole = 4 * layer + 4 * (14 * 64 + 64 + 64)  # and embedding, norm, score
+    alone, shared, host = (partial(terms, name) for name in SCORED)
+    for stage in ("reward", "annotate", "update", "rollout", "save"):
+        assert alone(stage)["reward models"] == whole
+        assert shared(stage)["reward models"] == host(stage)["reward models (CPU)"] == whole // 2 + 4 * 32
+        assert host(stage)["reward models"] == 0
+    assert alone("load")["reward models"] == alone("begin")["reward models"] == 0
+    assert 2 * layer < shared("reward")["gathered"] < 2.1 * layer
+    assert alone("reward")["optimizer"] > 0 and "reward" not in forecasts["plain"]["memory"]

@@ -60,6 +60,7 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
     ("overrides", "message"),
     [
         (["serve.token=NO_SUCH_KEY"], r"serve\.token=NO_SUCH_KEY: there is no such environment variable"),
+        (["reward.shard=true"], r"^reward\.shard=true: mode=serve is one process, which holds whole models; set r"),
         (["serve.limits.rows=0"], r"serve\.limits\.rows=0: it must be at least 1"),
         (["reward.call.failed=0.5"], r"reward\.call\.failed=0\.5: a server answers with the reason"),
         (

@@ -1,0 +1,64 @@
+"""A model of a reward term that is spread over the ranks: each holds its shards, and blocks are gathered to compute."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rft.actor.init import blocks, load_model
+from rft.actor.model import empty_like, read_shards
+from rft.distributed import World
+from rft.reward.failure import leaving_collective
+from rft.reward.models.held import HeldModel
+from rft.strategy.base import Strategy
+
+
+class ShardedModel(HeldModel):
+    """A model whose weights are spread over the ranks, from its first use on. Every use is a collective.
+
+    Args:
+        load: makes the sharded model, in evaluation mode.
+        world: all processes.
+        strategy: of the model.
+    """
+
+    def __init__(self, load: Callable[[], PreTrainedModel], world: World, strategy: Strategy) -> None:
+        self._load = load
+        self._world = world
+        self._strategy = strategy
+        self._kept: PreTrainedModel | None = None
+
+    def forwards(self, own: int) -> int:
+        """See `HeldModel.forwards`: as many as the rank with most of them."""
+        return int(max(self._world.gather(own)))
+
+    @contextmanager
+    def loaded(self) -> Iterator[PreTrainedModel]:
+        """See `HeldModel.loaded`.
+
+        Raises:
+            CollectiveError: an error is raised in the block, while other ranks compute with this one.
+        """
+        with leaving_collective():
+            if self._kept is None:
+                self._kept = self._load()
+            yield self._kept
+            self._strategy.reshard(self._kept)
+
+
+def load_sharded(path: str, config: PretrainedConfig, kind: Any, strategy: Strategy) -> PreTrainedModel:
+    """A model in evaluation mode; this rank reads its own shards of the files alone, where the strategy allows it.
+
+    Args:
+        path: a folder or hub name.
+        kind: the auto class of transformers.
+        strategy: spreads the model; its dtype is that of the weights.
+    """
+    model = load_model(path, config, 0, kind, on_meta=strategy.shards_meta)
+    plain = empty_like(model, strategy.world.device)
+    for parameter in model.parameters():  # torch chooses kernels by requires_grad, so it stays that of a whole model
+        parameter.data = parameter.data.to(strategy.dtype)
+    strategy.shard(model, blocks(model))
+    read_shards(strategy, model, model, plain, path)
+    return model.eval()
