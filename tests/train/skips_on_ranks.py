@@ -28,11 +28,12 @@ def spoilt_updates(logprobs, batch, *, versions):
 def without_spoilt(whole):
     """`Trainer.minimise` without the update that holds the row of version 1."""
 
-    def minimise(trainer, model, rows, *rest):
+    def minimise(trainer, model, part, prepared, *rest):
+        rows = prepared.rows
         wrong = (rows["version"] == 1) & (rows["unit"] % 16 == 1)[:, None] & rows["loss_mask"]
         CALLS.append(any(trainer.world.gather(bool(wrong.any()))))
         if not CALLS[-1]:
-            whole(trainer, model, rows, *rest)
+            whole(trainer, model, part, prepared, *rest)
 
     return minimise
 

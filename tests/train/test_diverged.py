@@ -47,14 +47,15 @@ def make_problem(key="actor", suspects=None):
     return NonFiniteError(key, {"advantages": [0]} if suspects is None else suspects, batch)
 
 
-def spoil(policy, step, key="actor", **problem):
-    with policy.around_update(step, key, Metrics()):
+def spoil(policy, step, key="actor", metrics=None, **problem):
+    def update(dropped):
         raise make_problem(key, **problem)
 
+    policy.take(step, key, metrics or Metrics(), update)
 
-def apply(policy, step, key="actor"):
-    with policy.around_update(step, key, Metrics()):
-        pass
+
+def apply(policy, step, key="actor", metrics=None):
+    policy.take(step, key, metrics or Metrics(), lambda dropped: None)
 
 
 def test_stop_saves_the_rows_and_names_columns_rows_and_cures(tmp_path):
@@ -115,13 +116,15 @@ def test_rows_are_saved_of_the_first_skipped_updates_alone(tmp_path):
 def test_other_errors_pass_and_numbers_of_a_finite_update_stay(tmp_path):
     policy, metrics = make_policy(tmp_path), Metrics()
     metrics.add("loss/nll", 1.0)
-    with pytest.raises(KeyError), policy.around_update(1, "actor", metrics):
-        raise KeyError
-    with policy.around_update(1, "actor", metrics):
-        metrics.add("loss/nll", 3.0)
-    with policy.around_update(1, "actor", metrics):
+    with pytest.raises(KeyError):
+        policy.take(1, "actor", metrics, lambda dropped: {}["loss"])
+    policy.take(1, "actor", metrics, lambda dropped: metrics.add("loss/nll", 3.0))
+
+    def spoilt(dropped):
         metrics.add("loss/nll", math.nan)
         raise make_problem()
+
+    policy.take(1, "actor", metrics, spoilt)
     assert metrics.reduce(lambda part: [part]) == {"loss/nll": 2.0}
 
 
