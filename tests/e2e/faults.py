@@ -70,6 +70,10 @@ FAULTS = {
     "the same with faults.nonfinite=skip": (
         f"{DIVERGED}::test_a_run_that_skips_equals_one_in_which_the_update_never_was"
     ),
+    "the same with faults.nonfinite=drop_rows": f"{DIVERGED}::test_a_run_that_drops_a_row_equals_one_in_which_it_never_was",
+    "the same, and no row is the cause, or the second try is not finite either": (
+        f"{DIVERGED}::test_an_update_that_no_row_explains_is_skipped"
+    ),
     "more than faults.max_skipped updates of a model in a row": (
         f"{DIVERGED}::test_one_more_than_max_skipped_in_a_row_stops_a_resumed_run_too"
     ),
