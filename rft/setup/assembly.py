@@ -20,13 +20,12 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure, start
+from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
-from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
@@ -71,10 +70,6 @@ class Job(Components):
             world.decide(lambda: finish_folder(chosen.path, numbers))
         return metric_value(numbers, self.metric)
 
-    def watchdog(self, world: World) -> Watchdog:
-        """What ends this rank if another one fails, dies or hangs."""
-        return Watchdog(world, self.run.faults.dead_after_s, self.run.faults.collective_timeout_s)
-
     def run_command(self, suffix: str) -> RunCommand:
         """What decides which folder the run gets."""
         reads = self.algorithm.reads()
@@ -111,10 +106,6 @@ class Job(Components):
         """Joins the process group, and loads the tokenizer and the rows."""
         world = self.join()
         return world, self.prepare(world)
-
-    def join(self) -> World:
-        """Joins the process group."""
-        return start(self.strategy.factory.device(self.strategy.options))
 
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""

@@ -70,7 +70,9 @@ FAULTS = {
     "the same with faults.nonfinite=skip": (
         f"{DIVERGED}::test_a_run_that_skips_equals_one_in_which_the_update_never_was"
     ),
-    "the same with faults.nonfinite=drop_rows": f"{DIVERGED}::test_a_run_that_drops_a_row_equals_one_in_which_it_never_was",
+    "the same with faults.nonfinite=drop_rows": (
+        f"{DIVERGED}::test_a_run_that_drops_a_row_equals_one_in_which_it_never_was"
+    ),
     "the same, and no row is the cause, or the second try is not finite either": (
         f"{DIVERGED}::test_an_update_that_no_row_explains_is_skipped"
     ),
@@ -84,6 +86,9 @@ FAULTS = {
         "algorithm/test_algorithm.py::test_controllers_are_steered_by_their_own_kl"
     ),
     "a rank raises an error": f"{RANKS}[raise]",
+    "the same with mode=evaluate, generate, doctor or replay": (
+        "modes/test_model.py::test_a_rank_that_fails_in_any_mode_ends_the_others_which_name_it[generate]"
+    ),
     "the process of a rank ends without an error, for example after kill -9": f"{RANKS}[kill]",
     "a rank gives no sign of life for faults.dead_after_s: its machine is gone, or its process does not run": (
         f"{RANKS}[stop]"
