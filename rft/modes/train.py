@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from rich.console import Console
 
+from rft.modes.plan.largest import memory_by_stage
 from rft.setup.assembly import Job
 
 LONGEST_SUFFIX = 128  # characters: file names have at most 255 bytes, and the run's name comes first
@@ -23,7 +24,7 @@ def train(config: dict[str, Any], console: Console) -> float:
     Raises:
         ValueError: lists all mistakes of the config and the data.
     """
-    return Job(config).fit(sweep_suffix(config))
+    return Job(config).fit(sweep_suffix(config), memory_by_stage)
 
 
 def sweep_suffix(config: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ from rft.train.engine_gap import DTYPE
 from rft.train.folder.resume import STEPS
 from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
-from rft.train.memory import explain_out_of_memory
+from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
@@ -54,11 +54,12 @@ class Job(Components):
 
     reads_weights = True
 
-    def fit(self, suffix: str) -> float:
+    def fit(self, suffix: str, make_plan: MakePlan = no_plan) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
 
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
+            make_plan: see `explain_out_of_memory`.
         """
         world = self.join()
         with self.watchdog(world):
@@ -66,7 +67,7 @@ class Job(Components):
         with RunLock() as lock:
             command = self.run_command(suffix)
             chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
-            numbers = self.train_in(chosen, world, loaded)
+            numbers = self.train_in(chosen, world, loaded, make_plan)
             world.decide(lambda: finish_folder(chosen.path, numbers))
         return metric_value(numbers, self.metric)
 
@@ -80,7 +81,7 @@ class Job(Components):
         wanted = Path(self.run.output_dir + suffix)
         return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
-    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets) -> dict[str, float]:
+    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan) -> dict[str, float]:
         """Loads the models and trains in a run folder; returns the last value of every metric."""
         run, folder, public = self.run, chosen.path, public_config(self.config)
         opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
@@ -89,7 +90,7 @@ class Job(Components):
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)
             try:
-                with trainer.stop, explain_out_of_memory(trainer, self.config):
+                with trainer.stop, explain_out_of_memory(trainer, self.config, make_plan):
                     numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()

@@ -98,6 +98,6 @@ FAULTS = {
     ),
     "a rank is slow": f"{WATCHDOG}::test_a_rank_that_is_slow_ends_nothing",
     "memory cannot be allocated, on a device or on the host": (
-        "train/test_memory.py::test_in_a_loss_the_function_is_named_too"
+        "train/test_memory.py::test_the_term_is_that_of_the_plan_of_the_run"
     ),
 }
