@@ -86,10 +86,10 @@ class NonFinitePolicy:
         problem = self._try(metrics, update, [])
         if problem is not None:
             self._not_finite[key] += 1
-            if units := self._units_to_drop(problem):
-                first, problem = problem, self._try(metrics, update, units)
-                if problem is None:
-                    self._drop(step, first, units, metrics)
+            units = self._units_to_drop(problem)
+            if units and self._try(metrics, update, units) is None:
+                self._drop(step, problem, units, metrics)
+                problem = None
         if problem is None:
             self._in_a_row[key] = 0
             return

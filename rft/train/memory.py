@@ -45,6 +45,7 @@ STAGES = {  # of mode=plan, for each phase
     "checkpoint": ("export", "save"),
     "rollout": ("rollout",),
 }
+OF_STAGE = ("annotate", "update", "refresh", "checkpoint")  # phases that mode=plan counts together for a warm-up
 CURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # keys to lower and keys to set, for a term of mode=plan
     "weights": ((), {"strategy.param_offload": "all"}),
     "gradients": ((), {"strategy.param_offload": "all"}),
@@ -112,10 +113,10 @@ def largest_term(plan: Memory, phase: str, stage: str, on_host: tuple[bool, ...]
     """The largest term of a phase; None where the plan has no such phase.
 
     Args:
-        stage: the name of the stage of the run; that of a warm-up has all of its phases in one stage of the plan.
+        stage: the name of the stage of the run.
         on_host: whether terms in CPU memory count (True), those on the device (False), or both.
     """
-    stages = STAGES[phase] if stage not in plan else (stage,)
+    stages = (stage,) if phase in OF_STAGE and stage in plan else STAGES[phase]
     found = [
         {term: size for term, size in plan[name].items() if term.endswith(HOST) in on_host}
         for name in stages

@@ -350,3 +350,15 @@ def test_two_ranks_drop_the_row_that_one_of_them_has(config, tmp_path, torchrun)
     (tmp_path / "configs.json").write_text(json.dumps(configs))
     torchrun(Path(skips_on_ranks.__file__), tmp_path / "configs.json")
     check_dropped(tmp_path / "dropped", tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_the_critic_drops_a_row_on_which_the_policy_trains(tiny, tmp_path):
+    given = ("faults.nonfinite=drop_rows", "algorithm=ppo", "steps=3", "warmup=none", "batch.minibatches=2")
+    made = tiny(*given, "actor.micro_batch_tokens=64", "critic.micro_batch_tokens=64")
+    made["algorithm"]["critic_loss"] = {"name": "spoilt_values"}
+    Job(made).fit("")
+    names = [f"{prefix}faults/{name}" for prefix in ("", "critic/") for name in ("dropped_rows", "skipped_updates")]
+    rows = numbers(tmp_path / "run")[1:]
+    assert [[row[name] for name in names] for row in rows] == [[0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert all(math.isfinite(row["critic/grad_norm"]) and row["loss/spoilt_values"] > 0 for row in rows)

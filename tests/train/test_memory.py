@@ -115,6 +115,9 @@ def test_the_largest_term_is_that_of_the_memory_that_is_full():
     assert largest_term(PLAN, "annotate", "warmup", (False,)) == Largest("logits", 9, 14)
     assert largest_term(PLAN, "checkpoint", "train", (False, True)) == Largest("checkpoint (CPU)", 8, 9)
     assert largest_term(PLAN, "rollout", "train", (False,)) is None
+    assert largest_term(PLAN | {"evaluate": {"kv cache": 2}}, "evaluation", "warmup", (False,)) == Largest(
+        "kv cache", 2, 2
+    )
     assert largest_term({"update": {"weights": 1}}, "update", "train", (True,)) is None
 
 
