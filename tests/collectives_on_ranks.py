@@ -71,7 +71,7 @@ def main() -> None:
 def failure(world) -> str:
     """The error of this rank where rank 1 fails while rank 0 waits for it."""
     try:
-        with Watchdog(world, 60.0, 60.0):
+        with Watchdog(world, 60.0, 60.0, str):
             if world.rank == 1:
                 raise KeyError("difficulty")
             world.gather(None)

@@ -204,14 +204,14 @@ RUNS = (
         "profile.steps=[5]",
         "strategy.dtype=float16",
         "strategy.peak_tflops=1",
-        "faults.nonfinite=skip",
+        "faults.nonfinite=drop_rows",
     ),
     (
         "algorithm=prime",
         "algorithm/loss=kl_cov",
         "algorithm/correction=token_tis",
         "strategy.dtype=float16",
-        "faults.nonfinite=skip",
+        "faults.nonfinite=drop_rows",
     ),
     ("algorithm=spo", "algorithm/loss=topr", "data.train.count=4"),  # every prompt comes again
     ("algorithm=remax", "algorithm/loss=clip_cov", "algorithm.group_size=4"),

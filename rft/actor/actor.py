@@ -290,20 +290,24 @@ class Actor(TrainableModel):
     ) -> dict[str, list[int]]:
         """Columns that are not finite, and their rows: those of the batch, then those of the model.
 
-        Where all of them are finite: the terms of the loss that are not.
+        Of the other rows: the terms of the loss that are not finite. The column `scores` is left out: it is NaN in rows
+        without a score, which do not train.
         """
-        found = {}
-        columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
+        found: dict[str, list[int]] = {}
+        columns = {name: column for name, column in batch.items() if isinstance(column, Tensor) and name != "scores"}
         columns |= self.compute_outputs(batch if len(batch) else dummy, update.outputs, temperature, None)
+        if not len(batch):
+            return found
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
                 found[name] = rows.nonzero()[:, 0].tolist()
-        if len(batch) and not found:
-            if "logprobs" in columns and "old_logprobs" not in columns:
-                batch = batch.clone(recurse=False).set("old_logprobs", columns["logprobs"])
-            found = update.objective.spoilt_rows(columns, batch)
-        return found
+        if "logprobs" in columns and "old_logprobs" not in columns:
+            batch = batch.clone(recurse=False).set("old_logprobs", columns["logprobs"])
+        known = set(itertools.chain(*found.values()))
+        terms = update.objective.spoilt_rows(columns, batch)
+        rest = {name: [row for row in rows if row not in known] for name, rows in terms.items()}
+        return found | {name: rows for name, rows in rest.items() if rows}
 
     def save_model(self, folder: Path) -> None:
         """See `TrainableModel.save_model`.

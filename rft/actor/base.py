@@ -45,6 +45,9 @@ class ModelHooks:
         """Around `TrainableModel.update`."""
         update()
 
+    def on_retry(self, model: "ColumnModel") -> None:
+        """Before `TrainableModel.update` is called again without some of the rows of a call that was not finite."""
+
     def on_micro_batches(self, model: "ColumnModel", micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The micro-batches that a model computes, of those that it has made."""
         return micro_batches

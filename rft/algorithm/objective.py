@@ -122,7 +122,7 @@ class Objective:
         return total, shares, statistics
 
     def spoilt_rows(self, outputs: dict[str, Tensor], batch: TensorDict) -> dict[str, list[int]]:
-        """Rows whose loss, or whose gradient of it, is not finite, by the name of the term. All columns are finite."""
+        """Rows whose loss, or whose gradient of it, is not finite, by the name of the term."""
         found: dict[str, list[int]] = {}
         for term in self.terms:
             leaves = {name: outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs}

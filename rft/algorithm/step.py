@@ -2,13 +2,16 @@
 
 1. `prepare_batch`: loss mask, old columns of the policy, columns of the other models, correction, advantages.
 2. `select_rows`: the rows that train, and how often.
-3. `prepare_mini_batch`: current columns of the policy, correction against it, statistics and weights of the loss. It
-   returns the objectives that the trainer then minimises.
+3. `current_columns`: columns of the current policy for a mini-batch.
+4. `prepare_mini_batch`: correction against the current policy, statistics and weights of the loss. It returns the
+   objectives that the trainer then minimises.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -17,6 +20,8 @@ from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import POLICY, ROLES
+from rft.batch.balance import Balance
+from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
 
 Compute = Callable[[str, TensorDict, tuple[str, ...]], dict[str, Tensor]]
@@ -69,19 +74,33 @@ def select_rows(algorithm: Algorithm, batch: TensorDict, step: StepContext) -> T
     return algorithm.select_rows(batch, step.all_rows, step.seed)
 
 
+def current_columns(algorithm: Algorithm, rows: TensorDict, moved: bool, step: StepContext) -> dict[str, Tensor]:
+    """What `prepare_mini_batch` needs of the current policy; its old columns while it has not moved.
+
+    Args:
+        rows: this rank's rows of the mini-batch.
+        moved: the policy has been updated since the batch was prepared.
+    """
+    wanted = algorithm.current_outputs
+    if not wanted:
+        return {}
+    if not moved and algorithm.options.old_logprobs == "actor":
+        return {name: rows[f"old_{name}"] for name in wanted}
+    return step.compute(POLICY, rows, wanted)
+
+
 def prepare_mini_batch(
-    algorithm: Algorithm, rows: TensorDict, moved: bool, seed: int, step: StepContext
+    algorithm: Algorithm, rows: TensorDict, current: dict[str, Tensor], seed: int, step: StepContext
 ) -> dict[str, Update]:
     """Adds what depends on the whole mini-batch, and returns the updates that follow, by the keys of their models.
 
     Args:
         rows: this rank's rows of the mini-batch.
-        moved: the policy has been updated since the batch was prepared.
+        current: their `current_columns`.
         seed: of this optimizer step.
     """
     sampled = "rollout_logprobs" in rows.keys()
     compare = sampled and "logprobs" not in algorithm.old_columns(step.updates)
-    current = _current_columns(algorithm, rows, moved, step)
     if compare and "logprobs" in current:  # before anything is rejected
         log_policy_mismatch(step.metrics, current["logprobs"], rows)
     algorithm.prepare(current, rows, step.all_sum, seed, step.metrics)
@@ -90,11 +109,50 @@ def prepare_mini_batch(
     return {POLICY: policy, **{key: Update(objective) for key, objective in algorithm.learners.items()}}
 
 
-def _current_columns(algorithm: Algorithm, rows: TensorDict, moved: bool, step: StepContext) -> dict[str, Tensor]:
-    """What the algorithm needs of the current policy; its old columns while it has not moved."""
-    wanted = algorithm.current_outputs
-    if not wanted:
-        return {}
-    if not moved and algorithm.options.old_logprobs == "actor":
-        return {name: rows[f"old_{name}"] for name in wanted}
-    return step.compute(POLICY, rows, wanted)
+class PreparedRows(NamedTuple):
+    """What the models are updated with.
+
+    Attributes:
+        rows: that this rank trains.
+        dummy: see `dummy_row`.
+        updates: by the keys of the models.
+    """
+
+    rows: TensorDict
+    dummy: TensorDict
+    updates: dict[str, Update]
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The rows of one optimizer step of every model, before `prepare_mini_batch`.
+
+    Attributes:
+        batch: this rank's rows of the step.
+        rows: those of the mini-batch.
+        current: their `current_columns`.
+        seed: of the optimizer step.
+    """
+
+    algorithm: Algorithm
+    batch: TensorDict
+    rows: TensorDict
+    current: dict[str, Tensor]
+    seed: int
+
+    def prepare(self, balance: Balance, step: StepContext) -> PreparedRows:
+        """Prepares a copy of the rows and moves them to the ranks that train them. A collective."""
+        rows = self.rows.clone(recurse=False)
+        updates = prepare_mini_batch(self.algorithm, rows, self.current, self.seed, step)
+        return PreparedRows(balance.rows(rows, step.metrics), dummy_row(self.batch, rows), updates)
+
+    def without(self, units: list[int]) -> "MiniBatch":
+        """The mini-batch without the rows of some units; all ranks leave out the same units."""
+
+        def kept(batch: TensorDict) -> Tensor:
+            return ~torch.isin(batch["unit"], torch.tensor(units, dtype=torch.int64))
+
+        rows, others = kept(self.rows), kept(self.batch)
+        batch = self.batch[others] if others.any() else self.batch
+        current = {name: column[rows] for name, column in self.current.items()}
+        return replace(self, batch=batch, rows=self.rows[rows], current=current)

@@ -90,7 +90,8 @@ def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
     """A row of weight zero, which a rank computes that has fewer micro-batches than the others.
 
     It is the first row of the step with media, or else the first row: the rank then runs the same parts of the model as
-    the other ranks.
+    the other ranks. Its numbers that are not finite become 0, because a weight of zero does not hide them from the
+    gradient.
 
     Args:
         batch: this rank's rows of the step; it has at least one.
@@ -103,4 +104,7 @@ def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
             name not in row.keys() or name in ("loss_mask", "loss_weights", "unit_weights")
         ):
             row[name] = column.new_zeros(1, *column.shape[1:])
+    for name, column in row.items():
+        if isinstance(column, Tensor) and column.is_floating_point():
+            row[name] = column.nan_to_num(0.0, 0.0, 0.0)
     return row

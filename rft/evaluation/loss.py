@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from rft.actor.base import ColumnModel, Columns
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY
-from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch
+from rft.algorithm.step import StepContext, current_columns, prepare_batch, prepare_mini_batch
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.rows.lazy import Rows
 from rft.distributed import SINGLE_PROCESS
@@ -69,7 +69,8 @@ class LossEvaluator(Evaluator):
 
         step = StepContext(compute, world.all_sum, world.gather, Metrics(), 1, self._seed)
         prepare_batch(algorithm, batch, step)
-        update = prepare_mini_batch(algorithm, batch, False, self._seed, step)[POLICY]
+        current = current_columns(algorithm, batch, False, step)
+        update = prepare_mini_batch(algorithm, batch, current, self._seed, step)[POLICY]
         outputs = compute(POLICY, batch, update.outputs)
         if "logprobs" in outputs and "old_logprobs" not in batch.keys():
             batch["old_logprobs"] = outputs["logprobs"]

@@ -80,7 +80,8 @@ class History:
             if stages and stages[-1].name == row["stage"]:
                 stages[-1] = StageSpan(row["stage"], stages[-1].start, max(row["step"], stages[-1].end))
             else:
-                stages.append(StageSpan(row["stage"], stages[-1].end if stages else row["step"], row["step"]))
+                before = stages[-1].end if stages else max(0, row["step"] - 1)  # step 0 is an evaluation
+                stages.append(StageSpan(row["stage"], before, row["step"]))
         return stages
 
     def summary(self, name: str) -> MetricSummary | None:

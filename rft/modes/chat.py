@@ -23,6 +23,7 @@ def chat(config: dict[str, Any], console: Console) -> float:
         ValueError: lists all mistakes of the config and the checkpoint; or there are several processes.
     """
     job = Answering(config)
+    job.world = job.join()
     job.find(job.run.chat.checkpoint, "chat.checkpoint")
     job.check.end()
     if job.world.size > 1:

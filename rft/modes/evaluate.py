@@ -17,7 +17,6 @@ from rft.algorithm.roles import ROLES
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.distributed import start
 from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
@@ -47,16 +46,24 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
         ValueError: lists all mistakes of the config, the data and the checkpoint.
     """
     job = Answering(config)
-    run, check = job.run, job.check
+    run = job.run
     if not job.held_out:
         raise ValueError("mode=evaluate: data.eval has no held-out set; add one, such as data.eval.<name>.path=<file>")
     if run.evaluate.responses is not None:
-        return rescore(job, console)
-    if job.given is not None and (beside := [role.key for role in ROLES if role.writes(job.algorithm.reads())]):
+        check_rescore(job)
+    elif job.given is not None and (beside := [role.key for role in ROLES if role.writes(job.algorithm.reads())]):
         raise ValueError(
             f"mode=evaluate: the loss needs columns of {', '.join(beside)}, and this mode loads the policy alone; set "
             "eval.loss=false, or mode=train, which evaluates before the first step"
         )
+    job.world = job.join()
+    with job.watchdog(job.world):
+        return measure(job, console) if run.evaluate.responses is None else rescore(job, console)
+
+
+def measure(job: Answering, console: Console) -> float:
+    """Evaluates a model on the held-out sets; otherwise as `evaluate`."""
+    run, check = job.run, job.check
     job.find(run.evaluate.checkpoint, "evaluate.checkpoint")
     sets = job.load_held_out()
     counting = job.counting_world(job.world)
@@ -96,6 +103,15 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     return metric_value(numbers, job.metric)
 
 
+def check_rescore(job: Answering) -> None:
+    """Raises a ValueError if the run evaluates no answers."""
+    if not job.answers:
+        raise ValueError(
+            "evaluate.responses: this run evaluates no answers, but the loss or the scores of given texts; set "
+            "eval.loss=false, an algorithm whose policy answers, or evaluate.responses=null"
+        )
+
+
 def rescore(job: Answering, console: Console) -> float:
     """Scores the responses of `evaluate.responses`; no model is loaded.
 
@@ -103,13 +119,7 @@ def rescore(job: Answering, console: Console) -> float:
     """
     run, options = job.run, job.run.evaluate
     assert options.responses is not None
-    if not job.answers:
-        raise ValueError(
-            "evaluate.responses: this run evaluates no answers, but the loss or the scores of given texts; set "
-            "eval.loss=false, an algorithm whose policy answers, or evaluate.responses=null"
-        )
     job.check_dependencies()
-    job.world = start(job.strategy.factory.device(job.strategy.options))
     sets = job.load_held_out()
     job.check.end()
     records = read_responses(options.responses, options.columns, options.match)

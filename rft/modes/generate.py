@@ -43,6 +43,13 @@ def generate(config: dict[str, Any], console: Console) -> float:
             existing output was not made with.
     """
     job = Answering(config)
+    job.world = job.join()
+    with job.watchdog(job.world):
+        return complete_rows(job, console)
+
+
+def complete_rows(job: Answering, console: Console) -> float:
+    """Reads the input and the model, and writes the rows that the output lacks; otherwise as `generate`."""
     run, options, check = job.run, job.run.generate, job.check
     job.find(options.checkpoint, "generate.checkpoint")
     check.make("rows", lambda: read(options.input, options.prompt))

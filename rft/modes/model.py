@@ -18,7 +18,7 @@ from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
-from rft.distributed import World, start
+from rft.distributed import World
 from rft.evaluation.base import Evaluator
 from rft.logger.console import RunConsole
 from rft.logger.history import rank_key
@@ -40,15 +40,17 @@ class Answering(Components):
         config: the resolved config as plain containers.
 
     Attributes:
-        world: the processes; set by `find`.
+        world: the processes; set by the mode.
         title: the path or hub name of the model, for display; set by `find`.
 
     Raises:
         Problems: everything that is wrong with the config, each with its yaml key and the cure.
     """
 
+    world: World
+
     def find(self, which: Which, key: str) -> None:
-        """Joins the process group and finds model and tokenizer; mistakes in them are added to `check`.
+        """Finds model and tokenizer; mistakes in them are added to `check`. A collective.
 
         Args:
             which: the latest or best checkpoint of the run in output_dir, or that of a step. None is the model that
@@ -63,7 +65,6 @@ class Answering(Components):
         scores = run.mode == "evaluate" and (self.grader is not None or self.given is not None)
         if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
-        self.world = start(self.strategy.factory.device(self.strategy.options))
         self.engine.factory.check_here(self.engine.options)
         self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))

@@ -8,7 +8,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from rich.console import Console
 
+from rft.evaluation.base import metric_value
+from rft.logger.log import STARTED
+from rft.modes.plan.largest import memory_by_stage
 from rft.setup.assembly import Job
+from rft.train.folder.run_folder import finished_run
 
 LONGEST_SUFFIX = 128  # characters: file names have at most 255 bytes, and the run's name comes first
 
@@ -18,12 +22,36 @@ def train(config: dict[str, Any], console: Console) -> float:
 
     Args:
         config: the resolved config as plain containers.
-        console: not used; the run creates its own.
+        console: of rank zero, for a job of a sweep that has finished before; a run creates its own.
 
     Raises:
         ValueError: lists all mistakes of the config and the data.
     """
-    return Job(config).fit(sweep_suffix(config))
+    job, suffix = Job(config), sweep_suffix(config)
+    if in_sweep() and (value := finished_value(job, suffix, console)) is not None:
+        return value
+    return job.fit(suffix, memory_by_stage)
+
+
+def in_sweep() -> bool:
+    """Whether this is a job of a sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def finished_value(job: Job, suffix: str, console: Console) -> float | None:
+    """What the finished run of this config has returned; None if there is no such run. A collective.
+
+    Args:
+        suffix: of the folder's name.
+    """
+    command = job.run_command(suffix)
+    found = job.join().decide(lambda: finished_run(command))
+    if found is None:
+        return None
+    folder, numbers = found
+    STARTED.append(folder)  # the comparison of the sweep has this run too
+    console.print(f"{folder} holds this run, finished; resume=never repeats it", soft_wrap=True, highlight=False)
+    return metric_value(numbers, job.metric)
 
 
 def sweep_suffix(config: dict[str, Any]) -> str:
@@ -32,17 +60,14 @@ def sweep_suffix(config: dict[str, Any]) -> str:
     Args:
         config: the resolved config.
     """
-    if not HydraConfig.initialized():
-        return ""
-    hydra = HydraConfig.get()
-    if hydra.mode is not RunMode.MULTIRUN:
+    if not in_sweep():
         return ""
     shown = {"output_dir"}
     default = f"{config['data']['name']}-{config['algorithm']['name']}-seed{config['seed']}"
     for name, keys in ((config["name"], {"name"}), (default, {"data", "algorithm", "seed"})):
         if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", config["output_dir"]):
             shown |= keys
-    own = ",".join(sorted(text for text in hydra.overrides.task if text.partition("=")[0] not in shown))
+    own = ",".join(sorted(text for text in HydraConfig.get().overrides.task if text.partition("=")[0] not in shown))
     if not own:
         return ""
     suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", own)

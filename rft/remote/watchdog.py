@@ -12,7 +12,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -57,10 +57,14 @@ class Watchdog:
         world: all processes.
         dead_after_s: seconds; larger than any time in which one call may keep the interpreter lock.
         collective_timeout_s: seconds; larger than the longest work of one rank that others wait for.
+        redact: removes secrets from the message of an error, which leaves the process.
     """
 
-    def __init__(self, world: World, dead_after_s: float, collective_timeout_s: float) -> None:
+    def __init__(
+        self, world: World, dead_after_s: float, collective_timeout_s: float, redact: Callable[[str], str]
+    ) -> None:
         self._world = world
+        self._redact = redact
         self._dead_after = dead_after_s
         self._timeout = collective_timeout_s
         self._active = "RANK" in os.environ and world.size > 1
@@ -91,7 +95,7 @@ class Watchdog:
         self._leaving = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; this one ends by itself
         place = where(traceback.walk_tb(error.__traceback__))
-        own = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        own = self._redact(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
         try:
             if lost_connection(error):
                 self._search()

@@ -20,13 +20,12 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure, start
+from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
-from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
@@ -42,7 +41,7 @@ from rft.train.engine_gap import DTYPE
 from rft.train.folder.resume import STEPS
 from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
-from rft.train.memory import explain_out_of_memory
+from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.profiler import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
@@ -55,11 +54,12 @@ class Job(Components):
 
     reads_weights = True
 
-    def fit(self, suffix: str) -> float:
+    def fit(self, suffix: str, make_plan: MakePlan = no_plan) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
 
         Args:
             suffix: appended to the folder's name, different for each job of a sweep; empty outside a sweep.
+            make_plan: see `explain_out_of_memory`.
         """
         world = self.join()
         with self.watchdog(world):
@@ -67,13 +67,9 @@ class Job(Components):
         with RunLock() as lock:
             command = self.run_command(suffix)
             chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
-            numbers = self.train_in(chosen, world, loaded)
+            numbers = self.train_in(chosen, world, loaded, make_plan)
             world.decide(lambda: finish_folder(chosen.path, numbers))
         return metric_value(numbers, self.metric)
-
-    def watchdog(self, world: World) -> Watchdog:
-        """What ends this rank if another one fails, dies or hangs."""
-        return Watchdog(world, self.run.faults.dead_after_s, self.run.faults.collective_timeout_s)
 
     def run_command(self, suffix: str) -> RunCommand:
         """What decides which folder the run gets."""
@@ -85,7 +81,7 @@ class Job(Components):
         wanted = Path(self.run.output_dir + suffix)
         return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
-    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets) -> dict[str, float]:
+    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan) -> dict[str, float]:
         """Loads the models and trains in a run folder; returns the last value of every metric."""
         run, folder, public = self.run, chosen.path, public_config(self.config)
         opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
@@ -94,7 +90,7 @@ class Job(Components):
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)
             try:
-                with trainer.stop, explain_out_of_memory(trainer, self.config):
+                with trainer.stop, explain_out_of_memory(trainer, self.config, make_plan):
                     numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
@@ -111,10 +107,6 @@ class Job(Components):
         """Joins the process group, and loads the tokenizer and the rows."""
         world = self.join()
         return world, self.prepare(world)
-
-    def join(self) -> World:
-        """Joins the process group."""
-        return start(self.strategy.factory.device(self.strategy.options))
 
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""

@@ -15,14 +15,16 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.sources import FileRows
-from rft.distributed import SINGLE_PROCESS, World
+from rft.distributed import SINGLE_PROCESS, World, start
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
 from rft.evaluation.preference import ScoreEvaluator
 from rft.logger.log import Sink
+from rft.logger.redact import redact
 from rft.registry import Target
+from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.sampler import Sampler
@@ -115,6 +117,14 @@ class Components:
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy."""
         return starts_as_policy(role, self.actor, self.helpers)
+
+    def join(self) -> World:
+        """Joins the process group."""
+        return start(self.strategy.factory.device(self.strategy.options))
+
+    def watchdog(self, world: World) -> Watchdog:
+        """What ends this rank if another one fails, dies or hangs."""
+        return Watchdog(world, self.run.faults.dead_after_s, self.run.faults.collective_timeout_s, redact)
 
     def place_reward(self, world: World) -> None:
         """Sets where the models of the reward compute. A collective with `reward.shard`.

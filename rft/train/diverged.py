@@ -1,9 +1,8 @@
 """What the trainer does with a loss, a gradient or a weight that is not finite."""
 
 import json
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,22 +30,22 @@ class FaultOptions:
     """What the run does about faults.
 
     Attributes:
-        nonfinite: `stop` or `skip` an update whose loss or gradient is not finite.
+        nonfinite: `stop` or `skip` an update whose loss or gradient is not finite, or `drop_rows` that are the cause.
         max_skipped: skipped updates of a model in a row; one more stops the run.
-        saved_updates: skipped updates of a run whose rows are saved.
+        saved_updates: updates of a run, skipped or without some rows, whose rows are saved.
         dead_after_s: see `rft.remote.watchdog.Watchdog`.
         collective_timeout_s: see `rft.remote.watchdog.Watchdog`.
     """
 
-    nonfinite: Literal["stop", "skip"]
-    max_skipped: Annotated[PositiveInt, ReadIf("nonfinite", "skip")]
-    saved_updates: Annotated[NonNegativeInt, ReadIf("nonfinite", "skip")]
+    nonfinite: Literal["stop", "skip", "drop_rows"]
+    max_skipped: Annotated[PositiveInt, ReadIf("nonfinite", "skip", "drop_rows")]
+    saved_updates: Annotated[NonNegativeInt, ReadIf("nonfinite", "skip", "drop_rows")]
     dead_after_s: Seconds
     collective_timeout_s: Seconds
 
 
 class NonFinitePolicy:
-    """Stops the run at an update that is not finite, or skips the update.
+    """Stops the run at an update that is not finite, skips the update, or takes it again without some of its rows.
 
     The model has dropped such an update on all ranks: weights, optimizer and schedule are as they were.
 
@@ -63,7 +62,9 @@ class NonFinitePolicy:
         self._world = world
         self._log = log
         self._in_a_row: dict[str, int] = {}  # skipped updates by the key of the model
-        self._in_step: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()  # of this step, by the key of the model
+        self._not_finite: Counter[str] = Counter()  # the same with those that were taken again
+        self._dropped: defaultdict[str, Counter[int]] = defaultdict(Counter)  # of this step: updates without each unit
 
     def state_dict(self) -> dict[str, int]:
         """The skipped updates in a row of each model."""
@@ -73,46 +74,113 @@ class NonFinitePolicy:
         """Takes over what `state_dict` returned."""
         self._in_a_row = dict(state)
 
-    @contextmanager
-    def around_update(self, step: int, key: str, metrics: Metrics) -> Iterator[None]:
-        """Around an update of a model: one that is not finite stops the run, or leaves nothing in the metrics.
+    def take(self, step: int, key: str, metrics: Metrics, update: Callable[[list[int]], None]) -> None:
+        """Takes an update of a model; one that is not finite leaves nothing in the metrics. A collective.
+
+        Args:
+            update: updates the model without the rows of some units, which are the same on every rank.
 
         Raises:
             ValueError: the update stops the run; names the columns and the file of this rank's rows.
         """
+        problem = self._try(metrics, update, [])
+        if problem is not None:
+            self._not_finite[key] += 1
+            units = self._units_to_drop(problem)
+            if units and self._try(metrics, update, units) is None:
+                self._drop(step, problem, units, metrics)
+                problem = None
+        if problem is None:
+            self._in_a_row[key] = 0
+            return
+        self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+        self._skipped[key] += 1
+        self._skip(step, problem)
+
+    def _try(self, metrics: Metrics, update: Callable[[list[int]], None], dropped: list[int]) -> NonFiniteError | None:
+        """Takes an update without some units; returns the error of one that is not finite."""
         try:
             with metrics.unless(NonFiniteError):
-                yield
+                update(dropped)
         except NonFiniteError as problem:
-            self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
-            self._in_step[key] += 1
-            self._handle(step, problem)
-        else:
-            self._in_a_row[key] = 0
+            return problem
+        return None
 
-    def _handle(self, step: int, problem: NonFiniteError) -> None:
-        skips, rank = self._options.nonfinite == "skip", self._world.rank
-        if not skips or self._in_a_row[problem.actor] > self._options.max_skipped:
-            skipped = f"; faults.max_skipped={self._options.max_skipped} updates before it are skipped" if skips else ""
-            raise stop_error(step, problem, rank, self._save(step, problem), skipped) from problem
-        saved = len(list(self._folder.glob(f"*_rank_{rank}.safetensors")))
-        if saved < self._options.saved_updates:
+    def _units_to_drop(self, problem: NonFiniteError) -> list[int]:
+        """The units of all ranks with a row that is not finite; empty where none is known, or none would be left.
+
+        A column that is not finite in all units does not tell which row is the cause: the number of one row has spread
+        to all of them, for example in a mean over the batch.
+        """
+        if self._options.nonfinite != "drop_rows":
+            return []
+        units: Tensor = problem.batch["unit"]
+        local = {name: units[rows].tolist() for name, rows in problem.suspects.items()}
+        by_column, present = defaultdict[str, set[int]](set), set[int]()
+        for suspects, held in self._world.gather((local, units.tolist())):
+            present |= set(held)
+            for name, found in suspects.items():
+                by_column[name] |= set(found)
+        chosen = set[int]().union(*(found for found in by_column.values() if found != present))
+        return [] if chosen == present else sorted(chosen)
+
+    def _drop(self, step: int, problem: NonFiniteError, units: list[int], metrics: Metrics) -> None:
+        """Counts, and maybe saves, the rows without which an update was taken."""
+        key, batch = problem.actor, problem.batch
+        self._dropped[key].update(units)
+        rows = torch.isin(batch["unit"], torch.tensor(units, dtype=torch.int64))
+        metrics.count(_name(key, "dropped_rows"), int(rows.sum()))
+        metrics.count(_name(key, "dropped_tokens"), int(batch["loss_mask"][rows].sum()))
+        done = f"{int(rows.sum())} rows of rank {self._world.rank} are dropped from an update of the {key}"
+        self._save_some(step, problem, done)
+
+    def _skip(self, step: int, problem: NonFiniteError) -> None:
+        """Stops the run, or saves the rows of a skipped update if they are among the first.
+
+        Raises:
+            ValueError: the update stops the run.
+        """
+        stops, rank = self._options.nonfinite == "stop", self._world.rank
+        if stops or self._in_a_row[problem.actor] > self._options.max_skipped:
+            skipped = f"; faults.max_skipped={self._options.max_skipped} updates before it are skipped"
+            path = self._save(step, problem)
+            raise stop_error(step, problem, rank, path, "" if stops else skipped) from problem
+        self._save_some(step, problem, f"an update of the {problem.actor} is skipped")
+
+    def _save_some(self, step: int, problem: NonFiniteError, done: str) -> None:
+        """Saves this rank's rows of an update, with a warning, if `saved_updates` is not reached.
+
+        Args:
+            done: what has become of the update.
+        """
+        rank = self._world.rank
+        if len(list(self._folder.glob(f"*_rank_{rank}.safetensors"))) < self._options.saved_updates:
             path = self._save(step, problem)
             self._log.warning(
-                f"step {step}: an update of the {problem.actor} is skipped, because its loss or gradient is not "
-                f"finite. Not finite on rank {rank}: {_spell(problem)}. The rows are saved in {path}"
+                f"step {step}: {done}, because its loss or gradient is not finite. "
+                f"Not finite on rank {rank}: {_spell(problem)}. The rows are saved in {path}"
             )
 
+    def dropped_units(self, key: str, times: int) -> list[int]:
+        """The units that so many updates of a model have dropped in this step, sorted; forgets those of all models."""
+        found = sorted(unit for unit, number in self._dropped[key].items() if number >= times)
+        self._dropped.clear()
+        return found
+
     def record(self, metrics: Metrics) -> None:
-        """Adds the skipped updates of a step, and those in a row at its end."""
-        if self._options.nonfinite == "skip":
+        """Adds the skipped updates of a step, those in a row at its end, and the dropped rows and tokens."""
+        if self._options.nonfinite != "stop":
             for key, number in self._in_a_row.items():  # the same on every rank
-                metrics.largest(_name(key, "skipped_updates"), self._in_step[key])
+                metrics.largest(_name(key, "skipped_updates"), self._skipped[key])
                 metrics.largest(_name(key, "skipped_in_a_row"), number)
-        self._in_step.clear()
+                if self._options.nonfinite == "drop_rows":
+                    metrics.count(_name(key, "dropped_rows"), 0)
+                    metrics.count(_name(key, "dropped_tokens"), 0)
+        self._skipped.clear()
+        self._not_finite.clear()
 
     def _save(self, step: int, problem: NonFiniteError) -> Path:
-        number = self._in_step[problem.actor]
+        number = self._not_finite[problem.actor]
         path = self._folder / f"step_{step:08d}_{problem.actor}_{number}_rank_{self._world.rank}.safetensors"
         save_rows(path, problem)
         return path
@@ -152,8 +220,8 @@ def stop_error(step: int, problem: NonFiniteError, rank: int, path: Path, skippe
         f"step {step}: the loss or the gradient of the {problem.actor} is not finite{skipped}. "
         f"Not finite on rank {rank}: {_spell(problem)}. "
         f"The rows are saved in {path}; the weights are as they were before the update. Look at the rows, lower "
-        f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, or set faults.nonfinite=skip, and "
-        "start again: the run resumes from its last checkpoint"
+        f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, or set faults.nonfinite=skip or "
+        "drop_rows, and start again: the run resumes from its last checkpoint"
     )
 
 

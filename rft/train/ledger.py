@@ -7,6 +7,7 @@ step. A position without an entry was skipped by the sampler, because its row ha
 import copy
 from bisect import bisect_right
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from rft.data.base import Source
 from rft.distributed import World
 
 TRAINED, AGAIN, NO_LOSS, WAITING = "trained", "trained again", "no token trains", "waiting"
+NOT_FINITE = "not finite"
 Ranges = list[list[int]]  # first and last position of each range, in order
 
 
@@ -28,14 +30,25 @@ class Ledger:
         self._world = world
         self._stages: dict[str, dict[str, Ranges]] = {}
 
-    def record(self, stage: str, source: Source, batch: TensorDict) -> None:
+    def record(self, stage: str, source: Source, batch: TensorDict, not_finite: list[int]) -> None:
         """Adds the groups of a step, and what the source has dropped since the step before and keeps for later ones.
 
         A collective.
+
+        Args:
+            not_finite: units of the step that every update has dropped.
         """
         groups: Tensor = batch["group"]
-        trained = set(groups[batch["loss_mask"].any(-1)].tolist())
-        entries = {TRAINED: sorted(trained), NO_LOSS: sorted(set(groups.tolist()) - trained), **source.dropped()}
+        trains = batch["loss_mask"].any(-1)
+        lost = torch.isin(batch["unit"], torch.tensor(not_finite, dtype=torch.int64))
+        trained = set(groups[trains & ~lost].tolist())
+        spoilt = set(groups[trains & lost].tolist()) - trained
+        entries = {
+            TRAINED: sorted(trained),
+            NOT_FINITE: sorted(spoilt),
+            NO_LOSS: sorted(set(groups.tolist()) - trained - spoilt),
+            **source.dropped(),
+        }
         known = self._stages.setdefault(stage, {})
         known.pop(WAITING, None)
         for part in self._world.gather({**entries, WAITING: source.waiting()}):

@@ -1,16 +1,20 @@
-"""The message of a run that is out of memory: the phase of the step, and the keys that lower its memory."""
+"""The message of a run that is out of memory: the phase of the step, its largest term, and the keys that lower it."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rft.errors import same_command
+from rft.strategy.base import HOST
 from rft.train.trainer import Trainer
 
+GIB = 2**30
+QUOTE = '"'  # around a text in JSON, which yaml needs not
 ALLOCATOR = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")  # in the text of a RuntimeError
 PHASES = {  # the methods of the trainer whose work is a phase; the rest of `Trainer.fit` samples and scores
     Trainer.begin.__code__: "start of a stage",
@@ -31,15 +35,63 @@ LOWER = {  # keys whose lower value takes less memory in a phase, where the conf
     "refresh": ROWS[1:],
     "evaluation": (*ROWS, TOKENS),
 }
+FULL = {"strategy.activation_checkpointing": "full"}
+STAGES = {  # of mode=plan, for each phase
+    "start of a stage": ("load", "begin"),
+    "annotate": ("annotate",),
+    "update": ("update",),
+    "refresh": ("sync",),
+    "evaluation": ("evaluate",),
+    "checkpoint": ("export", "save"),
+    "rollout": ("rollout",),
+}
+OF_STAGE = ("annotate", "update", "refresh", "checkpoint")  # phases that mode=plan counts together for a warm-up
+CURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # keys to lower and keys to set, for a term of mode=plan
+    "weights": ((), {"strategy.param_offload": "all"}),
+    "gradients": ((), {"strategy.param_offload": "all"}),
+    "optimizer": ((), {"strategy.optimizer_offload": True}),
+    "ema": ((), {"actor.ema": None}),
+    "other models": ((), {"strategy.param_offload": "frozen"}),
+    "gathered": ((), {"strategy.reshard_after_forward": True}),
+    "activations": ((TOKENS,), FULL),
+    "logits": ((TOKENS,), {}),
+    "kv cache": (ROWS, {}),
+    "batch": (("batch.prompts",), {}),
+    f"weights{HOST}": ((), {"strategy.param_offload": "none"}),
+    f"optimizer{HOST}": ((), {"strategy.optimizer_offload": False}),
+    f"activations{HOST}": ((TOKENS,), {"strategy.activation_offload": False}),
+}
+Memory = dict[str, dict[str, int]]  # bytes of every term of each stage of mode=plan
+MakePlan = Callable[[Mapping[str, Any], int], Memory | None]  # from the config and the number of ranks
+
+
+class Largest(NamedTuple):
+    """The largest term of the memory of a phase.
+
+    Attributes:
+        term: as mode=plan names it.
+        size: its bytes.
+        total: bytes of all terms of the phase.
+    """
+
+    term: str
+    size: int
+    total: int
+
+
+def no_plan(config: Mapping[str, Any], ranks: int) -> Memory | None:
+    """Plans nothing: the message names the keys of the phase alone."""
+    return None
 
 
 @contextmanager
-def explain_out_of_memory(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
-    """A failed allocation in the block becomes a ValueError that names the phase, the keys and their values.
+def explain_out_of_memory(trainer: Trainer, config: Mapping[str, Any], make_plan: MakePlan) -> Iterator[None]:
+    """A failed allocation in the block becomes a ValueError that names the phase, its largest term, and the keys.
 
     Args:
         trainer: its methods are the phases.
         config: the resolved config.
+        make_plan: plans the memory of the run; None for a run that cannot be planned.
     """
     try:
         yield
@@ -47,27 +99,65 @@ def explain_out_of_memory(trainer: Trainer, config: Mapping[str, Any]) -> Iterat
         errors = chain(error)
         if not any(map(is_out_of_memory, errors)):
             raise
-        phase = phase_of(errors)
+        phase, plan = phase_of(errors), make_plan(config, trainer.world.size)
+        on_cpu = trainer.world.device.type == "cpu"
+        counted = (False, True) if on_cpu else (not any(map(_is_of_device, errors)),)
+        largest = None if plan is None else largest_term(plan, phase, stage_of(errors), counted)
         raise ValueError(
             f"rank {trainer.world.rank} is out of memory in the phase {phase} of step {trainer.step} "
-            f"({str(error).splitlines()[0]}). {advice(phase, config)}"
+            f"({str(error).splitlines()[0]}). {advice(phase, config, largest, on_cpu)}"
         ) from error
 
 
-def advice(phase: str, config: Mapping[str, Any]) -> str:
-    """What lowers the memory of a phase.
+def largest_term(plan: Memory, phase: str, stage: str, on_host: tuple[bool, ...]) -> Largest | None:
+    """The largest term of a phase; None where the plan has no such phase.
+
+    Args:
+        stage: the name of the stage of the run.
+        on_host: whether terms in CPU memory count (True), those on the device (False), or both.
+    """
+    stages = (stage,) if phase in OF_STAGE and stage in plan else STAGES[phase]
+    found = [
+        {term: size for term, size in plan[name].items() if term.endswith(HOST) in on_host}
+        for name in stages
+        if name in plan
+    ]
+    terms = max(found, key=lambda terms: sum(terms.values()), default={})
+    if not terms:
+        return None
+    term = max(terms, key=lambda term: terms[term])
+    return Largest(term, terms[term], sum(terms.values()))
+
+
+def advice(phase: str, config: Mapping[str, Any], largest: Largest | None, on_cpu: bool) -> str:
+    """What lowers the memory of a phase, and the term that is to be lowered.
 
     Args:
         config: the resolved config.
+        largest: the largest term of the phase; None if it is not known.
+        on_cpu: the run computes on the CPU, where an offload moves nothing.
     """
-    values = {key: reduce(_below, key.split("."), config) for key in LOWER.get(phase, ())}
-    found = [f"lower {key}={value}" for key, value in values.items() if value is not None]
-    saved = _below(config["strategy"], "activation_checkpointing")
-    if phase == "update" and saved not in (None, "full"):
-        found.append(f"set strategy.activation_checkpointing=full (now {saved})")
-    cures = ", or ".join(found) or "take a smaller model, or more ranks"
+    lower, change, said = LOWER.get(phase, ()), FULL if phase == "update" else {}, ""
+    if largest is not None:
+        lower, change = CURES.get(largest.term, ((), {}))
+        change = {key: value for key, value in change.items() if not (on_cpu and key.endswith("_offload"))}
+        said = (
+            f"By its plan, {largest.total / GIB:.3g} GiB, the largest term of this phase is {largest.term} with "
+            f"{largest.size / GIB:.3g} GiB. "
+        )
+    cure = ", or ".join(_spell(lower, change, config)) or "take a smaller model, or more ranks"
     plan = same_command("plan")
-    return f"{cures[0].upper()}{cures[1:]}. This command prints the memory by term, the largest first: {plan}"
+    return f"{said}{cure[0].upper()}{cure[1:]}. This command prints the memory by term, the largest first: {plan}"
+
+
+def _spell(lower: tuple[str, ...], change: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """The changes that are possible: keys that the config has, and values that it does not have yet."""
+    for key in lower:
+        if (value := reduce(_below, key.split("."), config)) is not None:
+            yield f"lower {key}={value}"
+    for key, new in change.items():
+        if (value := reduce(_below, key.split("."), config)) not in (None, new):
+            yield f"set {key}={json.dumps(new).strip(QUOTE)} (now {json.dumps(value).strip(QUOTE)})"
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -87,6 +177,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in ALLOCATOR)
+
+
+def _is_of_device(error: BaseException) -> bool:
+    """Whether an allocation on a GPU has failed."""
+    return isinstance(error, torch.OutOfMemoryError) or ALLOCATOR[1] in str(error)
+
+
+def stage_of(errors: list[BaseException]) -> str:
+    """The name of the stage of the run in which the errors were raised."""
+    frames = [frame for error in errors for frame, _ in walk_tb(error.__traceback__)]
+    stages = [frame.f_locals["stage"] for frame in frames if frame.f_code is Trainer.fit.__code__]
+    return stages[0].name if stages else ""
 
 
 def phase_of(errors: list[BaseException]) -> str:

@@ -1,6 +1,7 @@
 """The one loop: next batch, annotate, update, refresh, finish. It knows no algorithm, no engine and no modality."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from tensordict import TensorDict
 from rft.actor.base import TRAINING_STATE, ColumnModel, trainable
 from rft.actor.loading.export import add_to_config
 from rft.algorithm.mismatch import WORST
-from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY
-from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch, select_rows
+from rft.algorithm.step import MiniBatch, PreparedRows, StepContext, current_columns, prepare_batch, select_rows
 from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import lengths
@@ -216,14 +216,13 @@ class Trainer:
                 seed = self.seed + self.step * stage.epochs + epoch
                 for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
-                    moved = epoch > 0 or number > 0
-                    updates = prepare_mini_batch(stage.algorithm, rows, moved, seed * stage.minibatches + number, step)
-                    dummy = dummy_row(batch, rows)
-                    rows = self.balance.rows(rows, metrics)
-                    for key, update in updates.items():
+                    current = current_columns(stage.algorithm, rows, epoch > 0 or number > 0, step)
+                    part = MiniBatch(stage.algorithm, batch, rows, current, seed * stage.minibatches + number)
+                    prepared = part.prepare(self.balance, step)
+                    for key in prepared.updates:
                         if stage.trains(key, stage_step):
-                            self.minimise(self.models[key], rows, dummy, update, stage.source.temperature, metrics)
-                            flops.append(trainable(self.models[key]).flops(rows))
+                            self.minimise(self.models[key], part, prepared, stage.source.temperature, step)
+                            flops.append(trainable(self.models[key]).flops(prepared.rows))
         self.nonfinite.record(metrics)
         self.record_flops(flops, time.perf_counter() - started, metrics)
 
@@ -236,17 +235,19 @@ class Trainer:
                 metrics.add("throughput/mfu", sum(counted), seconds * self.peak_tflops)
 
     def minimise(
-        self,
-        model: ColumnModel,
-        rows: TensorDict,
-        dummy: TensorDict,
-        update: Update,
-        temperature: float,
-        metrics: Metrics,
+        self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
     ) -> None:
-        """One optimizer step of one model; one that is not finite stops the run or is skipped."""
-        with self.nonfinite.around_update(self.step, model.key, metrics):
-            trainable(model).update(rows, dummy, update, temperature, metrics)
+        """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
+        metrics = step.metrics
+
+        def update(dropped: list[int]) -> None:
+            rows, dummy, updates = prepared
+            if dropped:  # the numbers of `prepare` are in the metrics already
+                rows, dummy, updates = part.without(dropped).prepare(self.balance, replace(step, metrics=Metrics()))
+                model.context.hooks.on_retry(model)
+            trainable(model).update(rows, dummy, updates[model.key], temperature, metrics)
+
+        self.nonfinite.take(self.step, model.key, metrics, update)
 
     def check_weights(self) -> None:
         """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""
@@ -299,7 +300,7 @@ class Trainer:
         numbers = metrics.reduce(self.world.gather)
         rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
-        self.ledger.record(stage.name, stage.source, batch)
+        self.ledger.record(stage.name, stage.source, batch, self.nonfinite.dropped_units(POLICY, stage.epochs))
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)

@@ -28,6 +28,9 @@ FAULTS = {
     "killed between report.html and result.json": (
         "e2e/test_trainer_resume.py::test_a_run_that_was_killed_after_its_last_checkpoint_only_ends"
     ),
+    "a sweep is started again after some of its jobs": (
+        "modes/test_train.py::test_a_sweep_that_is_started_again_does_not_repeat_what_has_finished"
+    ),
     "the number of ranks changes, twice": (
         "e2e/test_changing_ranks.py::test_two_one_and_two_ranks_use_every_position_once"
     ),
@@ -70,6 +73,12 @@ FAULTS = {
     "the same with faults.nonfinite=skip": (
         f"{DIVERGED}::test_a_run_that_skips_equals_one_in_which_the_update_never_was"
     ),
+    "the same with faults.nonfinite=drop_rows": (
+        f"{DIVERGED}::test_a_run_that_drops_a_row_equals_one_in_which_it_never_was"
+    ),
+    "the same, and no row is the cause, or the second try is not finite either": (
+        f"{DIVERGED}::test_an_update_that_no_row_explains_is_skipped"
+    ),
     "more than faults.max_skipped updates of a model in a row": (
         f"{DIVERGED}::test_one_more_than_max_skipped_in_a_row_stops_a_resumed_run_too"
     ),
@@ -80,6 +89,9 @@ FAULTS = {
         "algorithm/test_algorithm.py::test_controllers_are_steered_by_their_own_kl"
     ),
     "a rank raises an error": f"{RANKS}[raise]",
+    "the same with mode=evaluate, generate, doctor or replay": (
+        "modes/test_model.py::test_a_rank_that_fails_in_any_mode_ends_the_others_which_name_it[generate]"
+    ),
     "the process of a rank ends without an error, for example after kill -9": f"{RANKS}[kill]",
     "a rank gives no sign of life for faults.dead_after_s: its machine is gone, or its process does not run": (
         f"{RANKS}[stop]"
@@ -89,6 +101,6 @@ FAULTS = {
     ),
     "a rank is slow": f"{WATCHDOG}::test_a_rank_that_is_slow_ends_nothing",
     "memory cannot be allocated, on a device or on the host": (
-        "train/test_memory.py::test_in_a_loss_the_function_is_named_too"
+        "train/test_memory.py::test_the_term_is_that_of_the_plan_of_the_run"
     ),
 }

@@ -163,7 +163,7 @@ def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
 
 def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
     """What is prepared from the current policy comes from the old columns until the policy has moved."""
-    calls = watch_step(monkeypatch, "prepare_mini_batch")
+    calls = watch_step(monkeypatch, "current_columns")
     asked = []
     compute = Trainer.compute
 
@@ -174,10 +174,10 @@ def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
     monkeypatch.setattr(Trainer, "compute", computing)
     given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "steps=1", "warmup=none")
     Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
-    assert [moved for _, _, moved, _, _ in calls] == [False, True, True, True]
+    assert [moved for _, _, moved, _ in calls] == [False, True, True, True]
     both = {"logprobs", "entropy"}
     assert [(number, set(outputs)) for number, outputs in asked] == [(0, both), (2, both), (3, both), (4, both)]
-    _, rows, _, _, step = calls[0]
+    _, rows, _, step = calls[0]
     again = step.compute("actor", rows, ("logprobs",))
     assert not torch.allclose(again["logprobs"], rows["old_logprobs"]), "by now it has moved"
 
@@ -368,7 +368,11 @@ def test_the_utilisation_is_the_speed_of_all_models_that_train_by_the_peak(monke
     config = tiny("algorithm=ppo", "steps=1", "warmup=none", "batch.minibatches=2", "strategy.peak_tflops=0.5")
     Job(config).fit("")
     [(_, (flops, seconds, _))] = recorded
-    assert flops == [model.flops(rows) for _, (model, rows, *_) in updates] and len(flops) == 4 and min(flops) > 0
+    assert (
+        flops == [model.flops(prepared.rows) for _, (model, _, prepared, *_) in updates]
+        and len(flops) == 4
+        and min(flops) > 0
+    )
     row = History.of(Path(config["output_dir"])).rows[-1]
     assert row["throughput/tflops"] == pytest.approx(sum(flops) / 1e12 / seconds)
     assert row["throughput/mfu"] == pytest.approx(row["throughput/tflops"] / 0.5)

@@ -32,6 +32,8 @@ def test_points_keep_the_gap_of_a_nan() -> None:
 
 def test_stages_begin_where_the_one_before_ended() -> None:
     assert History(ROWS).stages() == [StageSpan("warmup", 0, 2), StageSpan("train", 2, 5)]
+    rows = [{"step": 1, "stage": "train"}, {"step": 2, "stage": "train"}]
+    assert History(rows).stages() == [StageSpan("train", 0, 2)], "without an evaluation before the first step"
 
 
 def test_summary_and_milestones() -> None:

@@ -1,5 +1,8 @@
 """Which weights answer."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from rft.modes.model import Answering, find_checkpoint
@@ -70,3 +73,18 @@ def test_a_model_that_writes_no_text(resolved):
     job = Answering(resolved("algorithm=reward_model", "mode=generate"))
     with pytest.raises(ValueError, match="mode=generate: rollout=none cannot sample; choose another"):
         job.find("latest", "generate.checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["generate", "evaluate", "doctor", "replay"])
+def test_a_rank_that_fails_in_any_mode_ends_the_others_which_name_it(mode, finished, config, torchrun, tmp_path):
+    given = {
+        "generate": (f"generate.input={finished[1].parent / 'questions.jsonl'}", f"generate.output={tmp_path / 'out'}"),
+        "replay": ("replay.step=3",),
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config(f"mode={mode}", *given.get(mode, ()))))
+    torchrun(Path(__file__).parent / "failing_mode_on_ranks.py", file, tmp_path / "said")
+    assert (tmp_path / "said1").read_text() == "ValueError: the engine is broken"
+    said = (tmp_path / "said0").read_text()
+    assert said.startswith("PeerError: rank 1 failed first: the engine is broken; rank 0 waited in `"), said

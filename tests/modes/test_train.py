@@ -1,13 +1,18 @@
 """The folders of the jobs of a sweep."""
 
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from rich.console import Console
 
-from rft.modes.train import LONGEST_SUFFIX, sweep_suffix
+import rft.modes.train as module
+from rft.logger.log import STARTED
+from rft.modes.train import LONGEST_SUFFIX, sweep_suffix, train
+from rft.train.trainer import Trainer
 
 
 def suffix(patch: pytest.MonkeyPatch, output_dir: str, *overrides: str, mode: RunMode = RunMode.MULTIRUN) -> str:
@@ -19,6 +24,37 @@ def suffix(patch: pytest.MonkeyPatch, output_dir: str, *overrides: str, mode: Ru
     patch.setattr(HydraConfig, "initialized", lambda: True)
     patch.setattr(HydraConfig, "get", lambda: hydra)
     return sweep_suffix(config | {"output_dir": output_dir.format(name=name)})
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_started_again_does_not_repeat_what_has_finished(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "in_sweep", lambda: True)
+    monkeypatch.setattr(module, "sweep_suffix", lambda config: "+steps=1")
+
+    def run(*overrides: str) -> tuple[float, str, str]:
+        """What the job returns, the folder that it has used, and what it prints."""
+        console = Console(file=StringIO(), width=300)
+        value = train(tiny("warmup=none", "steps=1", *overrides), console)
+        return value, STARTED[-1].name, console.file.getvalue()
+
+    first = run()
+    assert first[1:] == ("run+steps=1", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", None)  # nothing trains
+        value, folder, said = run("checkpoint.keep_last=7")
+        assert (value, folder) == first[:2]
+        assert said == f"{tmp_path / 'run+steps=1'} holds this run, finished; resume=never repeats it\n"
+    assert run("resume=never")[1] == "run+steps=1-2"
+    assert run("actor.optimizer.lr=1e-3")[1] == "run+steps=1-3"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", None)
+        assert run("actor.optimizer.lr=1e-3")[1] == "run+steps=1-3"
+    (tmp_path / "run+steps=1" / "result.json").unlink()
+    value, folder, said = run()
+    assert folder == "run+steps=1-2" and "finished" in said, "an equal one has finished elsewhere"
+    monkeypatch.setattr(module, "in_sweep", lambda: False)
+    assert run()[1] == "run+steps=1", "a single run is continued"
+    assert run()[1] == "run+steps=1-4", "and repeated"
 
 
 def test_a_folder_shows_each_override_once(monkeypatch: pytest.MonkeyPatch) -> None:

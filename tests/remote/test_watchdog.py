@@ -46,7 +46,7 @@ def run_ranks(kind, ranks, dead_after=3, timeout=60):
 @pytest.mark.parametrize(
     ("kind", "dead_after", "text"),
     [
-        ("raise", 60, "data.train: the file is damaged"),
+        ("raise", 60, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
         ("kill", 60, "its process ended without an error message"),
         ("stop", 3, "it gives no sign of life for 3 s (faults.dead_after_s)"),
     ],
@@ -78,9 +78,9 @@ def test_a_rank_that_is_slow_ends_nothing():
 
 
 def test_one_process_needs_no_watchdog():
-    with pytest.raises(KeyError), Watchdog(start("cpu"), 1.0, 1.0):
+    with pytest.raises(KeyError), Watchdog(start("cpu"), 1.0, 1.0, str):
         raise KeyError
-    with Watchdog(start("cpu"), 1.0, 1.0):
+    with Watchdog(start("cpu"), 1.0, 1.0, str):
         pass
 
 

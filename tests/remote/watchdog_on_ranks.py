@@ -8,8 +8,14 @@ import signal
 import sys
 import time
 
+from omegaconf import OmegaConf
+
 from rft.distributed import leave, start
+from rft.logger.redact import redact, resolve
 from rft.remote import watchdog
+
+os.environ["RFT_TEST_FILE"] = "/home/someone/secret.jsonl"
+SECRET = resolve(OmegaConf.create({"path": "${oc.env:RFT_TEST_FILE}"}))
 
 
 def slow():
@@ -23,7 +29,7 @@ def hang():
 def fail(kind):
     """What rank 1 does while the others wait for it."""
     if kind == "raise":
-        raise ValueError("data.train: the file is damaged")
+        raise ValueError(f"data.train: {SECRET['path']} is damaged")
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stop":
@@ -39,7 +45,7 @@ def main() -> None:
     watchdog.GRACE = 2.0
     world = start("cpu")
     try:
-        with watchdog.Watchdog(world, dead_after, timeout):
+        with watchdog.Watchdog(world, dead_after, timeout, redact):
             world.gather(None)
             if world.rank == 1:
                 fail(kind)

@@ -24,13 +24,22 @@ from tests.helpers import (
 
 
 @pytest.fixture
-def actor():
+def make():
+    """Makes an actor that trains in float16."""
     torch.set_num_threads(1)
-    world = start("cpu")
-    optimizer = make_optimizer(**OPTIMIZER)
-    actor = make_actor(world, make_strategy(world, dtype="float16"), optimizer, model_config=MODEL)
-    actor.begin_training(optimizer, 10)
-    return actor
+
+    def build():
+        world, optimizer = start("cpu"), make_optimizer(**OPTIMIZER)
+        actor = make_actor(world, make_strategy(world, dtype="float16"), optimizer, model_config=MODEL)
+        actor.begin_training(optimizer, 10)
+        return actor
+
+    return build
+
+
+@pytest.fixture
+def actor(make):
+    return make()
 
 
 def snapshot(actor):
@@ -110,6 +119,18 @@ def test_a_loss_that_is_not_finite_is_a_divergence_whatever_the_scale(actor):
         update(actor, batch)
     assert caught.value.suspects == {"advantages": [2]}
     assert actor.train_state.scale.factor == 2.0**16
+
+
+def test_after_a_row_that_is_not_finite_the_update_without_it_is_that_of_another_run(make):
+    bad = make_batch()
+    bad["advantages"][2, LENGTHS[2] - 1] = math.nan
+    actor, other = make(), make()
+    with pytest.raises(NonFiniteError):
+        update(actor, bad)
+    others = make_batch()[torch.arange(8) != 2]
+    assert update(actor, others) == update(other, others)
+    close(snapshot(actor), snapshot(other), 0.0)
+    assert actor.train_state.scale == other.train_state.scale == LossScale(2.0**16, True, 1)
 
 
 def test_a_checkpoint_holds_the_scale(actor):

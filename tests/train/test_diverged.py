@@ -14,6 +14,7 @@ from rft.actor.base import NonFiniteError
 from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
+from rft.train import trainer as trainer_module
 from rft.train.diverged import FaultOptions, NonFinitePolicy, nonfinite_weight, save_rows
 from rft.train.trainer import Trainer
 from tests.helpers import Interrupted, identical, interrupt, numbers
@@ -39,22 +40,28 @@ def make_policy(run, rank=0, **changes):
         "dead_after_s": 1.0,
         "collective_timeout_s": 1.0,
     }
-    return NonFinitePolicy(FaultOptions(**plain | changes), run, SimpleNamespace(rank=rank), Warnings())
+    world = changes.pop("world", SimpleNamespace(rank=rank, gather=lambda part: [part]))
+    return NonFinitePolicy(FaultOptions(**plain | changes), run, world, Warnings())
 
 
-def make_problem(key="actor", suspects=None):
-    batch = TensorDict({"advantages": torch.tensor([[0.0, math.nan], [1.0, 2.0]])}, batch_size=[2])
+def make_problem(key="actor", suspects=None, units=(5, 6)):
+    """An error of rows of these units, each with one token that trains."""
+    advantages = torch.tensor([[0.0, math.nan], *[[1.0, 2.0]] * (len(units) - 1)])
+    mask = torch.tensor([[False, True]] * len(units))
+    columns = {"advantages": advantages, "unit": torch.tensor(units), "loss_mask": mask}
+    batch = TensorDict(columns, batch_size=[len(units)])
     return NonFiniteError(key, {"advantages": [0]} if suspects is None else suspects, batch)
 
 
-def spoil(policy, step, key="actor", **problem):
-    with policy.around_update(step, key, Metrics()):
+def spoil(policy, step, key="actor", metrics=None, **problem):
+    def update(dropped):
         raise make_problem(key, **problem)
 
+    policy.take(step, key, metrics or Metrics(), update)
 
-def apply(policy, step, key="actor"):
-    with policy.around_update(step, key, Metrics()):
-        pass
+
+def apply(policy, step, key="actor", metrics=None):
+    policy.take(step, key, metrics or Metrics(), lambda dropped: None)
 
 
 def test_stop_saves_the_rows_and_names_columns_rows_and_cures(tmp_path):
@@ -115,13 +122,15 @@ def test_rows_are_saved_of_the_first_skipped_updates_alone(tmp_path):
 def test_other_errors_pass_and_numbers_of_a_finite_update_stay(tmp_path):
     policy, metrics = make_policy(tmp_path), Metrics()
     metrics.add("loss/nll", 1.0)
-    with pytest.raises(KeyError), policy.around_update(1, "actor", metrics):
-        raise KeyError
-    with policy.around_update(1, "actor", metrics):
-        metrics.add("loss/nll", 3.0)
-    with policy.around_update(1, "actor", metrics):
+    with pytest.raises(KeyError):
+        policy.take(1, "actor", metrics, lambda dropped: {}["loss"])
+    policy.take(1, "actor", metrics, lambda dropped: metrics.add("loss/nll", 3.0))
+
+    def spoilt(dropped):
         metrics.add("loss/nll", math.nan)
         raise make_problem()
+
+    policy.take(1, "actor", metrics, spoilt)
     assert metrics.reduce(lambda part: [part]) == {"loss/nll": 2.0}
 
 
@@ -219,3 +228,137 @@ def test_a_resumed_run_skips_the_same_updates(config, tmp_path, monkeypatch):
     Job(config(tmp_path / "run", **given)).fit("")
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
     assert identical(state(tmp_path / "run")["actors"], state(tmp_path / "whole")["actors"])
+
+
+# Rows that are dropped
+
+
+def drop(policy, key="actor", again=None, **problem):
+    """Takes an update that is not finite, and again if `again` has suspects; returns the units of each attempt."""
+    attempts, metrics = [], Metrics()
+
+    def update(dropped):
+        attempts.append(dropped)
+        metrics.add("loss/nll", len(attempts))
+        if not dropped:
+            raise make_problem(key, **problem)
+        if again is not None:
+            raise make_problem(key, again)
+
+    policy.take(1, key, metrics, update)
+    policy.record(metrics)
+    return attempts, metrics.reduce(lambda part: [part])
+
+
+def test_an_update_is_taken_again_without_the_units_that_are_not_finite(tmp_path):
+    policy = make_policy(tmp_path, nonfinite="drop_rows")
+    attempts, found = drop(policy, "critic", units=(4, 5, 5, 6), suspects={"advantages": [0], "loss/value": [1]})
+    assert attempts == [[], [4, 5]]
+    assert found == {
+        "loss/nll": 2.0,
+        "critic/faults/skipped_updates": 0,
+        "critic/faults/skipped_in_a_row": 0,
+        "critic/faults/dropped_rows": 3,
+        "critic/faults/dropped_tokens": 3,
+    }
+    assert load_file(tmp_path / "diverged" / "step_00000001_critic_1_rank_0.safetensors")["unit"].tolist() == [
+        4,
+        5,
+        5,
+        6,
+    ]
+    said = policy._log.texts[0]
+    assert said.startswith("step 1: 3 rows of rank 0 are dropped from an update of the critic, because its loss or")
+
+
+@pytest.mark.parametrize(
+    ("suspects", "again", "attempts"),
+    [
+        ({}, None, [[]]),
+        ({"advantages": [0, 1]}, None, [[]]),
+        ({"advantages": [0], "loss/nll": [1]}, None, [[]]),
+        ({"advantages": [0]}, {}, [[], [5]]),
+    ],
+    ids=["no row is known", "a column of all rows", "no row would be left", "not finite again"],
+)
+def test_an_update_that_no_row_explains_is_skipped(suspects, again, attempts, tmp_path):
+    policy = make_policy(tmp_path, nonfinite="drop_rows")
+    found, counts = drop(policy, suspects=suspects, again=again)
+    assert found == attempts
+    assert [counts[f"faults/{name}"] for name in ("skipped_updates", "dropped_rows", "dropped_tokens")] == [1, 0, 0]
+    assert policy.dropped_units("actor", 1) == [] and "loss/nll" not in counts
+    drop(policy, suspects={}), drop(policy, suspects={"advantages": [0]})
+    assert policy.state_dict() == {"actor": 0}, "an update without some rows is no skipped one"
+
+
+def test_all_ranks_drop_the_rows_of_one(ranks, tmp_path):
+    """A statistic of the mini-batch, which the row of one rank has spoilt on all of them, is no sign."""
+
+    def work(world):
+        everywhere = {"kl_baseline": [0, 1]}
+        problem = [{"suspects": everywhere | {"logprobs": [1]}}, {"suspects": everywhere, "units": (7, 8)}][world.rank]
+        return drop(make_policy(tmp_path, world=world, nonfinite="drop_rows"), **problem)
+
+    found = ranks(2, work)
+    assert [attempts for attempts, _ in found] == [[[], [6]]] * 2
+    assert [counts["faults/dropped_rows"] for _, counts in found] == [1, 0]
+
+
+def test_units_that_every_epoch_has_dropped_are_known_until_the_step_ends(tmp_path):
+    policy = make_policy(tmp_path, nonfinite="drop_rows")
+    for rows in ([0], [0], [1]):
+        drop(policy, suspects={"advantages": rows})
+    drop(policy, "critic", suspects={"advantages": [1]})
+    assert policy.dropped_units("actor", 2) == [5]
+    assert policy.dropped_units("actor", 1) == []
+
+
+def drop_balance(row):
+    return {name: number for name, number in row.items() if not name.startswith("balance/")}
+
+
+def check_dropped(dropped, without):
+    """The first run differs from the second in the counts of its dropped rows, and in the work before it drops them."""
+    rows, others = ([drop_balance(row) for row in numbers(run)] for run in (dropped, without))
+    counted = [[row.pop(f"faults/dropped_{name}", None) for name in ("rows", "tokens")] for row in rows]
+    assert counted[:2] == [[None, None], [0, 0]] and counted[3:] == [[0, 0], [0, 0]]
+    assert counted[2][0] == 1 and counted[2][1] > 0
+    for row in others[1:]:
+        assert row.pop("faults/dropped_rows") == row.pop("faults/dropped_tokens") == 0
+    assert rows == others
+    ours, theirs = state(dropped), state(without)
+    for one in (ours, theirs):
+        del one["numbers"]
+    assert identical(ours, theirs)
+
+
+@pytest.mark.parametrize("tokens", [64, pytest.param(4096, marks=pytest.mark.slow)])
+def test_a_run_that_drops_a_row_equals_one_in_which_it_never_was(tokens, config, tmp_path, monkeypatch):
+    given = ("faults.nonfinite=drop_rows", f"actor.micro_batch_tokens={tokens}")
+    Job(config(tmp_path / "dropped", *given)).fit("")
+    monkeypatch.setattr(skips_on_ranks, "CALLS", [])
+    without = skips_on_ranks.without_spoilt_rows(trainer_module.mini_batches)
+    monkeypatch.setattr(trainer_module, "mini_batches", without)
+    Job(config(tmp_path / "without", *given)).fit("")
+    check_dropped(tmp_path / "dropped", tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_two_ranks_drop_the_row_that_one_of_them_has(config, tmp_path, torchrun):
+    given = ("faults.nonfinite=drop_rows", "actor.micro_batch_tokens=64")
+    configs = [config(tmp_path / name, *given) for name in ("dropped", "without")]
+    (tmp_path / "configs.json").write_text(json.dumps(configs))
+    torchrun(Path(skips_on_ranks.__file__), tmp_path / "configs.json")
+    check_dropped(tmp_path / "dropped", tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_the_critic_drops_a_row_on_which_the_policy_trains(tiny, tmp_path):
+    given = ("faults.nonfinite=drop_rows", "algorithm=ppo", "steps=3", "warmup=none", "batch.minibatches=2")
+    made = tiny(*given, "actor.micro_batch_tokens=64", "critic.micro_batch_tokens=64")
+    made["algorithm"]["critic_loss"] = {"name": "spoilt_values"}
+    Job(made).fit("")
+    names = [f"{prefix}faults/{name}" for prefix in ("", "critic/") for name in ("dropped_rows", "skipped_updates")]
+    rows = numbers(tmp_path / "run")[1:]
+    assert [[row[name] for name in names] for row in rows] == [[0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert all(math.isfinite(row["critic/grad_norm"]) and row["loss/spoilt_values"] > 0 for row in rows)

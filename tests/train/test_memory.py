@@ -4,11 +4,15 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from rft.algorithm import ADVANTAGES, LOSSES
+from rft.modes.plan.largest import memory_by_stage
+from rft.modes.train import train
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
-from rft.train.memory import advice, chain, is_out_of_memory, phase_of
+from rft.train import memory
+from rft.train.memory import Largest, advice, chain, is_out_of_memory, largest_term, phase_of
 from rft.train.trainer import Trainer
 
 
@@ -85,12 +89,78 @@ def test_keys_that_the_config_does_not_have_are_not_named():
         "strategy": {"activation_checkpointing": "full"},
         "actor": {"micro_batch_tokens": 64},
     }
-    assert advice("refresh", config).startswith("Lower rollout.engine_args.gpu_memory_utilization=0.4. ")
-    assert advice("update", config).startswith("Lower actor.micro_batch_tokens=64. ")
-    assert advice("rollout", {"rollout": {}, "strategy": {}}).startswith("Take a smaller model")
+    assert advice("refresh", config, None, False).startswith("Lower rollout.engine_args.gpu_memory_utilization=0.4. ")
+    assert advice("update", config, None, False).startswith("Lower actor.micro_batch_tokens=64. ")
+    assert advice("rollout", {"rollout": {}, "strategy": {}}, None, False).startswith("Take a smaller model")
 
 
 def test_other_errors_stay_what_they_are():
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("shape")) and not is_out_of_memory(ValueError("DefaultCPUAllocator"))
     assert phase_of(chain(KeyError("x"))) == "rollout"
+
+
+PLAN = {
+    "warmup": {"weights": 5, "logits": 9},
+    "update": {"weights": 30, "activations": 20, "optimizer (CPU)": 70},
+    "export": {"weights": 1},
+    "save": {"weights": 1, "checkpoint (CPU)": 8},
+}
+
+
+def test_the_largest_term_is_that_of_the_memory_that_is_full():
+    assert largest_term(PLAN, "update", "train", (False,)) == Largest("weights", 30, 50)
+    assert largest_term(PLAN, "update", "train", (True,)) == Largest("optimizer (CPU)", 70, 70)
+    assert largest_term(PLAN, "update", "train", (False, True)) == Largest("optimizer (CPU)", 70, 120)
+    assert largest_term(PLAN, "annotate", "warmup", (False,)) == Largest("logits", 9, 14)
+    assert largest_term(PLAN, "checkpoint", "train", (False, True)) == Largest("checkpoint (CPU)", 8, 9)
+    assert largest_term(PLAN, "rollout", "train", (False,)) is None
+    assert largest_term(PLAN | {"evaluate": {"kv cache": 2}}, "evaluation", "warmup", (False,)) == Largest(
+        "kv cache", 2, 2
+    )
+    assert largest_term({"update": {"weights": 1}}, "update", "train", (True,)) is None
+
+
+@pytest.mark.parametrize(
+    ("term", "on_cpu", "cure"),
+    [
+        ("optimizer", False, "Set strategy.optimizer_offload=true (now false). "),
+        ("optimizer", True, "Take a smaller model, or more ranks. "),
+        ("optimizer (CPU)", False, "Take a smaller model, or more ranks. "),
+        ("weights", False, "Set strategy.param_offload=all (now none). "),
+        ("logits", True, "Lower actor.micro_batch_tokens=64. "),
+        (
+            "activations",
+            True,
+            "Lower actor.micro_batch_tokens=64, or set strategy.activation_checkpointing=full (now none",
+        ),
+        ("file", False, "Take a smaller model, or more ranks. "),
+    ],
+)
+def test_the_key_is_that_of_the_largest_term(term, on_cpu, cure):
+    strategy = {"activation_checkpointing": "none", "optimizer_offload": False, "param_offload": "none"}
+    config = {"strategy": strategy, "actor": {"micro_batch_tokens": 64}}
+    text = advice("update", config, Largest(term, 3 * 2**30, 2**32), on_cpu)
+    known = f"By its plan, 4 GiB, the largest term of this phase is {term} with 3 GiB. "
+    assert text.startswith(known + cure)
+
+
+@pytest.mark.slow
+def test_the_term_is_that_of_the_plan_of_the_run(tiny, monkeypatch):
+    """The plan is made while the run holds its process group."""
+    config = tiny("warmup=none", "eval.at_start=false", "strategy.device=cpu", "algorithm.loss.clip_high=0.3")
+    monkeypatch.setattr(Trainer, "update", failing)
+    monkeypatch.setitem(memory.PHASES, failing.__code__, "update")
+    with pytest.raises(ValueError, match="is out of memory in the phase update of step 1 ") as caught:
+        train(config, Console(quiet=True))
+    terms = memory_by_stage(config, 1)["update"]
+    term = max(terms, key=terms.get)
+    said = f"is {term} with {terms[term] / 2**30:.3g} GiB. "
+    assert f"By its plan, {sum(terms.values()) / 2**30:.3g} GiB, the largest term of this phase {said}" in str(
+        caught.value
+    )
+
+
+@pytest.mark.slow
+def test_a_run_without_a_plan(tiny):
+    assert memory_by_stage(tiny("warmup=none") | {"algorithm": {}}, 1) is None

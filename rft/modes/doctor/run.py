@@ -53,13 +53,20 @@ def run(config: dict[str, Any], console: Console) -> float:
         ValueError: a check fails (names the likely cause), or every step of the algorithm has given texts.
     """
     job = DoctorJob(config)
-    run, spread = job.run, job.strategy.factory
+    run = job.run
     job.source.options = job.source.factory.always_sampled(job.source.options)
     if given_texts(job.source.factory, job.source.options) is not None:
         raise ValueError(
             f"mode=doctor: algorithm={run.algorithm.name} has no step with sampled texts only; choose another algorithm"
         )
-    world, loaded = job.begin()
+    world = job.join()
+    with job.watchdog(world):
+        return examine(job, world, console)
+
+
+def examine(job: DoctorJob, world: World, console: Console) -> float:
+    """Loads the data and the models, and examines a step; otherwise as `run`."""
+    run, spread, loaded = job.run, job.strategy.factory, job.prepare(world)
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog())

@@ -152,6 +152,11 @@ class StepRecorder(ModelHooks):
         finally:
             handle.remove()
 
+    def on_retry(self, model: ColumnModel) -> None:
+        """Removes the record of the update that is taken again."""
+        if self._record is not None and model.key == POLICY:
+            self._record.updates.pop()
+
 
 class RecordedObjective(Objective):
     """An objective that adds the loss and the gradient of every micro-batch to a record.

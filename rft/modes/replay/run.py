@@ -39,22 +39,26 @@ def replay(config: dict[str, Any], console: Console) -> float:
     changes = saved.changes(public_config(command.config), job.run_command("").unread)
     check_columns_known(job, command)
     logged, output = saved.logged(number), Path(options.output + sweep_suffix(config))
-    world, loaded = job.begin()
-    start, damaged = world.decide(lambda: saved.start(number))
-    for path, problem in damaged.items():
-        console.print(f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True)
-    with scratch(world, command.run.output_dir, command.run.mode) as temporary:
-        step = Replay(job, world, loaded, temporary, run, start, output)
-        try:
-            step.prepare(number)
-            own, other = step.take(None), step.take(command.algorithm)
-        finally:
-            step.close()
-    origin, found = Origin(number, run, start, changes), compare(logged, own, other)
-    texts = RowTexts(step.token_ids(), loaded.tokenizer.decode)
-    if world.rank == 0:
-        print_report(origin, found, options.tokens, texts, console)
-        write_report(output, origin, found, texts)
-        write_tokens(output, texts, own.record, other.record)
-        console.print(f"written: {output}", soft_wrap=True)
-    return max((abs(token.run - token.command) for token in found.tokens), default=0.0)
+    world = job.join()
+    with job.watchdog(world):
+        loaded = job.prepare(world)
+        start, damaged = world.decide(lambda: saved.start(number))
+        for path, problem in damaged.items():
+            console.print(
+                f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True
+            )
+        with scratch(world, command.run.output_dir, command.run.mode) as temporary:
+            step = Replay(job, world, loaded, temporary, run, start, output)
+            try:
+                step.prepare(number)
+                own, other = step.take(None), step.take(command.algorithm)
+            finally:
+                step.close()
+        origin, found = Origin(number, run, start, changes), compare(logged, own, other)
+        texts = RowTexts(step.token_ids(), loaded.tokenizer.decode)
+        if world.rank == 0:
+            print_report(origin, found, options.tokens, texts, console)
+            write_report(output, origin, found, texts)
+            write_tokens(output, texts, own.record, other.record)
+            console.print(f"written: {output}", soft_wrap=True)
+        return max((abs(token.run - token.command) for token in found.tokens), default=0.0)

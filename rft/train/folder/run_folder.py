@@ -111,6 +111,24 @@ def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
     _write(folder / RESULT, json.dumps(numbers, indent=1, sort_keys=True))
 
 
+def finished_run(command: RunCommand) -> tuple[Path, dict[str, float]] | None:
+    """The folder and the numbers of a finished run of this config, which a job of a sweep does not repeat.
+
+    None where no run of as many steps has finished, a key differs, the metric was not measured, or `resume` is not
+    `auto`.
+    """
+    folder, number = command.wanted, 1
+    while command.config["resume"] == AUTO and _taken(folder):
+        saved = read_config(folder)
+        if saved is not None and _finished(folder) and not changed_keys(saved, plain(command.config), command.unread):
+            numbers: dict[str, float] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+            if _steps_done(folder) == command.steps and command.config["metric"] in numbers:
+                return folder, numbers
+        number += 1
+        folder = command.wanted.with_name(f"{command.wanted.name}-{number}")
+    return None
+
+
 @contextmanager
 def scratch(world: World, output_dir: str, mode: str) -> Iterator[Path]:
     """A temporary folder beside the run folder, on the same file system, removed after the block. A collective."""
@@ -165,7 +183,7 @@ def _reason_against(folder: Path, command: RunCommand, origin: Path | None) -> s
     changes = changed_keys(saved, plain(command.config), command.unread)
     if not _finished(folder):
         return f"holds an unfinished run with {_cure(changes)}" if changes else ""
-    done = max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
+    done = _steps_done(folder)
     if done >= command.steps:
         return "holds a finished run"
     return f"holds a finished run of {done} steps with {_cure(changes)}" if changes else ""
@@ -177,6 +195,11 @@ def _finished(folder: Path) -> bool:
         return isinstance(json.loads((folder / RESULT).read_text(encoding="utf-8")), dict)
     except (OSError, ValueError):
         return False
+
+
+def _steps_done(folder: Path) -> int:
+    """The steps of the stage `train` that the run has logged."""
+    return max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
 
 
 def _cure(changes: list[Difference]) -> str:

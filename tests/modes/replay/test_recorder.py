@@ -1,6 +1,7 @@
 """What is recorded of an update: the gradient of every token in closed form, and products of gradients by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from rft.algorithm.check import build_algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.replay.compare import compare_updates, token_changes
-from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord
+from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
 from tests.helpers import CLIP, METHOD, batch_of
 
 RATIOS = torch.tensor([[1.0, 1.15, 1.05], [1.0, 0.85, 1.3]], dtype=torch.float64)
@@ -91,3 +92,20 @@ def test_the_metrics_add_the_norm_of_every_update(tmp_path):
         metrics.add("critic/grad_norm", 7.0)
     assert [update.grad_norm for update in record.updates] == [2, 3]
     assert metrics.reduce(lambda thing: [thing])["grad_norm"] == 2.5
+
+
+def test_an_update_that_is_taken_again_has_one_record(tmp_path):
+    recorder, record = StepRecorder(), StepRecord(SINGLE_PROCESS, (1, 1), tmp_path, reference=True)
+    metrics, policy = RecordedMetrics(record), SimpleNamespace(key="actor")
+
+    def fail():
+        raise ArithmeticError
+
+    with recorder.recording(record):
+        with pytest.raises(ArithmeticError):
+            recorder.on_update(policy, None, fail)
+        recorder.on_retry(SimpleNamespace(key="critic"))
+        recorder.on_retry(policy)
+        recorder.on_update(policy, None, lambda: metrics.add("grad_norm", 2.0))
+    recorder.on_retry(policy)
+    assert [update.grad_norm for update in record.updates] == [2.0]
