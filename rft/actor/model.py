@@ -13,6 +13,7 @@ from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_model, load_scorer, meta_model, read_config, read_weights
+from rft.actor.loading.drawing import Drawing
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention
@@ -51,8 +52,8 @@ def build_model(
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
-    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone. With `lora` and
-    the path of an adapter, this adapter trains on.
+    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone, or draws one
+    tensor of a new model at a time. With `lora` and the path of an adapter, this adapter trains on.
 
     Args:
         context: of the model.
@@ -71,10 +72,11 @@ def build_model(
         lora.find(config, continued, key)
         path = path if continued is None else continued.base
 
+    drawing = Drawing() if strategy.shards_meta else None
     if head in CLASSIFIERS:
-        model = load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key, strategy.shards_meta)
+        model = load_scorer(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     else:
-        model = load_model(path, config, context.seed, headed=head == "lm", on_meta=strategy.shards_meta)
+        model = load_model(path, config, context.seed, headed=head == "lm", drawing=drawing)
     model_blocks = blocks(model)
     network = add_head(model, head, key)
     plain = empty_like(network.model, device)
@@ -92,9 +94,9 @@ def build_model(
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
-    if path is not None and any(parameter.is_meta for parameter in network.parameters()):
+    if drawing is not None and any(parameter.is_meta for parameter in network.parameters()):
         strategy.materialize(network)
-        read_weights(network.model, plain, path)
+        read_weights(network.model, plain, path, drawing)
     return ShardedModel(network, model_blocks, plain, adapters)
 
 
