@@ -114,8 +114,8 @@ def test_an_interrupt_ends_without_a_traceback(say, monkeypatch):
         (["steps=many"], "steps: expected whole number, got 'many'"),
         (
             ["mode=tain"],
-            "mode: expected one of train, verify, plan, doctor, inspect, serve, evaluate, generate, chat, got 'tain'; "
-            "did you mean train?",
+            "mode: expected one of train, verify, plan, doctor, replay, inspect, serve, evaluate, generate, chat, got "
+            "'tain'; did you mean train?",
         ),
         (["data.trains=all"], "data.trains: data.trains is called data.train_on now"),
         (["~after.sft"], "after.sft: after is called depends_on now"),

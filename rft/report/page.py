@@ -49,7 +49,7 @@ tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right
 td { white-space: nowrap; } td small { display: block; white-space: normal; max-width: 60ch; }
 td.n small { color: var(--soft); white-space: nowrap; }
 a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
-details.card + details.card { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
+details.card + details.card, section.card { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
 summary span { font-weight: 400; color: var(--soft); }
 .sample { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) 74px; gap: 4px 18px; padding: 10px 0;
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }

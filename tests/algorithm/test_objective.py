@@ -109,7 +109,7 @@ def test_total_gradient_shares_and_statistics_by_hand():
 )
 def test_a_value_of_another_shape_is_refused_and_not_broadcast(name, shape, said, monkeypatch):
     wrong = term(name)
-    monkeypatch.setattr(wrong.plugin, "_function", lambda *_: (torch.ones(shape, dtype=F64), {}))
+    monkeypatch.setattr(wrong.plugin, "function", lambda *_: (torch.ones(shape, dtype=F64), {}))
     with pytest.raises(ValueError, match=said):
         Objective([wrong])(*case())
 

@@ -84,7 +84,7 @@ def test_plan_and_verify_know_it(source, with_source, capsys):
         [sys.executable, "-c", PLAN], input=config, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tensors of each rank" in done.stdout
+    assert "peak memory of each stage" in done.stdout
     assert verify(with_source(source, "mode=verify"), Console()) == 1.0
 
 

@@ -9,7 +9,7 @@ from rft.modes.replay.compare import TokenChange
 from rft.report.page import page
 
 SHOWN = 64  # rows
-FAINTEST = 15  # percent of the colour, of a token whose gradient hardly differs
+FAINTEST, STRONGEST = 15, 60  # percent of the colour; the text stays legible on it
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _spans(row: int, tokens: Mapping[int, TokenChange], largest: float, texts: R
         token = tokens[position]
         difference = token.command - token.run
         colour = "--good" if difference < 0 else "--bad"
-        share = FAINTEST + (100 - FAINTEST) * abs(difference) / largest
+        share = FAINTEST + (STRONGEST - FAINTEST) * abs(difference) / largest
         numbers = f"run {short(token.run)}, command {short(token.command)}, ratio {short(token.ratio)}"
         style = f"background: color-mix(in srgb, var({colour}) {share:.0f}%, transparent)"
         yield f'<span title="{numbers}" style="{style}">{text}</span>'

@@ -144,11 +144,11 @@ def _size(item: tuple[str, Pair]) -> float:
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, collapse_padding=True)
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -238,6 +238,13 @@ class Sandbox:
         return control
 
 
+def readable(descriptor: int, seconds: float) -> bool:
+    """Waits until something can be read, or the other end is closed; False after so many seconds without."""
+    ready = select.poll()  # unlike `select`, also for descriptors above 1023
+    ready.register(descriptor, select.POLLIN)
+    return bool(ready.poll(1000 * seconds))
+
+
 class Spawned:
     """A program that has been started; see `Sandbox.spawn`.
 
@@ -263,7 +270,7 @@ class Spawned:
         """
         with self._control:
             try:
-                if not select.select([self._control], [], [], patience_s)[0]:
+                if not readable(self._control.fileno(), patience_s):
                     self._control.shutdown(socket.SHUT_WR)
                 said = bytearray()
                 while part := self._control.recv(CHUNK):

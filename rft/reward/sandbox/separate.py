@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from rft.reward.sandbox.cases import Script
 from rft.reward.sandbox.isolation import separate
-from rft.reward.sandbox.sandbox import GRACE_S, Sandbox, SandboxFailed, Spawned
+from rft.reward.sandbox.sandbox import GRACE_S, Sandbox, SandboxFailed, Spawned, readable
 from rft.reward.term import Unscored
 
 SOURCE = Path(separate.__file__).read_text()
@@ -64,7 +63,7 @@ def _read(descriptor: int, seconds: float, most: int) -> bytes:
     """What is written to a pipe until its other end is closed."""
     found, deadline = bytearray(), time.monotonic() + seconds
     while len(found) <= most and (left := deadline - time.monotonic()) > 0:
-        if select.select([descriptor], [], [], left)[0]:
+        if readable(descriptor, left):
             part = os.read(descriptor, CHUNK)
             if not part:
                 break

@@ -157,7 +157,7 @@ class Checkpoints:
         while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
             problems[steps[len(problems)]] = problem
         if len(problems) < len(steps):
-            names = self._world.decide(lambda: self._setset_aside(problems, steps[len(problems)]))
+            names = self._world.decide(lambda: self._set_aside_all(problems, steps[len(problems)]))
             for (damaged, text), name in zip(problems.items(), names, strict=True):
                 self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
             return SavedState(steps[len(problems)])
@@ -233,8 +233,11 @@ class Checkpoints:
     def close(self) -> None:
         """Lets a checkpoint that is being written get onto the disk after an error of the run, if that is soon."""
         self._thread.shutdown(wait=False)
-        if self._writing is not None:
-            wait([self._writing], CLOSE_S)  # longer where another rank, whose part is missing, has ended
+        writing = [] if self._writing is None else [self._writing]
+        late = wait(writing, CLOSE_S).not_done  # where another rank, whose part is missing, has ended
+        if self._group is not None and not late:
+            dist.destroy_process_group(self._group)  # frees its file descriptors
+            self._group = None
 
     def _exports(self, step: int) -> bool:
         """True where a checkpoint has the model: the step alone decides, so a resumed run exports the same ones."""
@@ -330,7 +333,7 @@ class Checkpoints:
         for path in self.folder.glob(".*"):
             delete(path)
 
-    def _setset_aside(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
+    def _set_aside_all(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
         """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
         names = [set_aside(folder) for folder in damaged]
         self._link(chosen)

@@ -1,7 +1,8 @@
-"""Adapters: what trains, what they compute, where their weights go, on one rank and two, and what is refused."""
+"""Adapters: what trains, what they compute, where their weights go, on one rank and several, and what is refused."""
 
 import math
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -245,18 +246,23 @@ def test_helpers_begin_as_the_policy_with_its_adapters(world, key, head, lora):
 
 @pytest.fixture(scope="module")
 def on_ranks(torchrun, tmp_path_factory):
-    """What jobs came to, by the number of ranks, and the folder of each number."""
-    found = {}
-    for ranks in (2, 4):
+    """What jobs came to on a number of ranks, and their folder."""
+
+    @cache
+    def run(ranks):
         folder = tmp_path_factory.mktemp("ranks")
         torchrun(lora_on_ranks.__file__, folder, ranks=ranks)
-        found[ranks] = torch.load(folder / "results.pt", weights_only=False), folder
-    return found
+        return torch.load(folder / "results.pt", weights_only=False), folder
+
+    return run
 
 
-@pytest.mark.parametrize(("ranks", "name"), [*((2, name) for name in JOBS), *((4, name) for name in SPLIT)])
+ON_RANKS = [*((2, name) for name in JOBS), *(pytest.param(4, name, marks=pytest.mark.slow) for name in SPLIT)]
+
+
+@pytest.mark.parametrize(("ranks", "name"), ON_RANKS)
 def test_several_processes_do_what_one_does(world, ranks, name, on_ranks, tmp_path):
-    results, folder = on_ranks[ranks]
+    results, folder = on_ranks(ranks)
     one, two = lora_on_ranks.perform(world, tmp_path, **JOBS[name]), results[name]
     exact = "dtype" not in JOBS[name]
     tolerance = 1e-5 if exact else 0.1

@@ -117,7 +117,7 @@ def test_a_source_goes_on_where_it_was(make, ranks):
     def work(world):
         first, second = make(world), make(world)
         first.next(Metrics())
-        second.load_state_dict([first.state_dict()])
+        second.load_state_dict(first.state_dict())
         return first.next(Metrics())["unit"].tolist(), second.next(Metrics())["unit"].tolist()
 
     [(first, second)] = ranks(1, work)

@@ -79,7 +79,7 @@ def test_a_source_goes_on_where_it_was_on_any_number_of_ranks(ranks):
 
     def second(world):
         mine = source(world)
-        mine.load_state_dict(found[0][0])
+        mine.load_state_dict(found[0][0][0])
         return mine.next(Metrics())["unit"].tolist()
 
     [units] = ranks(1, second)

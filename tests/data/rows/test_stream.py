@@ -94,7 +94,7 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
         stream = parts(files).open(5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
         source = kind(source_context(world, ENCODER, stream, 8, seed=2), **options)
         if states is not None:
-            source.load_state_dict(json.loads(json.dumps(states)))
+            source.load_state_dict(json.loads(json.dumps(states[0])))
         return [(world.gather(source.state_dict()), source.next(Metrics())) for _ in range(6)]
 
     [alone] = ranks(1, steps)

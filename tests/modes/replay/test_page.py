@@ -17,8 +17,8 @@ def test_the_tokens_of_the_first_update_that_differs_are_coloured():
     ]
     text = rows_page("step 4 of a & b", tokens, RowTexts({7: [0, 1, 2], 9: [1]}, spell))
     assert "step 4 of a &amp; b" in text and "rows that differ in update 2, the first that differs: 1" in text
-    orange = "background: color-mix(in srgb, var(--bad) 100%, transparent)"
-    green = "background: color-mix(in srgb, var(--good) 58%, transparent)"
+    orange = "background: color-mix(in srgb, var(--bad) 60%, transparent)"
+    green = "background: color-mix(in srgb, var(--good) 38%, transparent)"
     assert f'&lt;<span title="run -0.4, command 0, ratio 1.1" style="{orange}">a</span>' in text
     assert f'<span title="run 0.1, command -0.1, ratio 1" style="{green}">b</span></div>' in text
     assert "row 9" not in text

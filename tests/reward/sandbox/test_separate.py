@@ -1,5 +1,7 @@
 """Tests that run apart from the program: HumanEval and MBPP, and programs that try to pass without being right."""
 
+import os
+
 import pytest
 
 from rft.reward.sandbox.cases import Script
@@ -44,6 +46,16 @@ def code(sandbox):
 def passed(code, program, row=ROW):
     (value,) = code.values([program], [row])
     return value
+
+
+def test_tests_run_for_a_process_with_many_open_files(code):
+    """`select` takes descriptors up to 1023 alone."""
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert passed(code, RIGHT) == 1.0
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 ALL = "class All(list):\n    __eq__ = __lt__ = __contains__ = lambda *a: True\n    __hash__ = object.__hash__\n"

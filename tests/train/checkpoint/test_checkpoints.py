@@ -234,6 +234,18 @@ def test_after_an_error_of_the_run_a_checkpoint_is_still_written(tmp_path, check
     assert newest(checkpoints(tmp_path)) == 1
 
 
+def test_a_run_that_has_ended_leaves_no_file_descriptor_open(tmp_path, checkpoints):
+    """The jobs of a sweep are runs of one process."""
+
+    def run(step):
+        saved = checkpoints(tmp_path)
+        write(saved, step)
+        saved.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    assert run(1) == run(2)
+
+
 def exported(run):
     return [int(path.parent.name.removeprefix("step_")) for path in sorted((run / "checkpoints").glob("step_*/actor"))]
 
