@@ -13,6 +13,7 @@ python scripts/benchmark.py reward_models   # memory and seconds of three reward
 python scripts/benchmark.py checkpoint      # seconds and memory of a sharded checkpoint, and of gathering on rank 0
 python scripts/benchmark.py load            # seconds and memory of loading shards, and of loading whole first
 python scripts/benchmark.py export          # seconds and memory of an export by file, and of a gathered one
+python scripts/benchmark.py sync            # seconds and memory of new weights for hf, in bfloat16 and float32
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
@@ -58,6 +59,7 @@ def main() -> None:
     )
     model_io.add_options(sections.add_parser("load", help="seconds and memory of loading, shards and whole"), "load")
     model_io.add_options(sections.add_parser("export", help="the same of an export, by file and whole"), "export")
+    model_io.add_options(sections.add_parser("sync", help="the same of new weights for hf, bfloat16 and not"), "sync")
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rft.actor.loading.drawing import Drawing, NotRecordedError
 from rft.actor.loading.stored import (
     StoredWeights,
     UnreadTensor,
@@ -110,16 +111,28 @@ def read_config(
 
 
 def load_with_head(
-    path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str, on_meta: bool
+    path: str | None,
+    config: PretrainedConfig,
+    seed: int,
+    pad: int,
+    head: str,
+    key: str,
+    drawing: Drawing | None = None,
 ) -> PreTrainedModel:
-    """The model with the head of an actor; see `load_scorer` for its arguments and `load_model` for `on_meta`."""
+    """The model with the head of an actor; see `load_scorer` for its arguments and `load_model` for `drawing`."""
     if head in CLASSIFIERS:
-        return load_scorer(path, config, seed, pad, head, key, on_meta)
-    return load_model(path, config, seed, headed=head == "lm", on_meta=on_meta)
+        return load_scorer(path, config, seed, pad, head, key, drawing)
+    return load_model(path, config, seed, headed=head == "lm", drawing=drawing)
 
 
 def load_scorer(
-    path: str | None, config: PretrainedConfig, seed: int, pad: int, head: str, key: str, on_meta: bool = False
+    path: str | None,
+    config: PretrainedConfig,
+    seed: int,
+    pad: int,
+    head: str,
+    key: str,
+    drawing: Drawing | None = None,
 ) -> PreTrainedModel:
     """A model of `CLASSIFIERS`, loaded as in `load_model`; if the path has no head, it is drawn from the seed.
 
@@ -140,7 +153,7 @@ def load_scorer(
             f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
             "another model"
         )
-    return load_model(path, config, seed, classifier.kind, headed=False, on_meta=on_meta)
+    return load_model(path, config, seed, classifier.kind, headed=False, drawing=drawing)
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
@@ -169,15 +182,15 @@ def load_model(
     seed: int,
     kind: Any = AutoModelForCausalLM,
     headed: bool = True,
-    on_meta: bool = False,
+    drawing: Drawing | None = None,
 ) -> PreTrainedModel:
     """The causal language model in float32: weights from the path, or drawn from the seed.
 
     Args:
         path: a folder or hub name. An adapter is merged into its base.
         headed: the path must have the weights of the head. Without them they are drawn from the seed.
-        on_meta: weights that `read_weights` can read later stay on the meta device. A model without a path is drawn
-            whole, in the order of transformers, so that its numbers depend on the seed alone.
+        drawing: if given, weights stay on the meta device that `read_weights` can read or draw later. The numbers of a
+            model without a path depend on the seed alone.
 
     Raises:
         ValueError: the path lacks weights, or has some of another shape; or an adapter belongs to another model.
@@ -186,12 +199,12 @@ def load_model(
     base = path if adapter is None else adapter.base
     with torch.random.fork_rng(), record_function("loading"):  # mode=plan counts what is allocated under this label
         torch.manual_seed(seed)  # also for a path, whose model may lack a head
-        if base is not None and on_meta and (model := _model_to_fill(base, config, kind, headed)) is not None:
+        if drawing is not None and (model := _model_to_fill(base, config, kind, headed, drawing)) is not None:
             if adapter is not None:
                 adapter.check(model)
             return model
         if base is None or not LOAD_WEIGHTS.get():
-            return kind.from_config(config, dtype=torch.float32, **attention(config))
+            return _from_config(kind, config)
         model, report = kind.from_pretrained(
             base, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
         )
@@ -202,17 +215,22 @@ def load_model(
     return model
 
 
-def _model_to_fill(path: str, config: PretrainedConfig, kind: Any, headed: bool) -> PreTrainedModel | None:
-    """The model of a path, on the meta device but for what no file holds; None if `from_pretrained` has to read it."""
-    config = copy.deepcopy(config)
-    config.name_or_path = path
-    read = LOAD_WEIGHTS.get()
-    files = find_files(path, config) if read else []
-    if not files and (read or needs_transformers(config)):
-        return None
+def _model_to_fill(
+    path: str | None, config: PretrainedConfig, kind: Any, headed: bool, drawing: Drawing
+) -> PreTrainedModel | None:
+    """The model on the meta device but for what no file holds; None if it has to be read or drawn whole."""
+    config, read = copy.deepcopy(config), LOAD_WEIGHTS.get()
+    if path is None and read:
+        return _model_to_draw(kind, config, drawing)
+    files: list[str] = []
+    if path is not None:
+        config.name_or_path = path
+        files = find_files(path, config) if read else []
+        if not files and (read or needs_transformers(config)):
+            return None
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
-    if not read:
+        model = _from_config(kind, config)
+    if path is None or not read:
         initialize(model, set())
         return model
     with open_tensors(files) as tensors:
@@ -230,20 +248,42 @@ def _model_to_fill(path: str, config: PretrainedConfig, kind: Any, headed: bool)
     return model.eval()
 
 
-def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str) -> None:
-    """Reads the weights of a model that `load_model` has left on the meta device; by now they have memory.
+def _model_to_draw(kind: Any, config: PretrainedConfig, drawing: Drawing) -> PreTrainedModel | None:
+    """The model on the meta device, or None if it has to be drawn whole."""
+    state = torch.get_rng_state()
+    try:
+        with drawing:
+            model = _from_config(kind, config)
+    except NotRecordedError:
+        torch.set_rng_state(state)
+        return None
+    drawing.keep(model)
+    return model
+
+
+def _from_config(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
+    return model
+
+
+def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str | None, drawing: Drawing) -> None:
+    """Reads or draws the weights that `load_model` has left on the meta device; by now they have memory.
 
     Args:
         model: may be sharded and have adapters.
         plain: the same model as it was before, for its names and shapes.
-        path: that it was made from.
+        path, drawing: that were given to `load_model`.
     """
     with record_function("reading"):
-        adapter = find_adapter(path)
+        adapter = None if path is None else find_adapter(path)
         if not LOAD_WEIGHTS.get():
             held = None if adapter is None else adapter.layers  # in memory while the weights are read
             fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
             del held
+            return
+        if path is None:
+            inside = "" if plain.base_model is not plain else f"{plain.base_model_prefix}."  # of a model with a head
+            fill(model, ((name.removeprefix(inside), tensor) for name, tensor in drawing.items()))
             return
         with open_tensors(find_files(model_path(path), plain.config)) as tensors:
             stored = StoredWeights(plain, tensors).items()

@@ -15,6 +15,7 @@ from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
@@ -55,8 +56,8 @@ def build_model(
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
-    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone. With `lora` and
-    the path of an adapter, this adapter trains on.
+    Where the strategy shards models on the meta device, a rank reads its own shards of the path alone, or draws one
+    tensor of a new model at a time. With `lora` and the path of an adapter, this adapter trains on.
 
     Args:
         context: of the model.
@@ -75,8 +76,8 @@ def build_model(
         lora.find(config, continued, key)
         path = path if continued is None else continued.base
 
-    pad, on_meta = tokenizer.pad_token_id, strategy.shards_meta
-    model = load_with_head(path, config, context.seed, pad, head, key, on_meta)
+    drawing = Drawing() if strategy.shards_meta else None
+    model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     model_blocks = blocks(model)
     network = add_head(model, head, key)
     plain = empty_like(network.model, device)
@@ -94,22 +95,28 @@ def build_model(
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
-    if path is not None:
-        read_shards(strategy, network, network.model, plain, path)
+    read_shards(strategy, network, network.model, plain, path, drawing)
     return ShardedModel(network, model_blocks, plain, adapters)
 
 
-def read_shards(strategy: Strategy, network: nn.Module, model: nn.Module, plain: PreTrainedModel, path: str) -> None:
-    """Reads this rank's shards of a network that its strategy has left on the meta device.
+def read_shards(
+    strategy: Strategy,
+    network: nn.Module,
+    model: nn.Module,
+    plain: PreTrainedModel,
+    path: str | None,
+    drawing: Drawing | None,
+) -> None:
+    """Reads or draws this rank's shards of a network that its strategy has left on the meta device.
 
     Args:
         network: sharded.
         model: the part of the network that the path holds.
-        plain, path: see `read_weights`.
+        plain, path, drawing: see `read_weights`.
     """
-    if any(parameter.is_meta for parameter in network.parameters()):
+    if drawing is not None and any(parameter.is_meta for parameter in network.parameters()):
         strategy.materialize(network)
-        read_weights(model, plain, path)
+        read_weights(model, plain, path, drawing)
 
 
 def add_head(model: PreTrainedModel, head: Head, key: str) -> Network:

@@ -1,4 +1,7 @@
-"""Loads or exports a sharded model in two ways: torchrun model_io_side.py load|export <folder> <repeats>."""
+"""Loads, exports or syncs a sharded model in two ways.
+
+torchrun model_io_side.py load|export|sync <folder> <repeats>
+"""
 
 import gc
 import json
@@ -6,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,8 @@ from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.distributed import World, leave, start
 from rft.main import CONFIG_FOLDER
+from rft.rollout.engine.base import EngineContext
+from rft.rollout.engine.hf import HFEngine
 from rft.strategy.fsdp2 import FSDP2
 
 OPTIONS: dict[str, Any] = {
@@ -48,6 +53,9 @@ def main(section: str, folder: Path, repeats: int) -> None:
     sides: dict[str, Callable[[], Any]]
     if section == "load":
         sides = {"rft": lambda: load(world, folder, FSDP2), "whole": lambda: load(world, folder, WholeFirst)}
+    elif section == "sync":
+        actor = load(world, folder, FSDP2)
+        sides = {"rft": lambda: sync(actor, "bfloat16"), "whole": lambda: sync(actor, "float32")}
     else:
         actor = load(world, folder, FSDP2)
         sides = {"rft": lambda: actor.save_model(folder / "out"), "whole": lambda: save_whole(actor, folder / "out")}
@@ -74,6 +82,16 @@ def save_whole(actor: Actor, folder: Path) -> None:
         model.load_state_dict(state, assign=True)
         model.tie_weights()
         model.save_pretrained(folder)
+
+
+def sync(actor: Actor, dtype: Literal["bfloat16", "float32"]) -> None:
+    """Gives the weights to an engine `hf` on every rank, which sleeps afterwards."""
+    context = EngineContext(
+        actor.world, actor.plain_model(), actor.tokenizer, Path(), engine_args={}, lora=None, dtype=torch.float32
+    )
+    engine = HFEngine(context, max_rows=1, dtype=dtype)
+    engine.update_weights(0, actor.weights(engine.gather_options))
+    engine.sleep()
 
 
 def measure(world: World, work: Callable[[], Any], repeats: int) -> dict[str, list[float]]:

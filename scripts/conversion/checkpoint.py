@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.init import load_with_head, read_config
+from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters
@@ -81,7 +82,7 @@ class SavedPolicy:
         head, whole = self.options["head"], self.options["lora"] is None and not self.options["frozen"]
         config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
         with torch.device("meta") if path is None and whole else nullcontext():
-            model = load_with_head(path, config, self.seed, self.tokenizer.pad_token_id, head, POLICY, on_meta=True)
+            model = load_with_head(path, config, self.seed, self.tokenizer.pad_token_id, head, POLICY, Drawing())
         backbone: PreTrainedModel = model.base_model
         return backbone if head == "value" else model
 

@@ -204,8 +204,8 @@ def test_a_checkpoint_is_saved_in_both_ways(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["load", "export"])
-def test_a_model_is_read_and_written_in_both_ways(section, tmp_path):
+@pytest.mark.parametrize("section", ["load", "export", "sync"])
+def test_a_model_is_read_written_and_synced_in_both_ways(section, tmp_path):
     numbers = call(section, tmp_path / "model.json", "--size", "1m")
     assert numbers["model_mib"] > 4
     for side in model_io.SIDES:

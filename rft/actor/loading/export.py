@@ -56,14 +56,22 @@ def fill_files(
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The names of files and their tensors, on the CPU. Memory: one file and one block, if the caller keeps none.
 
+    A tensor that is larger than a file has one of its own, also if the file before it is continued behind it: then that
+    is held meanwhile.
+
     Args:
         layout: see `file_layout`.
         tensors: those of `exported`, in its order.
         dtype: of floating-point tensors in the files.
     """
-    stored = _as_stored(model, _on_cpu(tensors, dtype))
-    for file, names in layout.filename_to_tensors.items():
-        yield file, _take(stored, names)
+    held: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _as_stored(model, _on_cpu(tensors, dtype)):
+        file = layout.tensor_to_filename[name]
+        held.setdefault(file, {})[name] = tensor
+        del tensor  # before the caller is done with the file
+        if len(held[file]) == len(layout.filename_to_tensors[file]):
+            yield file, held.pop(file)
+    assert not held, f"tensors that are not there: {sorted(held)}"
 
 
 def write_model(
@@ -111,12 +119,6 @@ def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) ->
     left = iter(tensors)
     for _, members in groupby(exported(model), block):
         yield from revert_weight_conversion(model, dict(islice(left, len(list(members))))).items()
-
-
-def _take(tensors: Iterator[tuple[str, Tensor]], names: list[str]) -> dict[str, Tensor]:
-    taken = dict(islice(tensors, len(names)))
-    assert list(taken) == names, f"{list(taken)} in the place of {names}"
-    return taken
 
 
 def _on_cpu(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.actor.init import blocks, load_model
+from rft.actor.loading.drawing import Drawing
 from rft.actor.model import empty_like, read_shards
 from rft.distributed import World
 from rft.reward.failure import leaving_collective
@@ -55,10 +56,11 @@ def load_sharded(path: str, config: PretrainedConfig, kind: Any, strategy: Strat
         kind: the auto class of transformers.
         strategy: spreads the model; its dtype is that of the weights.
     """
-    model = load_model(path, config, 0, kind, on_meta=strategy.shards_meta)
+    drawing = Drawing() if strategy.shards_meta else None
+    model = load_model(path, config, 0, kind, drawing=drawing)
     plain = empty_like(model, strategy.world.device)
     for parameter in model.parameters():  # torch chooses kernels by requires_grad, so it stays that of a whole model
         parameter.data = parameter.data.to(strategy.dtype)
     strategy.shard(model, blocks(model))
-    read_shards(strategy, model, model, plain, path)
+    read_shards(strategy, model, model, plain, path, drawing)
     return model.eval()

@@ -42,7 +42,8 @@ class CheckpointOptions:
         keep_last: number of newest checkpoints that stay.
         keep_best: number of best checkpoints, by the watched metric, that stay besides.
         keep_every: checkpoints whose step is a multiple of this stay besides; 0 for none.
-        export_every: the model is written in `actor/` of every so many checkpoints of a stage, and of its last one.
+        export_every: of the checkpoints that are `every` steps apart, every so many have the model in `actor/`, and so
+            has the last one of a stage; 1 for all checkpoints.
     """
 
     every: NonNegativeInt
@@ -133,7 +134,6 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[str | None] | None = None
-        self._written = 0  # checkpoints of this process
 
     def due(self, step: int) -> bool:
         """True where a checkpoint is to be written after this step."""
@@ -192,7 +192,7 @@ class Checkpoints:
         problem: str | None = None
         try:
             self._world.decide(lambda: make_empty(partial))
-            if last or self._written % self._options.export_every == 0:
+            if last or self._exports(step):
                 save_model(partial / "actor")
         except EXPORT_ERRORS as error:
             problem = _reason(error)
@@ -207,7 +207,6 @@ class Checkpoints:
         if self._command is not None:
             facts["config"] = self._command.compared()
         self._writing = self._thread.submit(self._finish, partial, tree, staged, facts)
-        self._written += 1
 
     def wait(self) -> bool:
         """Waits until the last checkpoint is on the disk. A collective. True unless it could not be written."""
@@ -239,6 +238,11 @@ class Checkpoints:
         if self._group is not None and not late:
             dist.destroy_process_group(self._group)  # frees its file descriptors
             self._group = None
+
+    def _exports(self, step: int) -> bool:
+        """True where a checkpoint has the model: the step alone decides, so a resumed run exports the same ones."""
+        between = self._options.every * self._options.export_every
+        return self._options.export_every == 1 or (between > 0 and step % between == 0)
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None; the ranks share the files. A collective."""

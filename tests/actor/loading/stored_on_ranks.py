@@ -49,22 +49,35 @@ CASES: dict[str, dict[str, Any]] = {
     "adapter, continued": {"model": "adapter", "trains": True, "lora": LORA},
     "pickled": {"model": "pickled"},
 }
+DRAWN: dict[str, dict[str, Any]] = {
+    "drawn": {"model": "qwen3", "trains": True},
+    "drawn, tied, bfloat16": {"model": "tied", "dtype": "bfloat16"},
+    "drawn, experts": {"model": "experts"},
+    "drawn, value head": {"model": "qwen3", "head": "value", "trains": True},
+    "drawn, score head": {"model": "llama", "head": "score"},
+    "drawn, step head": {"model": "tied", "head": "step"},
+    "drawn, nf4": {"model": "qwen2", "trains": True, "lora": LORA | {"quantize": "nf4"}, "dtype": "bfloat16"},
+}
 PEAKS: dict[str, dict[str, Any]] = {
     "large": {"model": "large"},
     "nf4": {"model": "large", "trains": True, "lora": LORA | {"quantize": "nf4"}, "dtype": "bfloat16"},
     "adapter": {"model": "large adapter"},
     "pickled": {"model": "large pickled"},
+    "drawn": {"model": "large", "drawn": True},
 }
 SPLIT: dict[str, dict[str, Any]] = {
     "split": {"model": "llama", "spread": {"tensor_parallel": 2}},
     "split, biases": {"model": "qwen2", "spread": {"tensor_parallel": 2}},
     "split, lora": {"model": "qwen2", "spread": {"tensor_parallel": 2}, "trains": True, "lora": LORA},
     "split experts": {"model": "even experts", "spread": {"expert_parallel": 2}},
+    "drawn, split": {"model": "qwen2", "spread": {"tensor_parallel": 2}, "drawn": True},
+    "drawn, split experts": {"model": "even experts", "spread": {"expert_parallel": 2}, "drawn": True},
 }
+CASES |= {name: case | {"drawn": True} for name, case in DRAWN.items()}
 
 
 class WholeFirst(FSDP2):
-    """Every rank loads the whole model by `from_pretrained`, then shards it."""
+    """Every rank loads the whole model by `from_pretrained`, or draws it by `from_config`, then shards it."""
 
     shards_meta = False
 
@@ -78,14 +91,18 @@ def build(
     lora: dict[str, Any] | None = None,
     dtype: str = "float32",
     spread: dict[str, int] | None = None,
+    drawn: bool = False,
     **options: Any,
 ) -> Actor:
+    """The actor of a folder, or a new model of this shape."""
     strategy = make_strategy(world, kind, dtype=dtype, **(spread or {}))
     adapters = None if lora is None else yaml_options("actor/lora/lora.yaml", **lora)
     optimizer = make_optimizer() if trains else None
     key = {"value": "critic"}.get(options.get("head", "lm"), "actor")
-    path = str(folder / model)
-    return make_actor(world, strategy, optimizer, key=key, path=path, model_config=None, lora=adapters, **options)
+    source: dict[str, Any] = {"path": str(folder / model), "model_config": None}
+    if drawn:
+        source = {"path": None, "model_config": MODELS[model]}
+    return make_actor(world, strategy, optimizer, key=key, lora=adapters, **source, **options)
 
 
 def columns(actor: Actor) -> dict[str, torch.Tensor]:
@@ -133,7 +150,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def peak(world: World, kind: type[FSDP2], folder: Path, model: str, **options: Any) -> tuple[int, int]:
     """Bytes of a loaded shard, and the most bytes that tensors have while it loads."""
-    tracker = MemoryTracker()
+    tracker = MemoryTracker({"reading": "loading"})  # one term: the peak of all at once
     with tracker.watch(), tracker.stage("load"):
         actor = build(world, kind, folder, model, **options)
     shard = sum(tensor.to_local().nbytes for tensor in actor.network.parameters())

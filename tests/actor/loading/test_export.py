@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from rft.actor.init import meta_model
 from rft.actor.loading import export
 from rft.actor.loading.export import exported, file_layout, fill_files
 from tests.actor.loading.export_on_ranks import CASES, FILE_BYTES, SPLIT, perform
-from tests.helpers import small_actor
+from tests.helpers import MODEL, small_actor
 
 CONVERTED = ("experts",)  # whose tensors transformers orders by their names before it fills files
 
@@ -93,3 +94,16 @@ def test_no_tensor_is_read_before_its_block_is_due(world, monkeypatch):
         assert len({name.split(".")[2] for name in ahead}) <= 1
         del held
     assert seen == len(exported(model)) and layout.is_sharded
+
+
+@pytest.mark.parametrize("large", [{"vocab_size": 200}, {"intermediate_size": 80}])
+def test_a_tensor_that_is_larger_than_a_file_has_one_of_its_own(monkeypatch, large):
+    """It comes after the beginning of a file that ends before it, such as the head, or behind it."""
+    monkeypatch.setattr(export, "FILE_BYTES", FILE_BYTES)
+    model = meta_model(AutoConfig.for_model(**{"vocab_size": 19} | MODEL | large))
+    layout, files = file_layout(model), {}
+    tensors = ((name, torch.zeros(tensor.shape)) for name, tensor in exported(model).items())
+    for file, held in fill_files(model, layout, tensors):
+        files[file] = list(held)
+        assert len(held) == 1 or sum(tensor.nbytes for tensor in held.values()) <= FILE_BYTES
+    assert files == layout.filename_to_tensors

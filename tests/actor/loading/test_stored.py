@@ -1,4 +1,4 @@
-"""Each rank reads its own shards of a model from safetensors files, bit by bit what `from_pretrained` loads."""
+"""Each rank reads or draws its own shards of a model, bit by bit what `from_pretrained` or `from_config` makes."""
 
 import json
 from copy import deepcopy
@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rft.actor.init import load_model, load_scorer, read_config
+from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.distributed import start
 from tests.actor.loading.stored_on_ranks import CASES, MODELS, PEAKS, SPLIT, perform
@@ -18,6 +19,7 @@ from tests.helpers import MODEL
 VOCABULARY = {"large": 4000}  # of the others: that of the tests' tokenizer
 EMBEDDING = 4 * 4000 * MODELS["large"]["hidden_size"]  # bytes of the largest tensor of "large"
 ADAPTER = 8 * 4 * 4 * 3 * (256 + 256)  # at most: of 8 blocks 4 layers, A (3, 256) and B (256, 3)
+MATRIX = 4 * 256 * 1024  # the largest of a new model, whose vocabulary is that of the tests' tokenizer
 SMALL = 64 * 2**10  # bytes of what is not a weight, such as buffers
 
 
@@ -73,13 +75,13 @@ def two_ranks(torchrun, folder, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_one_rank_has_what_from_pretrained_loads(one_rank, name):
+def test_one_rank_has_what_transformers_makes(one_rank, name):
     assert one_rank["differences"][name] == [[]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES | SPLIT)
-def test_two_ranks_have_what_from_pretrained_loads(two_ranks, name):
+def test_two_ranks_have_what_transformers_makes(two_ranks, name):
     assert two_ranks["differences"][name] == [[], []]
 
 
@@ -101,6 +103,8 @@ def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(one_rank, two_rank
     for shard, peak in peaks["pickled"]:
         assert peak <= shard + whole + SMALL, "beside the shard there is the mapped file alone"
     assert 4 * peaks["nf4"][0][0] < whole
+    for shard, peak in peaks["drawn"]:
+        assert shard + MATRIX <= peak <= shard + MATRIX + SMALL
     for shard, _ in two_ranks["peaks"]["large"]:
         assert shard == whole / 2
     for _, peak in two_ranks["peaks"]["whole"]:
@@ -109,7 +113,7 @@ def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(one_rank, two_rank
 
 def on_meta(folder, **options):
     config = AutoConfig.from_pretrained(folder)
-    return load_model(str(folder), config, 0, on_meta=True, **options)
+    return load_model(str(folder), config, 0, drawing=Drawing(), **options)
 
 
 def meta_names(model):
@@ -146,7 +150,7 @@ def test_parameters_wait_on_the_meta_device_and_buffers_are_computed(saved):
 def test_a_missing_head_is_drawn_and_the_rest_waits(saved):
     folder, _ = saved()
     config = AutoConfig.from_pretrained(folder)
-    model = load_scorer(str(folder), config, 5, 0, "score", "actor", on_meta=True)
+    model = load_scorer(str(folder), config, 5, 0, "score", "actor", drawing=Drawing())
     whole = load_scorer(str(folder), config, 5, 0, "score", "actor")
     assert meta_names(model) == {name for name, _ in whole.named_parameters()} - {"score.weight"}
     assert torch.equal(model.score.weight, whole.score.weight)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rft.actor.init import load_model, meta_model, read_config
+from rft.actor.loading.drawing import Drawing
 from rft.actor.lora.stored import find_adapter
 from rft.setup.loadable import check_loadable
 from tests.actor.lora.adapters import logprobs, make, update, weights
@@ -150,7 +151,7 @@ def test_an_adapter_of_another_model_is_refused(saved, tmp_path, loads):
     config = read_config(adapter, None, 0, "actor")
     with pytest.raises(ValueError, match=r"has no layer model\.layers\.0\.mlp\.down_proj of the shape \[20, 24\]; cor"):
         if loads:
-            load_model(adapter, config, 0, on_meta=True)
+            load_model(adapter, config, 0, drawing=Drawing())
         else:
             check_loadable(config, adapter, "lm", "actor", reads_weights=True)
 

@@ -246,12 +246,34 @@ def test_a_run_that_has_ended_leaves_no_file_descriptor_open(tmp_path, checkpoin
     assert run(1) == run(2)
 
 
+def exported(run):
+    return [int(path.parent.name.removeprefix("step_")) for path in sorted((run / "checkpoints").glob("step_*/actor"))]
+
+
 def test_the_model_is_exported_every_so_many_checkpoints_and_at_the_end_of_a_stage(tmp_path, checkpoints):
-    saved = checkpoints(tmp_path, keep_last=9, export_every=3)
-    for step in range(1, 8):
-        write(saved, step, last=step in (2, 7))
-    exported = [path.parent.name for path in sorted((tmp_path / "checkpoints").glob("step_*/actor"))]
-    assert exported == ["step_00000001", "step_00000002", "step_00000004", "step_00000007"]
+    saved = checkpoints(tmp_path, every=2, keep_last=9, export_every=3)
+    for step in (2, 4, 5, 6, 8, 10, 12, 13):
+        write(saved, step, last=step in (5, 13))
+    assert exported(tmp_path) == [5, 6, 12, 13]
+
+
+@pytest.mark.parametrize("stopped", [1, 4, 7])
+def test_a_resumed_run_exports_the_models_of_an_uninterrupted_one(tmp_path, checkpoints, stopped):
+    """A stop writes a checkpoint between two others; each process makes its own `Checkpoints`."""
+    for step in range(1, 13):
+        if step in (1, stopped + 1):
+            saved = checkpoints(tmp_path, every=2, keep_last=12, export_every=2)
+        if saved.due(step) or step == stopped:
+            write(saved, step)
+    assert stopped in steps(tmp_path) and exported(tmp_path) == [4, 8, 12]
+
+
+def test_each_checkpoint_has_the_model_if_all_are_exported(tmp_path, checkpoints):
+    for run, every in ((tmp_path / "steps", 2), (tmp_path / "stages", 0)):
+        saved = checkpoints(run, every=every, keep_last=9)
+        for step in (2, 3):
+            write(saved, step)
+        assert exported(run) == [2, 3]
 
 
 def test_multiples_stay(tmp_path, checkpoints):
