@@ -396,6 +396,5 @@ class Trainer:
 
     def config_entries(self) -> dict[str, float]:
         """What an evaluation after this step has measured that config.json of an export keeps."""
-        if self.evaluator is None or self.evaluated != self.step:
-            return {}
-        return self.evaluator.config_entries()
+        measured = self.evaluator if self.evaluated == self.step else None
+        return {} if measured is None else measured.config_entries()
