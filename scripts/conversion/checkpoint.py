@@ -6,7 +6,7 @@ time. Those that do not train are in no checkpoint: they are read from `actor.pa
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -69,20 +69,22 @@ class SavedPolicy:
         if lora is not None:
             lora.check(POLICY, path, trains=True)
             path = None if path is None else model_path(path)
-        model = self._model(path)
+        drawing = Drawing()
+        model = self._model(path, drawing)
         adapters = None if lora is None else self._adapters(model, path)
-        alone = adapters is not None and adapters.exported_alone
-        weights = adapters.tensors() if adapters is not None and alone else self._weights(model, path, adapters)
+        if adapters is not None and adapters.exported_alone:
+            weights = adapters.tensors()
+        else:
+            weights = self._weights(model, path, drawing, adapters)
         write_export(weights, out, model, adapters, self.tokenizer, self.options["head"], dtype)
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
-    def _model(self, path: str | None) -> PreTrainedModel:
-        """The model; weights that are in the checkpoint, or that `_unsaved` can read, are on the meta device."""
-        head, whole = self.options["head"], self.options["lora"] is None and not self.options["frozen"]
+    def _model(self, path: str | None, drawing: Drawing) -> PreTrainedModel:
+        """The model; weights that `_unsaved` can read or draw are on the meta device."""
+        head, pad = self.options["head"], self.tokenizer.pad_token_id
         config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
-        with torch.device("meta") if path is None and whole else nullcontext():
-            model = load_with_head(path, config, self.seed, self.tokenizer.pad_token_id, head, POLICY, Drawing())
+        model = load_with_head(path, config, self.seed, pad, head, POLICY, drawing)
         backbone: PreTrainedModel = model.base_model
         return backbone if head == "value" else model
 
@@ -96,13 +98,13 @@ class SavedPolicy:
         return adapters
 
     def _weights(
-        self, model: PreTrainedModel, path: str | None, adapters: Adapters | None
+        self, model: PreTrainedModel, path: str | None, drawing: Drawing, adapters: Adapters | None
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors of `exported`, in its order."""
         own = model.state_dict(keep_vars=True)
         saved = {id(own[name]): name for name in self.nodes if name in own}  # tied weights are saved once
         numbers = file_numbers(exported(model), 1)
-        with _unsaved(model, path) as read:
+        with _unsaved(model, path, drawing) as read:
             for _, names in groupby(numbers, numbers.__getitem__):
                 part = {name: saved.get(id(own[name])) for name in names}
                 loaded = self._load(stored for stored in part.values() if stored is not None)
@@ -174,24 +176,27 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
 
 
 @contextmanager
-def _unsaved(model: PreTrainedModel, path: str | None) -> Iterator[Callable[[str], Tensor]]:
-    """A function that reads a weight as the run has loaded it, in float32.
+def _unsaved(model: PreTrainedModel, path: str | None, drawing: Drawing) -> Iterator[Callable[[str], Tensor]]:
+    """A function that reads or draws a weight as the run has loaded it, in float32.
 
     Args:
-        model: has the weights that are not on the meta device; the others are in the files of the path.
+        model: has the weights that are not on the meta device.
+        path, drawing: that were given to `load_with_head`; they have the others.
     """
     own, adapter = model.state_dict(keep_vars=True), None if path is None else find_adapter(path)
     files = [] if path is None else find_files(model_path(path), model.config)
     with open_tensors(files) as tensors:
+        inside = f"{model.base_model_prefix}." if model.base_model is model else ""  # of a model with a head
+        drawn = {name.removeprefix(inside): tensor for name, tensor in drawing.items()}
         stored = StoredWeights(model, tensors) if files else None
+        names = list(drawn if stored is None else stored.shapes)
 
         def read(name: str) -> Tensor:
             weight = own[name]
             if not weight.is_meta:
                 return weight.detach()
-            assert stored is not None
-            tied = next(other for other in stored.shapes if other in own and own[other] is weight)
-            tensor = stored[tied]
+            tied = next(other for other in names if other in own and own[other] is weight)
+            tensor = drawn[tied] if stored is None else stored[tied]
             if adapter is not None:
                 [(_, tensor)] = adapter.merged(model, [(name, tensor)])
             region = tuple(slice(0, size) for size in weight.shape)
