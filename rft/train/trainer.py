@@ -238,16 +238,15 @@ class Trainer:
         self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
     ) -> None:
         """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
-        metrics = step.metrics
 
         def update(dropped: list[int]) -> None:
             rows, dummy, updates = prepared
             if dropped:  # the numbers of `prepare` are in the metrics already
                 rows, dummy, updates = part.without(dropped).prepare(self.balance, replace(step, metrics=Metrics()))
                 model.context.hooks.on_retry(model)
-            trainable(model).update(rows, dummy, updates[model.key], temperature, metrics)
+            trainable(model).update(rows, dummy, updates[model.key], temperature, step.metrics)
 
-        self.nonfinite.take(self.step, model.key, metrics, update)
+        self.nonfinite.take(self.step, model.key, step.metrics, update)
 
     def check_weights(self) -> None:
         """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""
