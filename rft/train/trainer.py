@@ -23,7 +23,7 @@ from rft.evaluation.base import Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
-from rft.metrics import Metrics, peak_gib
+from rft.metrics import Metrics, add_tflops, peak_gib
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.stateful import Stateful, load_states, states
@@ -224,15 +224,7 @@ class Trainer:
                             self.minimise(self.models[key], part, prepared, stage.source.temperature, step)
                             flops.append(trainable(self.models[key]).flops(prepared.rows))
         self.nonfinite.record(metrics)
-        self.record_flops(flops, time.perf_counter() - started, metrics)
-
-    def record_flops(self, flops: list[float | None], seconds: float, metrics: Metrics) -> None:
-        """Adds the speed of the updates, and its share of the peak, if every model counts its operations."""
-        counted = [operations / 1e12 for operations in flops if operations is not None]
-        if flops and len(counted) == len(flops):
-            metrics.add("throughput/tflops", sum(counted), seconds)
-            if self.peak_tflops is not None:
-                metrics.add("throughput/mfu", sum(counted), seconds * self.peak_tflops)
+        add_tflops(metrics, flops, time.perf_counter() - started, self.peak_tflops)
 
     def minimise(
         self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
