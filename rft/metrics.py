@@ -145,6 +145,21 @@ def _pooled(parts: list[tuple[int, float, float]]) -> float:
     return math.sqrt(squares / max(1, count - 1))
 
 
+def add_tflops(metrics: Metrics, flops: list[float | None], seconds: float, peak_tflops: float | None) -> None:
+    """Adds the speed of updates, and its share of the peak of the device, if every model counts its operations.
+
+    Args:
+        flops: operations of each update; None if its model does not count them.
+        seconds: of all updates.
+        peak_tflops: of the device; None if it is not known.
+    """
+    counted = [operations / 1e12 for operations in flops if operations is not None]
+    if flops and len(counted) == len(flops):
+        metrics.add("throughput/tflops", sum(counted), seconds)
+        if peak_tflops is not None:
+            metrics.add("throughput/mfu", sum(counted), seconds * peak_tflops)
+
+
 def peak_gib(device: torch.device) -> float:
     """The most memory this process has held, in GiB: on the GPU where it computes there, resident otherwise."""
     if device.type == "cuda":

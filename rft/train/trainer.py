@@ -23,7 +23,7 @@ from rft.evaluation.base import Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
-from rft.metrics import Metrics, peak_gib
+from rft.metrics import Metrics, add_tflops, peak_gib
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.stateful import Stateful, load_states, states
@@ -224,30 +224,21 @@ class Trainer:
                             self.minimise(self.models[key], part, prepared, stage.source.temperature, step)
                             flops.append(trainable(self.models[key]).flops(prepared.rows))
         self.nonfinite.record(metrics)
-        self.record_flops(flops, time.perf_counter() - started, metrics)
-
-    def record_flops(self, flops: list[float | None], seconds: float, metrics: Metrics) -> None:
-        """Adds the speed of the updates, and its share of the peak, if every model counts its operations."""
-        counted = [operations / 1e12 for operations in flops if operations is not None]
-        if flops and len(counted) == len(flops):
-            metrics.add("throughput/tflops", sum(counted), seconds)
-            if self.peak_tflops is not None:
-                metrics.add("throughput/mfu", sum(counted), seconds * self.peak_tflops)
+        add_tflops(metrics, flops, time.perf_counter() - started, self.peak_tflops)
 
     def minimise(
         self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
     ) -> None:
         """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
-        metrics = step.metrics
 
         def update(dropped: list[int]) -> None:
             rows, dummy, updates = prepared
             if dropped:  # the numbers of `prepare` are in the metrics already
                 rows, dummy, updates = part.without(dropped).prepare(self.balance, replace(step, metrics=Metrics()))
                 model.context.hooks.on_retry(model)
-            trainable(model).update(rows, dummy, updates[model.key], temperature, metrics)
+            trainable(model).update(rows, dummy, updates[model.key], temperature, step.metrics)
 
-        self.nonfinite.take(self.step, model.key, metrics, update)
+        self.nonfinite.take(self.step, model.key, step.metrics, update)
 
     def check_weights(self) -> None:
         """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""

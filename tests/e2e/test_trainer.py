@@ -38,7 +38,7 @@ def watch(monkeypatch, part):
 
 
 def watch_step(monkeypatch, name):
-    """The same for a function of `rft.algorithm.step` that the trainer calls."""
+    """The same for a function that the trainer calls, with what was handed in alone."""
     calls, whole = [], vars(trainer_module)[name]
     monkeypatch.setattr(trainer_module, name, lambda *given: calls.append(given) or whole(*given))
     return calls
@@ -364,15 +364,12 @@ def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path)
 
 
 def test_the_utilisation_is_the_speed_of_all_models_that_train_by_the_peak(monkeypatch, tiny):
-    recorded, updates = watch(monkeypatch, "record_flops"), watch(monkeypatch, "minimise")
+    recorded, updates = watch_step(monkeypatch, "add_tflops"), watch(monkeypatch, "minimise")
     config = tiny("algorithm=ppo", "steps=1", "warmup=none", "batch.minibatches=2", "strategy.peak_tflops=0.5")
     Job(config).fit("")
-    [(_, (flops, seconds, _))] = recorded
-    assert (
-        flops == [model.flops(prepared.rows) for _, (model, _, prepared, *_) in updates]
-        and len(flops) == 4
-        and min(flops) > 0
-    )
+    [(_, flops, seconds, _)] = recorded
+    assert flops == [model.flops(prepared.rows) for _, (model, _, prepared, *_) in updates]
+    assert len(flops) == 4 and min(flops) > 0
     row = History.of(Path(config["output_dir"])).rows[-1]
     assert row["throughput/tflops"] == pytest.approx(sum(flops) / 1e12 / seconds)
     assert row["throughput/mfu"] == pytest.approx(row["throughput/tflops"] / 0.5)

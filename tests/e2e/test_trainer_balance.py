@@ -69,7 +69,8 @@ def numbers(folder):
 def weights(folder):
     """Of every actor that trains, one long vector."""
     actors = state(folder)["actors"]
-    return {key: torch.cat([part.flatten() for part in saved["network"].values()]) for key, saved in actors.items()}
+    networks = {key: saved["network"] for key, saved in actors.items() if "network" in saved}
+    return {key: torch.cat([part.flatten() for part in network.values()]) for key, network in networks.items()}
 
 
 def watch(monkeypatch, kind, part, calls):

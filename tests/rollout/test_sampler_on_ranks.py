@@ -7,7 +7,7 @@ import torch
 
 from tests.rollout.weights_on_ranks import BUCKET, LORA, SHAPE
 
-SLACK = 4096  # bytes: rows of padding, and the zeros of a sleeping engine
+SLACK = 8192  # bytes: rows of padding, and the zeros of a sleeping engine
 MATRIX = 4 * LORA["rank"] * SHAPE["intermediate_size"]  # bytes of the largest A
 ENGINES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "rounded": torch.bfloat16}
 
