@@ -141,7 +141,8 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         average: the average of the weights stands in their place.
 
     Raises:
-        ValueError: it is no whole checkpoint, or does not have what is asked for.
+        ValueError: it is no whole checkpoint, names a class that is not of this project, or does not have what is asked
+            for.
     """
     folder = folder.resolve()
     if (problem := damage(folder)) is not None:
@@ -150,6 +151,12 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         )
     nodes = OmegaConf.create({key: read_manifest(folder)["config"][key] for key in ("actor", "strategy", "seed")})
     config: Any = OmegaConf.to_container(nodes, resolve=True)  # variables of the environment
+    for name in _classes(config):
+        if not name.startswith("rft."):
+            raise ValueError(
+                f"{folder} names {name}, and a checkpoint may be a stranger's: code outside of rft does not run here; "
+                "resume the run with checkpoint.export_every=1"
+            )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
     if actor.factory is not Actor:
@@ -173,6 +180,16 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         seed=config["seed"],
         dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],
     )
+
+
+def _classes(node: Any) -> Iterator[str]:
+    """The classes that a config names."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        node = list(node.values())
+    for part in node if isinstance(node, list) else ():
+        yield from _classes(part)
 
 
 @contextmanager

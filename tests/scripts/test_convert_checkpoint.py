@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from rft.actor.loading import export
 from rft.setup.assembly import Job
 from rft.train.checkpoint import shards
+from rft.train.checkpoint.manifest import read_manifest, write_manifest
 from tests.e2e import runs_on_ranks
 from tests.train.checkpoint.states import state
 
@@ -135,6 +136,13 @@ def test_a_checkpoint_is_converted_and_back_in_parts(run, tiny, tmp_path, monkey
     )
     code, error = run(step, "--out", tmp_path / "average", "--average")
     assert code == 1 and "has no average of the weights (actor.ema=null); leave out --average" in error
+    facts = read_manifest(step)
+    config = facts["config"]
+    foreign = config["actor"] | {"tokenizer": {"_target_": "subprocess.check_call", "popenargs": ["true"]}}
+    write_manifest(step, facts["files"], {**facts, "config": config | {"actor": foreign}})
+    code, error = run(step, "--out", tmp_path / "foreign")
+    assert code == 1 and f"{step} names subprocess.check_call, and a checkpoint may be a stranger's" in error
+    write_manifest(step, facts["files"], {**facts, "config": config})
     file = max(step.glob("*.safetensors"))
     flipped = bytearray(file.read_bytes())
     flipped[-1] ^= 1
