@@ -64,7 +64,11 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    text = path.read_text()
+    try:
+        return ast.parse(text)
+    except SystemError:  # CPython 3.11 counts the depth of all threads in one place (python/cpython#106905)
+        return ast.parse(text)
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:

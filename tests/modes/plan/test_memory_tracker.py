@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from rft.actor.logprobs import token_logprobs
 from rft.distributed import start
-from rft.modes.plan.memory_tracker import MemoryTracker
+from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
 from rft.modes.plan.skip_compute import SkipCompute
 from rft.rollout.engine.kv_cache import GrowingLayer, capacity
 from rft.strategy.fsdp2 import FSDP2
@@ -134,8 +134,8 @@ def test_the_peak_of_updates_is_the_one_that_torch_finds():
         updates()
     with torchs:
         updates()
-    [found] = torchs.get_tracker_snapshot("peak").values()
-    assert sum(ours.peaks()["all"].values()) == found["Total"]
+    found = torchs.get_tracker_snapshot("peak")[torch.device("cpu")]  # beside the meta device
+    assert device_bytes(ours.peaks()["all"]) == found["Total"]  # the new model was drawn at another time
 
 
 def test_what_the_head_and_the_cache_allocate_goes_by_their_names(tracker):
