@@ -30,7 +30,7 @@ class KilledServers(VLLMServers):
             return self.lose(requests, sampling)
         found = super().generate(requests, sampling, on_completion)
         if self.round > 2:
-            self.note["answered"] = answered(self.victim.port)
+            self.note["answered"] = answered(self.victim)
             Path(NOTE).write_text(json.dumps(self.note))
         return found
 
@@ -55,7 +55,7 @@ class KilledServers(VLLMServers):
         call, old = self._sample_requests(requests[0], sampling)[0].post, found[0][0]
         new = self._server_api.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
-        self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim.port)}
+        self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim)}
         held = shares[self.victim]
         self.note |= {"held": len(held), "left": [str(file) for file in held if file.exists()]}
         self.note |= {"number": int(self.victim.name.split()[1])}
@@ -75,8 +75,9 @@ def signal_all(processes, number):
         os.kill(process, number)
 
 
-def answered(port):
+def answered(client):
     """Samples that a vLLM server has given."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+    address, key = f"http://127.0.0.1:{client.port}/metrics", {"Authorization": f"Bearer {client.key}"}
+    with urllib.request.urlopen(urllib.request.Request(address, headers=key)) as page:
         lines = page.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{"))

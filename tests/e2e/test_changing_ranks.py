@@ -58,10 +58,10 @@ def test_two_one_and_two_ranks_use_every_position_once(on_two_ranks, tiny, tmp_p
     assert parts["ledger"] == whole["ledger"]
     found = positions(parts["ledger"]["train"])
     assert AGAIN not in found and len(found["no signal"]) > 0
-    drawn = whole["sources"][0]["position"]
+    drawn = whole["source"]["position"]
     assert sorted(position for used in found.values() for position in used) == list(range(drawn))
     assert len(found[TRAINED]) == 5 * 4, "steps times prompts"
-    assert [source["position"] for source in parts["sources"]] == [drawn] * 2
+    assert parts["source"]["position"] == drawn
 
     rows, expected = numbers(run), numbers(tmp_path / "alone")
     assert [row["step"] for row in rows] == [row["step"] for row in expected] == [0, 1, 2, 3, 4, 5]

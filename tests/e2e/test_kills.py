@@ -77,7 +77,7 @@ RESUMING = {
     "the source": ("rft.rollout.source.rollout", "RolloutSource.load_state_dict", 1, "after"),
     "the same place": (TRAINER, "Trainer.update", 2, "after"),
 }
-IN_STEP_4 = (TRAINER, "Trainer.update", 4, "after")
+AFTER_CHECKPOINT_2 = (CHECKPOINTS, "Checkpoints._complete", 2, "after")  # of step 2, which has a state of the source
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_kill_in_any_phase_of_a_step_loses_nothing(outcomes):
 
 @pytest.mark.slow
 def test_a_kill_while_a_killed_run_resumes_loses_nothing(outcomes):
-    found = dict(zip(RESUMING, outcomes([[IN_STEP_4, place] for place in RESUMING.values()]), strict=True))
+    found = dict(zip(RESUMING, outcomes([[AFTER_CHECKPOINT_2, place] for place in RESUMING.values()]), strict=True))
     assert [name for name, outcome in found.items() if outcome["different"]] == []
     assert all(None not in outcome["steps"] for outcome in found.values())
 

@@ -1,6 +1,7 @@
 """What each rank of a real run holds at the peak of each stage, and what is planned, of the configs of a file.
 
 torchrun --nproc-per-node 2 runs_on_ranks.py configs.json found.json
+python runs_on_ranks.py configs.json found.json
 """
 
 import json

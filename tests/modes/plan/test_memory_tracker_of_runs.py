@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 import rft
 from rft.actor.init import load_model, read_config
-from tests.modes.plan.runs_on_ranks import counted, tensor_bytes
+from tests.modes.plan.runs_on_ranks import tensor_bytes
 
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent
@@ -82,13 +82,12 @@ def run(script, *arguments, **environment):
 
 @pytest.mark.slow
 def test_the_tensors_of_a_run_take_what_was_planned(make, tmp_path):
-    pytest.importorskip("peft.tuners.lora")  # pytest keeps what it logs, and with that the frames that import it
-    configs = {name: make(name, SMALL, "plan") for name in CASES}
-    (tmp_path / "configs.json").write_text(json.dumps(configs))
-    run("forecasts.py", tmp_path / "configs.json", tmp_path / "forecasts.json")
-    planned = json.loads((tmp_path / "forecasts.json").read_text())
+    """In a process of its own: pytest keeps frames, and with them tensors."""
+    (tmp_path / "configs.json").write_text(json.dumps({name: make(name, SMALL) for name in CASES}))
+    run("runs_on_ranks.py", tmp_path / "configs.json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
     for name in CASES:
-        check(planned[name]["memory"], counted(make(name, SMALL)))
+        check(found["planned"][name], found["counted"][0][name])
 
 
 def check(memory, found):
@@ -113,16 +112,13 @@ def test_the_tensors_of_a_run_from_an_adapter_take_what_was_planned(name, make, 
     options = LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
     get_peft_model(base, options).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
 
-    def config(mode):
-        found = make(name, SMALL, mode)
-        found["actor"] |= {"path": str(tmp_path / "adapter"), "model_config": None}
-        return found
-
-    (tmp_path / "configs.json").write_text(json.dumps({name: config("plan")}))
-    run("forecasts.py", tmp_path / "configs.json", tmp_path / "forecasts.json")
-    planned = json.loads((tmp_path / "forecasts.json").read_text())[name]
-    assert (planned["trained"] < planned["parameters"]) == (name == "adapters")
-    check(planned["memory"], counted(config("train")))
+    config = make(name, SMALL)
+    config["actor"] |= {"path": str(tmp_path / "adapter"), "model_config": None}
+    (tmp_path / "configs.json").write_text(json.dumps({name: config}))
+    run("runs_on_ranks.py", tmp_path / "configs.json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["planned"][name]["update"]["optimizer"] < 4 * base.num_parameters()) == (name == "adapters")
+    check(found["planned"][name], found["counted"][0][name])
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def broken_forward(world: World, folder: Path) -> str:
     if world.rank == 1:
         reward.terms["scalar"]._pad = 10**6  # type: ignore[attr-defined]  # no such token: the embedding fails
     try:
-        with Watchdog(world, 60.0, 60.0):
+        with Watchdog(world, 60.0, 60.0, str):
             score(world, reward, SHARES["even"][world.rank])
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
