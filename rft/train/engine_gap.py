@@ -10,7 +10,7 @@ GAP = "rollout/logprob_gap_max"
 
 
 def gap_warning(step: int, numbers: Mapping[str, float]) -> str:
-    """The warning for the first step that has sampled; empty if its largest gap is allowed.
+    """The warning for the first step whose rows are all of the current weights; empty if its largest gap is allowed.
 
     Args:
         step: that has just been taken.

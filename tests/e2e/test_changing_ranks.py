@@ -62,6 +62,7 @@ def test_two_one_and_two_ranks_use_every_position_once(on_two_ranks, tiny, tmp_p
     assert sorted(position for used in found.values() for position in used) == list(range(drawn))
     assert len(found[TRAINED]) == 5 * 4, "steps times prompts"
     assert parts["source"]["position"] == drawn
+    assert not (run / "warnings.txt").exists(), "groups that waited are of older weights, which is no gap"
 
     rows, expected = numbers(run), numbers(tmp_path / "alone")
     assert [row["step"] for row in rows] == [row["step"] for row in expected] == [0, 1, 2, 3, 4, 5]
