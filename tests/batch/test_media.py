@@ -199,6 +199,7 @@ def test_media_follow_their_rows_through_the_balance(ranks, shares):
         assert torch.equal(balanced["media_sum"], alone["media_sum"])
 
 
+@pytest.mark.slow
 def test_two_processes_exchange_media(torchrun, tmp_path):
     torchrun(Path(__file__).parent / "media_on_ranks.py", tmp_path)
     for rank in range(2):

@@ -45,6 +45,7 @@ def two_updates(perform, **strategy):
     return perform(job(updates=2, strategy=strategy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_the_ranks_learn_what_one_process_learns(name, perform, two_ranks):
     one, two = two_updates(perform), two_ranks[name]
@@ -59,6 +60,7 @@ def test_one_process_learns_the_same_with_every_option(name, perform):
     close(two_updates(perform, **options)["weights"], two_updates(perform)["weights"], 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gathers", "scatters", "sums"),
     [
@@ -77,17 +79,20 @@ def test_collectives_of_an_update(name, gathers, scatters, sums, two_ranks):
     assert two_ranks[name]["collectives"] == {key: count for key, count in expected.items() if count}
 
 
+@pytest.mark.slow
 def test_gradients_travel_in_the_dtype_that_is_asked_for(two_ranks):
     found = two_ranks["reduced in bfloat16"]["collectives"]
     assert found["reduce_scatter bfloat16"] == MICRO_BATCHES * GROUPS and "reduce_scatter float32" not in found
     assert found["all_gather float32"] > 0
 
 
+@pytest.mark.slow
 def test_replicas_do_not_add_up_in_less_than_float32(two_ranks):
     """They exchange every micro-batch then, and add up where the gradient is float32."""
     assert two_ranks["replicas, reduced in bfloat16"]["collectives"]["all_reduce bfloat16"] == MICRO_BATCHES * GROUPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reduced in bfloat16", "replicas, reduced in bfloat16"])
 def test_a_rounded_sum_stays_close(name, two_ranks):
     """The first update is the same but for rounding."""
@@ -102,6 +107,7 @@ def flat(gradient):
     return torch.cat([tensor.flatten() for tensor in gradient.values()])
 
 
+@pytest.mark.slow
 def test_float16_finds_its_scale_on_every_rank_alike(perform, two_ranks):
     two = two_ranks["float16"]["numbers"]
     one = perform(job(strategy={"dtype": "float16"}, updates=12))["numbers"]
@@ -120,12 +126,14 @@ def test_float16_finds_its_scale_on_every_rank_alike(perform, two_ranks):
     assert found["state"]["scale"] == {"factor": scales[-1], "moves": True, "calm": 12 - first}
 
 
+@pytest.mark.slow
 def test_each_replica_holds_all_the_weights(two_ranks):
     assert two_ranks["replicas"]["held"] == [WHOLE, WHOLE]
     shards = two_ranks["default"]["held"]
     assert sum(shards) == WHOLE and max(shards) < 0.51 * WHOLE
 
 
+@pytest.mark.slow
 def test_a_state_of_one_process_goes_on_on_replicas_and_back(perform, two_ranks):
     three = perform(job(updates=3))
     close(two_ranks["restored as replicas"]["weights"], three["weights"])

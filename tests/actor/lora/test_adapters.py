@@ -257,10 +257,8 @@ def on_ranks(torchrun, tmp_path_factory):
     return run
 
 
-ON_RANKS = [*((2, name) for name in JOBS), *(pytest.param(4, name, marks=pytest.mark.slow) for name in SPLIT)]
-
-
-@pytest.mark.parametrize(("ranks", "name"), ON_RANKS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "name"), [*((2, name) for name in JOBS), *((4, name) for name in SPLIT)])
 def test_several_processes_do_what_one_does(world, ranks, name, on_ranks, tmp_path):
     results, folder = on_ranks(ranks)
     one, two = lora_on_ranks.perform(world, tmp_path, **JOBS[name]), results[name]

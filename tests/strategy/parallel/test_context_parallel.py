@@ -43,6 +43,7 @@ def two_ranks(on_two_ranks):
     return on_two_ranks(JOBS | halved | half)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*JOBS, "rows of more tokens than a rank takes"])
 def test_two_ranks_together_do_what_one_does(name, perform, two_ranks):
     given = JOBS.get(name) or job(UNEVEN)
@@ -54,6 +55,7 @@ def test_two_ranks_together_do_what_one_does(name, perform, two_ranks):
     assert (two["column"] - one["column"]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close(perform, two_ranks):
     one, two = perform(job(UNEVEN)), two_ranks["bfloat16"]
     assert two["numbers"][0]["grad_norm"] == pytest.approx(one["numbers"][0]["grad_norm"], rel=0.05)
