@@ -1,6 +1,5 @@
 """Records the updates of the policy within a step: loss, gradient norm, gradient, and the gradient of every token."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from rft.algorithm.objective import Objective
 from rft.algorithm.roles import POLICY
 from rft.distributed import World
 from rft.metrics import Metrics
+from rft.strategy.norm import copies
 
 ROW = "replay_row"  # column of the batch: the number of the row among those of all ranks, (B,) int64
 GRAD_NORM = "grad_norm"
@@ -106,7 +106,7 @@ class StepRecord:
                 run, own = file.get_tensor(name) if name in saved else nothing, local.get(name, nothing)
                 run, own = run.double().flatten(), own.double().flatten()
                 products = torch.stack([run @ run, run @ own, own @ own])
-                self.updates[-1].products += products / _copies(parameters[int(name)], self.world)
+                self.updates[-1].products += products / copies(parameters[int(name)], self.world.size)
 
     def reduce(self) -> None:
         """Adds up what the ranks have recorded of their rows and shards. A collective."""
@@ -197,11 +197,3 @@ class RecordedMetrics(Metrics):
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _copies(tensor: Tensor, world: World) -> int:
-    """The number of ranks that hold the same part of a parameter."""
-    if not isinstance(tensor, DTensor):
-        return world.size
-    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, placement in sizes if placement.is_replicate())
