@@ -23,7 +23,7 @@ class Failure(Unscored):
 
 
 class CollectiveError(RuntimeError):
-    """A rank has left a collective by an error, so the others wait: this ends the run, whatever `call.failed` says."""
+    """A rank left a collective by an error while others wait. It ends the run for every value of `call.failed`."""
 
 
 class leaving_collective:

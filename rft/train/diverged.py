@@ -109,7 +109,7 @@ class NonFinitePolicy:
     def _units_to_drop(self, problem: NonFiniteError) -> list[int]:
         """The units of all ranks with a row that is not finite; empty where none is known, or none would be left.
 
-        A column that is not finite in all units does not tell which row is the cause: the number of one row has spread
+        A column that is not finite in all units does not show which row is the cause: the number of one row has spread
         to all of them, for example in a mean over the batch.
         """
         if self._options.nonfinite != "drop_rows":

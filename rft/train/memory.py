@@ -137,17 +137,17 @@ def advice(phase: str, config: Mapping[str, Any], largest: Largest | None, on_cp
         largest: the largest term of the phase; None if it is not known.
         on_cpu: the run computes on the CPU, where an offload moves nothing.
     """
-    lower, change, said = LOWER.get(phase, ()), FULL if phase == "update" else {}, ""
+    lower, change, sentence = LOWER.get(phase, ()), FULL if phase == "update" else {}, ""
     if largest is not None:
         lower, change = CURES.get(largest.term, ((), {}))
         change = {key: value for key, value in change.items() if not (on_cpu and key.endswith("_offload"))}
-        said = (
+        sentence = (
             f"By its plan, {largest.total / GIB:.3g} GiB, the largest term of this phase is {largest.term} with "
             f"{largest.size / GIB:.3g} GiB. "
         )
     cure = ", or ".join(_spell(lower, change, config)) or "take a smaller model, or more ranks"
     plan = same_command("plan")
-    return f"{said}{cure[0].upper()}{cure[1:]}. This command prints the memory by term, the largest first: {plan}"
+    return f"{sentence}{cure[0].upper()}{cure[1:]}. This command prints the memory by term, the largest first: {plan}"
 
 
 def _spell(lower: tuple[str, ...], change: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:

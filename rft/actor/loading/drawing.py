@@ -146,7 +146,7 @@ class Drawing(TorchDispatchMode):
 
 
 class AsIfReal(TorchFunctionMode):
-    """In the block, tensors without memory say that they are on the CPU: some code draws nothing on the meta device.
+    """In the block, tensors on the meta device report the device CPU: some code draws nothing on the meta device.
 
     Raises:
         NotRecordedError: the data of a tensor are replaced.

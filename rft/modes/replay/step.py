@@ -195,7 +195,7 @@ class Replay:
 def remembered(algorithm: Algorithm, run: Algorithm, state: dict[str, Any]) -> dict[str, Any]:
     """The state with which an algorithm begins a step of a run that had another algorithm.
 
-    A coefficient or a shaping with the options of the run has its state, and a changed one begins anew.
+    A coefficient or a shaping with the options of the run keeps its state. A changed one has its initial state.
 
     Args:
         state: that of the algorithm of the run.
