@@ -97,7 +97,7 @@ def dangle(path):
     path.symlink_to("nowhere")
 
 
-# What is done to the run, and what the warning then says of the checkpoint of step 3, which is set aside.
+# What is done to the run, and the warning about the checkpoint of step 3, which the run renames.
 NEWEST_IS_LOST = {
     "a flipped bit in the weights": (lambda run: flip(run / SHARD), "shard-.* has changed since it was written"),
     "a flipped bit in the state": (lambda run: flip(run / NEWEST / "state.json"), "state.json has changed"),
@@ -127,11 +127,11 @@ NEWEST_IS_LOST = {
 @pytest.mark.parametrize(("damage", "text"), parameters(NEWEST_IS_LOST))
 def test_of_a_damaged_checkpoint_the_one_before_is_used(damage, text, run, ends_well):
     damage(run)
-    said = ends_well("warnings.txt")
-    assert re.search(rf"the checkpoint {run}/{NEWEST} is damaged: {text}.*renamed to damaged_step_00000003$", said)
+    warnings = ends_well("warnings.txt")
+    assert re.search(rf"the checkpoint {run}/{NEWEST} is damaged: {text}.*renamed to damaged_step_00000003$", warnings)
 
 
-# What is done to the run, which still continues from step 3; what is said; the names that differ at the end.
+# What is done to the run, which still continues from step 3; the warning; the names that differ at the end.
 NOTHING_IS_LOST = {
     "latest is missing": (lambda run: (run / "checkpoints/latest").unlink(), "", ()),
     "latest leads nowhere": (lambda run: dangle(run / "checkpoints/latest"), "", ()),
@@ -234,9 +234,9 @@ def test_a_full_disk_while_a_checkpoint_is_written_ends_nothing(run, ends_well, 
     assert (run / SHARD).stat().st_size > 100_000 > (run / NEWEST / "actor" / "model.safetensors").stat().st_size
     shutil.rmtree(run)
     full_disk(2)
-    said = ends_well("warnings.txt")
+    warnings = ends_well("warnings.txt")
     assert re.search(
-        r"the checkpoint of step 2 could not be written \(.*\); .*_00000001 stays .*, and the run continues", said
+        r"the checkpoint of step 2 could not be written \(.*\); .*_00000001 stays .*, and the run continues", warnings
     )
 
 

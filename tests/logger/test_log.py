@@ -127,7 +127,7 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said", "warned"),
+    ("step", "printed", "warned"),
     [
         (2, "the lines after step 2 are dropped", ""),
         (3, "", ""),
@@ -135,14 +135,14 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
         (-1, "without a checkpoint all lines are dropped", ""),
     ],
 )
-def test_lines_that_are_dropped_or_missing_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, said: str, warned: str
+def test_lines_that_are_dropped_or_missing_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, printed: str, warned: str
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "stage": "train"}}\n' for n in range(4)))
     with RunLog(tmp_path, {}) as log:
         log.rewind(step)
         text = capsys.readouterr().out
-    assert said in text and ("dropped" in text) == bool(said)
+    assert printed in text and ("dropped" in text) == bool(printed)
     warnings = tmp_path / "warnings.txt"
     assert (warnings.read_text() if warnings.exists() else "") == warned
 

@@ -84,7 +84,7 @@ def test_a_rank_that_fails_in_any_mode_ends_the_others_which_name_it(mode, finis
     }
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config(f"mode={mode}", *given.get(mode, ()))))
-    torchrun(Path(__file__).parent / "failing_mode_on_ranks.py", file, tmp_path / "said")
-    assert (tmp_path / "said1").read_text() == "ValueError: the engine is broken"
-    said = (tmp_path / "said0").read_text()
-    assert said.startswith("PeerError: rank 1 failed first: the engine is broken; rank 0 waited in `"), said
+    torchrun(Path(__file__).parent / "failing_mode_on_ranks.py", file, tmp_path / "error")
+    assert (tmp_path / "error1").read_text() == "ValueError: the engine is broken"
+    error = (tmp_path / "error0").read_text()
+    assert error.startswith("PeerError: rank 1 failed first: the engine is broken; rank 0 waited in `"), error

@@ -41,17 +41,17 @@ def test_a_sweep_that_is_started_again_does_not_repeat_what_has_finished(tiny, t
     assert first[1:] == ("run+steps=1", "")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", None)  # nothing trains
-        value, folder, said = run("checkpoint.keep_last=7")
+        value, folder, output = run("checkpoint.keep_last=7")
         assert (value, folder) == first[:2]
-        assert said == f"{tmp_path / 'run+steps=1'} holds this run, finished; resume=never repeats it\n"
+        assert output == f"{tmp_path / 'run+steps=1'} holds this run, finished; resume=never repeats it\n"
     assert run("resume=never")[1] == "run+steps=1-2"
     assert run("actor.optimizer.lr=1e-3")[1] == "run+steps=1-3"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", None)
         assert run("actor.optimizer.lr=1e-3")[1] == "run+steps=1-3"
     (tmp_path / "run+steps=1" / "result.json").unlink()
-    value, folder, said = run()
-    assert folder == "run+steps=1-2" and "finished" in said, "an equal one has finished elsewhere"
+    value, folder, output = run()
+    assert folder == "run+steps=1-2" and "finished" in output, "an equal one has finished elsewhere"
     monkeypatch.setattr(module, "in_sweep", lambda: False)
     assert run()[1] == "run+steps=1", "a single run is continued"
     assert run()[1] == "run+steps=1-4", "and repeated"

@@ -13,15 +13,15 @@ from rft.strategy.norm import clip_grad_norm
 def test_clipped_gradients_are_those_of_torch(max_norm):
     world = start("cpu")
     sizes = {(3, 4): Shard(0), (5,): Replicate(), (2, 2): Shard(1)}
-    ours, theirs = [], []
+    sharded, plain = [], []
     for shape, placement in sizes.items():
         tensor = torch.randn(shape)
-        ours.append(nn.Parameter(DTensor.from_local(tensor, world.mesh, [placement])))
-        theirs.append(nn.Parameter(tensor.clone()))
-        theirs[-1].grad = torch.randn(shape)
-        ours[-1].grad = DTensor.from_local(theirs[-1].grad.clone(), world.mesh, [placement])
+        sharded.append(nn.Parameter(DTensor.from_local(tensor, world.mesh, [placement])))
+        plain.append(nn.Parameter(tensor.clone()))
+        plain[-1].grad = torch.randn(shape)
+        sharded[-1].grad = DTensor.from_local(plain[-1].grad.clone(), world.mesh, [placement])
     unused = nn.Parameter(torch.zeros(2))
-    found = clip_grad_norm([*ours, unused], max_norm, world)
-    torch.testing.assert_close(found, nn.utils.clip_grad_norm_(theirs, max_norm))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad.full_tensor(), other.grad)
+    found = clip_grad_norm([*sharded, unused], max_norm, world)
+    torch.testing.assert_close(found, nn.utils.clip_grad_norm_(plain, max_norm))
+    for shard, whole in zip(sharded, plain, strict=True):
+        torch.testing.assert_close(shard.grad.full_tensor(), whole.grad)

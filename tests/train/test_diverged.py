@@ -162,9 +162,9 @@ def test_files_hold_every_column_without_pickle(tmp_path):
 def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
     assert str(nonfinite_weight(0, "actor", "w", None)).startswith("actor.path: the weight w is not finite as it was")
     assert str(nonfinite_weight(1, "actor", "w", None)).endswith("there is none before it")
-    said = str(nonfinite_weight(2, "actor", "w", tmp_path))
-    assert said.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
-    assert said.endswith(str(tmp_path))
+    text = str(nonfinite_weight(2, "actor", "w", tmp_path))
+    assert text.startswith("step 2: the weight w of the actor is not finite after the update. Likely causes: actor.opt")
+    assert text.endswith(str(tmp_path))
 
 
 SKIP = ("faults.nonfinite=skip", "steps=4", "warmup=none", "batch.minibatches=2", "checkpoint.every=1",
@@ -188,10 +188,10 @@ def check_equal(skipped, without):
     assert [row.get("faults/skipped_updates") for row in numbers(skipped)] == [None, 0, 1, 0, 0]
     counts = {"faults/skipped_updates": 0, "faults/skipped_in_a_row": 0}
     assert [row | counts for row in numbers(skipped)] == [row | counts for row in numbers(without)]
-    ours, theirs = state(skipped), state(without)
-    for one in (ours, theirs):
+    saved, expected = state(skipped), state(without)
+    for one in (saved, expected):
         del one["numbers"]
-    assert identical(ours, theirs)
+    assert identical(saved, expected)
 
 
 @pytest.mark.parametrize("tokens", [64, 4096])
@@ -267,8 +267,8 @@ def test_an_update_is_taken_again_without_the_units_that_are_not_finite(tmp_path
         5,
         6,
     ]
-    said = policy._log.texts[0]
-    assert said.startswith("step 1: 3 rows of rank 0 are dropped from an update of the critic, because its loss or")
+    warning = policy._log.texts[0]
+    assert warning.startswith("step 1: 3 rows of rank 0 are dropped from an update of the critic, because its loss or")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_an_update_that_no_row_explains_is_skipped(suspects, again, attempts, tm
 
 
 def test_all_ranks_drop_the_rows_of_one(ranks, tmp_path):
-    """A statistic of the mini-batch, which the row of one rank has spoilt on all of them, is no sign."""
+    """A statistic of the mini-batch, NaN on all ranks by a row of one of them, does not name a row as the cause."""
 
     def work(world):
         everywhere = {"kl_baseline": [0, 1]}
@@ -326,10 +326,10 @@ def check_dropped(dropped, without):
     for row in others[1:]:
         assert row.pop("faults/dropped_rows") == row.pop("faults/dropped_tokens") == 0
     assert rows == others
-    ours, theirs = state(dropped), state(without)
-    for one in (ours, theirs):
+    saved, expected = state(dropped), state(without)
+    for one in (saved, expected):
         del one["numbers"]
-    assert identical(ours, theirs)
+    assert identical(saved, expected)
 
 
 @pytest.mark.parametrize("tokens", [64, pytest.param(4096, marks=pytest.mark.slow)])

@@ -37,7 +37,7 @@ def failing(*_, **__):
 
 
 @pytest.fixture
-def said(tiny, monkeypatch):
+def message(tiny, monkeypatch):
     """What a run says in which a part of the config, or a method, allocates too much."""
     monkeypatch.setattr(sys, "argv", ["rft", "steps=3", "mode=train"])
 
@@ -57,28 +57,28 @@ def said(tiny, monkeypatch):
     return run
 
 
-def test_in_a_loss_the_function_is_named_too(said):
-    text = said("loss")
+def test_in_a_loss_the_function_is_named_too(message):
+    text = message("loss")
     assert text.startswith(
         "rank 0 is out of memory in the phase update of step 1 (step 1: the loss 'huge' failed: test_"
     )
     assert "). Lower actor.micro_batch_tokens=16384, or set strategy.activation_checkpointing=full (now none). " in text
 
 
-def test_in_an_advantage(said):
-    text = said("advantage")
+def test_in_an_advantage(message):
+    text = message("advantage")
     assert text.startswith("rank 0 is out of memory in the phase annotate of step 1 (")
     assert "). Lower actor.micro_batch_tokens=16384. " in text
 
 
-def test_in_the_engine(said):
-    text = said(owner=HFEngine, method="generate")
+def test_in_the_engine(message):
+    text = message(owner=HFEngine, method="generate")
     assert text.startswith("rank 0 is out of memory in the phase rollout of step 1 (")
     assert "). Lower rollout.engine.max_rows=256. " in text
 
 
-def test_in_a_checkpoint(said):
-    text = said(owner=Trainer, method="save_model")
+def test_in_a_checkpoint(message):
+    text = message(owner=Trainer, method="save_model")
     assert text.startswith("rank 0 is out of memory in the phase checkpoint of step 3 (")
     assert "). Take a smaller model, or more ranks. " in text
 
@@ -155,8 +155,8 @@ def test_the_term_is_that_of_the_plan_of_the_run(tiny, monkeypatch):
         train(config, Console(quiet=True))
     terms = memory_by_stage(config, 1)["update"]
     term = max(terms, key=terms.get)
-    said = f"is {term} with {terms[term] / 2**30:.3g} GiB. "
-    assert f"By its plan, {sum(terms.values()) / 2**30:.3g} GiB, the largest term of this phase {said}" in str(
+    sentence = f"is {term} with {terms[term] / 2**30:.3g} GiB. "
+    assert f"By its plan, {sum(terms.values()) / 2**30:.3g} GiB, the largest term of this phase {sentence}" in str(
         caught.value
     )
 

@@ -84,11 +84,11 @@ def both(world: World, folder: Path, file_bytes: int = FILE_BYTES, **case: Any) 
     """The contents of both exports of a model, on rank 0."""
     export.FILE_BYTES = file_bytes
     actor = build(world, **case)
-    actor.save_model(folder / "ours")
-    save_whole(actor, folder / f"theirs {world.rank}", file_bytes)
+    actor.save_model(folder / "sharded")
+    save_whole(actor, folder / f"whole {world.rank}", file_bytes)
     if world.rank != 0:
         return None
-    return {"ours": contents(folder / "ours"), "theirs": contents(folder / "theirs 0")}
+    return {"sharded": contents(folder / "sharded"), "whole": contents(folder / "whole 0")}
 
 
 def fail(world: World, folder: Path) -> list[str]:

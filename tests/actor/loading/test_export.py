@@ -28,20 +28,20 @@ def two_ranks(torchrun, tmp_path_factory):
 
 
 def check(found, name):
-    ours, theirs = found["ours"], found["theirs"]
-    assert ours["names"] == theirs["names"]
-    for key, tensor in theirs["tensors"].items():
-        assert tensor.dtype == ours["tensors"][key].dtype and torch.equal(tensor, ours["tensors"][key]), key
+    sharded, whole = found["sharded"], found["whole"]
+    assert sharded["names"] == whole["names"]
+    for key, tensor in whole["tensors"].items():
+        assert tensor.dtype == sharded["tensors"][key].dtype and torch.equal(tensor, sharded["tensors"][key]), key
     one = CASES.get(name, {}).get("file_bytes", FILE_BYTES) > FILE_BYTES
-    assert (list(ours["files"]) == ["model.safetensors"]) == one
+    assert (list(sharded["files"]) == ["model.safetensors"]) == one
     if name in CONVERTED:
-        for texts in (ours["texts"], theirs["texts"]):
+        for texts in (sharded["texts"], whole["texts"]):
             index = json.loads(texts.pop("model.safetensors.index.json"))
-            assert set(index["weight_map"]) == set(ours["names"])
+            assert set(index["weight_map"]) == set(sharded["names"])
     else:
-        assert ours["files"] == theirs["files"]
-    assert ours["texts"] == theirs["texts"]
-    for names, size in zip(ours["files"].values(), ours["bytes"], strict=True):
+        assert sharded["files"] == whole["files"]
+    assert sharded["texts"] == whole["texts"]
+    for names, size in zip(sharded["files"].values(), sharded["bytes"], strict=True):
         assert size <= FILE_BYTES or len(names) == 1 or one
 
 

@@ -25,7 +25,7 @@ SMALL = 64 * 2**10  # bytes of what is not a weight, such as buffers
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models in several files each, as the hub has them; they say how to sample. Adapters, and files of torch.save."""
+    """Models in several files each, as the hub has them, with a generation config; adapters; files of torch.save."""
     folder = tmp_path_factory.mktemp("models")
     for name, options in MODELS.items():
         model = load_model(None, read_config(None, options, VOCABULARY.get(name, 19), "actor"), 3)

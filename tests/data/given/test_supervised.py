@@ -71,16 +71,16 @@ def test_ranks_share_what_one_rank_draws(size, ranks):
 
 def test_a_source_goes_on_where_it_was_on_any_number_of_ranks(ranks):
     def first(world):
-        mine = source(world)
-        mine.next(Metrics())
-        return world.gather(mine.state_dict()), mine.next(Metrics())["unit"].tolist()
+        saved = source(world)
+        saved.next(Metrics())
+        return world.gather(saved.state_dict()), saved.next(Metrics())["unit"].tolist()
 
     found = ranks(2, first)
 
     def second(world):
-        mine = source(world)
-        mine.load_state_dict(found[0][0][0])
-        return mine.next(Metrics())["unit"].tolist()
+        restored = source(world)
+        restored.load_state_dict(found[0][0][0])
+        return restored.next(Metrics())["unit"].tolist()
 
     [units] = ranks(1, second)
     assert units == sorted(unit for _, theirs in found for unit in theirs) == [4, 5, 6, 7]

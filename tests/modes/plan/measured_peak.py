@@ -32,7 +32,7 @@ def main() -> None:
     Job(read(small)).fit("")  # what is imported and set up on the way is the process, not the run
     gc.collect()
     before = kept("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the process
     Job(read(config)).fit("")
     Path(out).write_text(json.dumps({"stage": stage, "planned": planned, "measured": kept("VmHWM") - before}))
 

@@ -129,13 +129,13 @@ def test_the_peak_of_updates_is_the_one_that_torch_finds():
         for _ in range(2):
             update(actor, make_batch(), make_algorithm(terms=TERMS))
 
-    ours, torchs = MemoryTracker(FSDP2.memory_labels), Restarting()
-    with ours.watch(), ours.stage("all"):
+    tracker, torchs = MemoryTracker(FSDP2.memory_labels), Restarting()
+    with tracker.watch(), tracker.stage("all"):
         updates()
     with torchs:
         updates()
     found = torchs.get_tracker_snapshot("peak")[torch.device("cpu")]  # beside the meta device
-    assert device_bytes(ours.peaks()["all"]) == found["Total"]  # the new model was drawn at another time
+    assert device_bytes(tracker.peaks()["all"]) == found["Total"]  # the new model was drawn at another time
 
 
 def test_what_the_head_and_the_cache_allocate_goes_by_their_names(tracker):

@@ -261,15 +261,15 @@ def test_ranks_share_what_one_rank_draws(size, options, ranks):
 @pytest.mark.parametrize(("wrote", "reads"), [(1, 1), (1, 2), (4, 2)])
 def test_a_source_goes_on_where_it_was(wrote, reads, options, ranks):
     def first(world):
-        mine = source(world, **options)
+        saved = source(world, **options)
         for number in range(3):
-            step(mine, -0.01 - 0.003 * number)
-        return mine.state_dict(), [step(mine, -0.03), step(mine, -0.04)], mine._counts
+            step(saved, -0.01 - 0.003 * number)
+        return saved.state_dict(), [step(saved, -0.03), step(saved, -0.04)], saved._counts
 
     def second(world, state):
-        mine = source(world, **options)
-        mine.load_state_dict(state)
-        return [step(mine, -0.03), step(mine, -0.04)], mine._counts
+        restored = source(world, **options)
+        restored.load_state_dict(state)
+        return [step(restored, -0.03), step(restored, -0.04)], restored._counts
 
     found = ranks(wrote, first)
     again = ranks(reads, lambda world: second(world, found[0][0]))

@@ -276,13 +276,13 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
     signal = {1, 2, 3, 4, 5, 6}
 
     def first(world):
-        mine, _ = informative(world, signal)
-        return mine.state_dict(), drawn(mine.next(Metrics()))
+        saved, _ = informative(world, signal)
+        return saved.state_dict(), drawn(saved.next(Metrics()))
 
     def second(world, state):
-        mine = source(world, signal, redraw=REDRAW)
-        mine.load_state_dict(state)
-        return drawn(mine.next(Metrics()))
+        restored = source(world, signal, redraw=REDRAW)
+        restored.load_state_dict(state)
+        return drawn(restored.next(Metrics()))
 
     found = ranks(wrote, first)
     state, expected = found[0][0], sorted(group for _, groups in found for group in groups)
@@ -312,16 +312,16 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
         return MediaSource(context, redraw=REDRAW, interruption=None)
 
     def first(world):
-        mine = start(world)
-        mine.next(Metrics())
+        saved = start(world)
+        saved.next(Metrics())
         file = io.BytesIO()
-        torch.save(mine.state_dict(), file)
-        return file.getvalue(), mine.next(Metrics())
+        torch.save(saved.state_dict(), file)
+        return file.getvalue(), saved.next(Metrics())
 
     def second(world, file):
-        mine = start(world)
-        mine.load_state_dict(torch.load(io.BytesIO(file), map_location="cpu", weights_only=False))
-        return mine.next(Metrics())
+        restored = start(world)
+        restored.load_state_dict(torch.load(io.BytesIO(file), map_location="cpu", weights_only=False))
+        return restored.next(Metrics())
 
     written = ranks(wrote, first)
     resumed = ranks(reads, lambda world: second(world, written[0][0]))

@@ -52,8 +52,8 @@ def test_four_ranks_do_what_one_does(name, one_rank, four_ranks):
     one, four = one_rank[name], four_ranks[name]
     close(four["gradient"], one["gradient"], 1e-5)
     close(four["weights"], one["weights"])
-    for mine, theirs in zip(one["numbers"], four["numbers"], strict=True):
-        assert theirs == pytest.approx(mine, rel=1e-5, abs=1e-6)
+    for expected, number in zip(one["numbers"], four["numbers"], strict=True):
+        assert number == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert (four["column"] - one["column"]).abs().max() < 1e-5
     assert four["names"] == one["names"] * 4
 

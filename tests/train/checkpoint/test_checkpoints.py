@@ -21,7 +21,7 @@ SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 @pytest.fixture
 def checkpoints():
-    """Makes the checkpoints of a run; `said` has their warnings."""
+    """Makes the checkpoints of a run; `warnings` has their warnings."""
     world = start("cpu")
 
     def make(
@@ -30,8 +30,8 @@ def checkpoints():
         options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
         command = RunCommand(run, {"seed": seed, "actor": {"lr": 1e-6}, "logger": f"of {seed}"}, 3, frozenset())
         chosen = RunFolder(run, [], source, command)
-        made = Checkpoints(run, options, world, watched, lambda text: made.said.append(text), chosen)
-        made.said = []
+        made = Checkpoints(run, options, world, watched, lambda text: made.warnings.append(text), chosen)
+        made.warnings = []
         return made
 
     return make
@@ -108,7 +108,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_read(tmp_path, checkpoints, f
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     saved = checkpoints(tmp_path)
     assert newest(saved) == 10
-    assert saved.said[0].startswith(f"the checkpoint {folder} is damaged: {file} ")
+    assert saved.warnings[0].startswith(f"the checkpoint {folder} is damaged: {file} ")
     assert (tmp_path / "checkpoints" / "damaged_step_00000020").is_dir()
     assert str((tmp_path / "checkpoints" / "latest").readlink()) == "step_00000010"
     write(saved, 20)
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, checkpoints):
     shutil.copytree(tmp_path / "other" / "checkpoints" / "step_00000020", tmp_path / "checkpoints" / "step_00000020")
     saved = checkpoints(tmp_path)
     assert newest(saved) == 10
-    assert "step_00000020 is damaged: it is of another run: seed (1 there, 0 here); it is renamed" in saved.said[0]
+    assert "step_00000020 is damaged: it is of another run: seed (1 there, 0 here); it is renamed" in saved.warnings[0]
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -169,7 +169,7 @@ def test_a_stray_file_is_no_checkpoint(tmp_path, checkpoints, name, kind):
     saved = checkpoints(tmp_path, keep_last=1)
     assert newest(saved) == 10
     write(saved, 20)
-    assert newest(saved) == 20 and not saved.said
+    assert newest(saved) == 20 and not saved.warnings
 
 
 def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_path, checkpoints, monkeypatch):
@@ -185,11 +185,11 @@ def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_pat
             saved.write(20, {"step": 20}, save_model, None, False)
             assert not saved.wait()
     saved.write(20, {"step": 20}, full, None, False)
-    assert saved.wait(), "what was said already is not said again"
-    assert len(saved.said) == 4 and all(
+    assert saved.wait(), "a warning is not repeated"
+    assert len(saved.warnings) == 4 and all(
         text.startswith("the checkpoint of step 20 could not be written ([Errno 28] No space left on device); ")
         and text.endswith("step_00000010 stays the newest, and the run continues")
-        for text in saved.said
+        for text in saved.warnings
     )
     assert newest(saved) == 10
     write(saved, 20)
@@ -333,7 +333,7 @@ def test_a_run_that_was_killed_leaves_nothing_behind(tmp_path, checkpoints):
     (folder / "step_00000001").rename(folder / ".step_00000001.removed")
     (folder / ".latest.partial").symlink_to("step_00000003")
     saved = checkpoints(tmp_path, keep_last=1)
-    assert newest(saved) == 3 and not saved.said
+    assert newest(saved) == 3 and not saved.warnings
     assert sorted(os.listdir(folder)) == ["latest", "step_00000003"]
 
 

@@ -32,14 +32,14 @@ def join_as_sglang(runner, address, port, offset, size, name, backend):
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "message"),
     [
         (f"{TOKEN_GROUP}1", "the-key", "joined"),
         (f"{TOKEN_GROUP}1", "another", "member 0 of the process group has another token"),
         ("rft-1", None, "joined"),
     ],
 )
-def test_a_worker_joins_a_group_of_its_token(plugin, name, key, said):
+def test_a_worker_joins_a_group_of_its_token(plugin, name, key, message):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     runner = SimpleNamespace(tp_rank=0, device="cpu", _model_update_group={})
 
@@ -51,6 +51,6 @@ def test_a_worker_joins_a_group_of_its_token(plugin, name, key, said):
     with ThreadPoolExecutor() as threads:
         trainer = threads.submit(rank_zero)
         found = plugin["check_members"](join_as_sglang, runner, "127.0.0.1", store.port, 1, 2, name, "gloo")
-    assert found == (said == "joined", said)
-    assert (name in runner._model_update_group) == (said == "joined")
-    assert (trainer.exception() is None) == (said == "joined")
+    assert found == (message == "joined", message)
+    assert (name in runner._model_update_group) == (message == "joined")
+    assert (trainer.exception() is None) == (message == "joined")
