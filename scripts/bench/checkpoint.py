@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import HERE, call
 from bench.results import machine, ratio_table, show
 from bench.workload import SIZES
@@ -37,9 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a process failed.
     """
-    for name in ("ranks", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "ranks", "repeats")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         side = [str(HERE / "checkpoint_side.py"), name, arguments.size, str(arguments.repeats)]

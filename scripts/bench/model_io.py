@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from bench.options import check_positive
 from bench.process import HERE, call
 from bench.results import machine, ratio_table, show
 from bench.workload import SIZES, Workload, equal
@@ -42,9 +43,7 @@ def run(section: str, arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a process failed.
     """
-    for name in ("ranks", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "ranks", "repeats")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         parameters = Workload(arguments.size, equal(8, 8)).write(Path(name))
