@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,20 +37,9 @@ def save(folder, dtype="float32", tied=False):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the script; returns its exit code and what it prints to stderr."""
-
-    def command(*arguments):
-        capsys.readouterr()  # the progress bars of transformers
-        monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
-        try:
-            convert.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code
-        return code, capsys.readouterr().err
-
-    return command
+def run(run_script):
+    """Runs the script; see `run_script`."""
+    return partial(run_script, convert.main)
 
 
 def assert_equal(folder, expected):
