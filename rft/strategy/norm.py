@@ -31,8 +31,10 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, world: W
     return norm
 
 
-def copies(tensor: DTensor, ranks: int) -> int:
+def copies(tensor: Tensor, ranks: int) -> int:
     """How many of all ranks hold the same part of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return ranks
     mesh = tensor.device_mesh
     replicas = math.prod(mesh.size(dim) for dim, placed in enumerate(tensor.placements) if placed.is_replicate())
     return replicas * ranks // mesh.size()

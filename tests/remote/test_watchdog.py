@@ -18,7 +18,7 @@ from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stac
 SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
 
 
-def run_ranks(kind, ranks, dead_after=3, timeout=60):
+def run_ranks(kind, ranks, dead_after, timeout=60):
     """Exit statuses and errors of all ranks but 1, and the seconds until the last ended; processes without torchrun."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -48,12 +48,12 @@ def run_ranks(kind, ranks, dead_after=3, timeout=60):
     [
         ("raise", 60, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
         ("kill", 60, "its process ended without an error message"),
-        ("stop", 3, "it gives no sign of life for 3 s (faults.dead_after_s)"),
+        ("stop", 5, "it gives no sign of life for 5 s (faults.dead_after_s)"),
     ],
 )
 def test_the_others_end_and_name_the_rank_and_the_collective(kind, dead_after, text, ranks):
     codes, said, seconds = run_ranks(kind, ranks, dead_after)
-    assert codes == [1] * (ranks - 1) and seconds < 30
+    assert codes == [1] * (ranks - 1) and seconds < 60
     for rank, stderr in zip([0, 2], said, strict=False):
         expected = f"rank 1 failed first: {text}; rank {rank} waited in `gather` of main (watchdog_on_ranks.py:"
         assert expected in stderr, stderr
@@ -61,11 +61,11 @@ def test_the_others_end_and_name_the_rank_and_the_collective(kind, dead_after, t
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
-    codes, said, seconds = run_ranks("hang", 2, timeout=5)
-    assert codes == [1] and 5 < seconds < 30
+    codes, said, seconds = run_ranks("hang", 2, dead_after=60, timeout=5)
+    assert codes == [1] and 5 < seconds < 60
     place = r"`gather` of main \(watchdog_on_ranks\.py:\d+\)"
     assert re.search(
-        rf"rank 1 failed first: rank 0 waited [56] s in {place} for rank 1, which is at hang "
+        rf"rank 1 failed first: rank 0 waited \d+ s in {place} for rank 1, which is at hang "
         rf"\(watchdog_on_ranks\.py:\d+\) \(faults\.collective_timeout_s=5\); rank 0 waited in {place}",
         said[0],
     ), said[0]
@@ -73,8 +73,8 @@ def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
 
 @pytest.mark.slow
 def test_a_rank_that_is_slow_ends_nothing():
-    codes, _, seconds = run_ranks("slow", 3, dead_after=2, timeout=60)
-    assert codes == [0, 0] and seconds > 4
+    codes, _, seconds = run_ranks("slow", 3, dead_after=6)
+    assert codes == [0, 0] and seconds > 8
 
 
 def test_one_process_needs_no_watchdog():

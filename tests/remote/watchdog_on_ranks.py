@@ -19,7 +19,7 @@ SECRET = resolve(OmegaConf.create({"path": "${oc.env:RFT_TEST_FILE}"}))
 
 
 def slow():
-    time.sleep(4.0)
+    time.sleep(8.0)
 
 
 def hang():

@@ -3,6 +3,7 @@
 Run with torchrun: `verl_on_ranks.py MODEL OUT MESH`, with the sizes of the mesh, such as 2 or 2,1.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,4 +21,5 @@ for layer in policy.model.layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(policy, mesh=mesh)
 torch.save(policy.state_dict(), out / f"model_world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # threads of gloo may abort the interpreter's teardown, see `rft.distributed.leave`

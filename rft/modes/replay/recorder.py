@@ -1,6 +1,5 @@
 """Records the updates of the policy within a step: loss, gradient norm, gradient, and the gradient of every token."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rft.actor.base import ColumnModel, ModelHooks
@@ -21,6 +19,7 @@ from rft.algorithm.roles import POLICY
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.gather import to_local
+from rft.strategy.norm import copies
 
 ROW = "replay_row"  # column of the batch: the number of the row among those of all ranks, (B,) int64
 GRAD_NORM = "grad_norm"
@@ -107,7 +106,7 @@ class StepRecord:
                 run, own = file.get_tensor(name) if name in saved else nothing, local.get(name, nothing)
                 run, own = run.double().flatten(), own.double().flatten()
                 products = torch.stack([run @ run, run @ own, own @ own])
-                self.updates[-1].products += products / _copies(parameters[int(name)], self.world)
+                self.updates[-1].products += products / copies(parameters[int(name)], self.world.size)
 
     def reduce(self) -> None:
         """Adds up what the ranks have recorded of their rows and shards. A collective."""
@@ -194,11 +193,3 @@ class RecordedMetrics(Metrics):
         super().add(name, total, weight)
         if name == GRAD_NORM:
             self._record.updates[-1].grad_norm = float(total)
-
-
-def _copies(tensor: Tensor, world: World) -> int:
-    """The number of ranks that hold the same part of a parameter."""
-    if not isinstance(tensor, DTensor):
-        return world.size
-    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, placement in sizes if placement.is_replicate())

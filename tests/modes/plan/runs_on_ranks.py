@@ -5,6 +5,7 @@ python runs_on_ranks.py configs.json found.json
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -94,6 +95,8 @@ def main() -> None:
         planned = {name: PlanJob(config | {"mode": "plan"}, len(ranks)).forecast() for name, config in configs.items()}
         memory = {name: forecast.memory for name, forecast in planned.items()}
         Path(sys.argv[2]).write_text(json.dumps({"counted": ranks, "planned": memory}))
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may abort the interpreter's teardown, see `leave`
 
 
 if __name__ == "__main__":

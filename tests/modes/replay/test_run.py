@@ -178,11 +178,12 @@ def test_a_step_of_the_warm_up_is_refused(tiny, replayed):
 
 
 @pytest.mark.slow
-def test_two_ranks_find_what_one_finds(trained, replayed, tiny, torchrun, tmp_path):
+@pytest.mark.parametrize("shared", [(), ("strategy.tensor_parallel=2",)], ids=["sharded", "tensor parallel"])
+def test_two_ranks_find_what_one_finds(shared, trained, replayed, tiny, torchrun, tmp_path):
     """Up to rounding: the two sum in another order, and the run was taken on one."""
     given, other = trained(), ("algorithm/loss=gspo", "algorithm.loss.clip_high=0.01")
     _, alone, tokens, _ = replayed(4, *given, *other)
-    both, folder = tiny("mode=replay", "replay.step=4", *given, *other), tmp_path / "both"
+    both, folder = tiny("mode=replay", "replay.step=4", *given, *other, *shared), tmp_path / "both"
     both["replay"]["output"], file = str(folder), tmp_path / "config.json"
     file.write_text(json.dumps([both]))
     torchrun(Path(__file__).parent.parent / "modes_on_ranks.py", file, tmp_path / "printed")
@@ -191,7 +192,7 @@ def test_two_ranks_find_what_one_finds(trained, replayed, tiny, torchrun, tmp_pa
         for name in ("tokens", "differ", "lost", "gained", "turned"):
             assert one[name] == two[name]
         for name in ("loss", "grad_norm", "cosine"):
-            assert one[name] == (two[name] and pytest.approx(two[name], rel=1e-3, abs=1e-6))
+            assert one[name] == (two[name] and pytest.approx(two[name], rel=1e-5, abs=1e-6))
     lines = [json.loads(line) for line in (folder / "tokens.jsonl").read_text().splitlines()]
     found = {(token["update"], token["row"], token["position"]): token for token in lines}
     for token in tokens:
