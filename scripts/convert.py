@@ -65,7 +65,10 @@ def merge(arguments: argparse.Namespace) -> None:
     """Merges a LoRA adapter into its base."""
     base = arguments.base
     if base is None:
-        base = Path(read_options(arguments.adapter)["base_model_name_or_path"])
+        named = read_options(arguments.adapter).get("base_model_name_or_path")
+        if not named:
+            raise ValueError(f"{arguments.adapter} names no base; name its folder with --base")
+        base = Path(named)
     if not base.is_dir():
         raise ValueError(f"the base {base} is no folder; download it, and name its folder with --base")
     write_model(merged(arguments.adapter, base), base, arguments.out, arguments.dtype)

@@ -104,6 +104,10 @@ def test_what_cannot_be_merged_is_refused(run, tmp_path):
     (tmp_path / "out").mkdir()
     code, error = run("merge", tmp_path / "adapter", "--out", tmp_path / "out")
     assert (code, error) == (1, f"error: {tmp_path / 'out'} exists; name a folder that does not\n")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    code, error = run("merge", tmp_path / "adapter", "--out", tmp_path / "new")
+    assert (code, error) == (1, f"error: {tmp_path / 'adapter'} names no base; name its folder with --base\n")
 
 
 # verl
