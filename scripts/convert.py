@@ -9,7 +9,6 @@ No file can run code: pickled files are read with `weights_only=True`.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from conversion.lora import merged
 from conversion.model_folder import new_folder, write_model
 from conversion.verl import CONFIG, read_shards
 
+from rft.actor.lora.stored import read_options
 from rft.strategy.base import DTYPES
 
 
@@ -65,8 +65,10 @@ def merge(arguments: argparse.Namespace) -> None:
     """Merges a LoRA adapter into its base."""
     base = arguments.base
     if base is None:
-        options = json.loads((arguments.adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        base = Path(options["base_model_name_or_path"])
+        named = read_options(arguments.adapter).get("base_model_name_or_path")
+        if not named:
+            raise ValueError(f"{arguments.adapter} names no base; name its folder with --base")
+        base = Path(named)
     if not base.is_dir():
         raise ValueError(f"the base {base} is no folder; download it, and name its folder with --base")
     write_model(merged(arguments.adapter, base), base, arguments.out, arguments.dtype)

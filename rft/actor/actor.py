@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
@@ -31,7 +30,7 @@ from rft.batch.columns import candidates
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
-from rft.strategy.gather import RANK_ZERO, WHOLE, GatherOptions
+from rft.strategy.gather import RANK_ZERO, WHOLE, GatherOptions, to_local
 
 
 class Actor(TrainableModel):
@@ -123,7 +122,7 @@ class Actor(TrainableModel):
         packed = () if self.adapters is None else self.adapters.packed.values()
         no_numbers = {id(layer.weight) for layer in packed}  # bytes that are viewed as floating-point numbers
         local = {
-            name: (p.to_local() if isinstance(p, DTensor) else p)
+            name: to_local(p)
             for name, p in self.network.named_parameters()
             if p.is_floating_point() and id(p) not in no_numbers
         }

@@ -119,31 +119,20 @@ def load_with_head(
     key: str,
     drawing: Drawing | None = None,
 ) -> PreTrainedModel:
-    """The model with the head of an actor; see `load_scorer` for its arguments and `load_model` for `drawing`."""
-    if head in CLASSIFIERS:
-        return load_scorer(path, config, seed, pad, head, key, drawing)
-    return load_model(path, config, seed, headed=head == "lm", drawing=drawing)
-
-
-def load_scorer(
-    path: str | None,
-    config: PretrainedConfig,
-    seed: int,
-    pad: int,
-    head: str,
-    key: str,
-    drawing: Drawing | None = None,
-) -> PreTrainedModel:
-    """A model of `CLASSIFIERS`, loaded as in `load_model`; if the path has no head, it is drawn from the seed.
+    """The model with the head of an actor, loaded as in `load_model`.
 
     Args:
+        path, config, seed, drawing: see `load_model`.
         pad: id of the padding token; a sequence classifier finds the end of a row by it.
-        head: the key in `CLASSIFIERS`.
+        head: `lm`, `value` or a key in `CLASSIFIERS`. The path must have the weights of `lm`; those of another head are
+            drawn from the seed if it lacks them.
         key: the yaml key of the actor, for messages.
 
     Raises:
         ValueError: transformers has no such classifier for this model type; names the key.
     """
+    if head not in CLASSIFIERS:
+        return load_model(path, config, seed, headed=head == "lm", drawing=drawing)
     classifier = CLASSIFIERS[head]
     config = copy.deepcopy(config)
     forget_moments(config)

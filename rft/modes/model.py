@@ -28,7 +28,8 @@ from rft.setup.components import Components
 from rft.setup.constraints import check_tokenizer
 from rft.setup.loadable import check_vocabulary
 from rft.train.checkpoint.manifest import read_manifest
-from rft.train.folder.run_folder import CONFIG, scratch
+from rft.train.checkpoint.names import checkpoints_in, step_of
+from rft.train.folder.run_folder import CHECKPOINTS, CONFIG, scratch
 
 Which = Literal["latest", "best"] | int | None
 
@@ -168,8 +169,7 @@ def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
     cure = f"set output_dir to the folder of a run, or {key}=null for the model that actor names"
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{key}={which}: output_dir={folder} holds no run; {cure}")
-    exports = sorted((folder / "checkpoints").glob("step_*/actor"))
-    steps = {int(path.parent.name.removeprefix("step_")): path.parent for path in exports}
+    steps = {step_of(path): path for path in checkpoints_in(folder / CHECKPOINTS) if (path / "actor").is_dir()}
     if not steps:
         raise ValueError(f"{key}={which}: the run in output_dir={folder} has no checkpoint yet; {cure}")
     known = ", ".join(map(str, sorted(steps)))

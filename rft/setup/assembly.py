@@ -103,11 +103,6 @@ class Job(Components):
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
         return numbers
 
-    def begin(self) -> tuple[World, Datasets]:
-        """Joins the process group, and loads the tokenizer and the rows."""
-        world = self.join()
-        return world, self.prepare(world)
-
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""
         self.check.attempt(self.engine.factory.check_here, self.engine.options)

@@ -1,4 +1,4 @@
-"""Makes sharded tensors whole for an engine: on every rank, or on rank 0 alone."""
+"""The part of a sharded tensor that is on this rank, and the whole for an engine: on every rank, or on rank 0 alone."""
 
 from dataclasses import dataclass
 
@@ -24,6 +24,11 @@ class GatherOptions:
 
 WHOLE = GatherOptions()  # as they are, on every rank
 RANK_ZERO = GatherOptions(rank_zero_only=True)
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, which shares its storage; a tensor that is not sharded is returned as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(tensor: DTensor, options: GatherOptions) -> Tensor | None:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import HERE, call
 from bench.results import machine, show
 from bench.workload import GROUP, SIZES, Workload, skewed
@@ -91,8 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("rank_rows", "rows"):
         if vars(arguments)[name] < 2 * GROUP or vars(arguments)[name] % (2 * GROUP):
             raise ValueError(f"--{name.replace('_', '-')} {vars(arguments)[name]}: give a multiple of {2 * GROUP}")
-    if arguments.repeats < 1:
-        raise ValueError(f"--repeats {arguments.repeats}: give at least 1")
+    check_positive(arguments, "repeats")
     rows, parts = arguments.plan
     numbers = {
         "machine": machine(),

@@ -7,7 +7,6 @@ Both sides save the same sharded weights and AdamW state, in turn, in the same p
 
 import argparse
 import json
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import HERE, call
-from bench.results import machine, show
+from bench.results import machine, ratio_table, show
 from bench.workload import SIZES
 
 SIDES = ("rft", "gathered")
@@ -38,9 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a process failed.
     """
-    for name in ("ranks", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "ranks", "repeats")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         side = [str(HERE / "checkpoint_side.py"), name, arguments.size, str(arguments.repeats)]
@@ -52,7 +50,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def table(numbers: dict[str, Any]) -> Table:
     """Both sides, and the ratios of `gathered` to `rft`."""
-    shown = Table(title=f"a checkpoint of {numbers['ranks']} ranks, medians")
     rows = {
         "the run waits (s)": "blocking_s",
         "until it is on the disk (s)": "whole_s",
@@ -60,11 +57,6 @@ def table(numbers: dict[str, Any]) -> Table:
         "memory that the last rank takes (MiB)": "last_mib",
         "files (MiB)": "files_mib",
     }
-    for title in ("", *SIDES, "gathered / rft"):
-        shown.add_column(title, justify="right" if title else "left")
-    for title, name in rows.items():
-        found = [statistics.median(numbers[side][name]) for side in SIDES]
-        ratio = f"{found[1] / found[0]:.2f}" if found[0] else "–"  # noqa: RUF001
-        shown.add_row(title, *(f"{number:.2f}" for number in found), ratio)
+    shown = ratio_table(f"a checkpoint of {numbers['ranks']} ranks, medians", rows, SIDES, numbers)
     shown.caption = f"{numbers['state_mib']:.0f} MiB of weights and AdamW state, sharded over the ranks"
     return shown

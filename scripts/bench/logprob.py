@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import call, has_trl
 from bench.results import machine, show
 
@@ -38,9 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     console = Console()
     names = ("tokens", "vocab", "hidden", "repeats")
-    for name in names:
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, *names)
     options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy")}
     check_memory(arguments.tokens, arguments.vocab, arguments.entropy)
     ways = ["rft", "plain"]

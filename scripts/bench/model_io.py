@@ -7,7 +7,6 @@ model; every rank gathers all tensors, and rank 0 calls `save_pretrained`; the e
 
 import argparse
 import json
-import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from bench.options import check_positive
 from bench.process import HERE, call
-from bench.results import machine, show
+from bench.results import machine, ratio_table, show
 from bench.workload import SIZES, Workload, equal
 
 SIDES = ("rft", "whole")
@@ -43,9 +43,7 @@ def run(section: str, arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a process failed.
     """
-    for name in ("ranks", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "ranks", "repeats")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks)]
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         parameters = Workload(arguments.size, equal(8, 8)).write(Path(name))
@@ -66,18 +64,12 @@ def store_in_bfloat16(file: Path) -> None:
 
 def table(section: str, numbers: dict[str, Any]) -> Table:
     """Both sides, and the ratios of `whole` to `rft`."""
-    shown = Table(title=f"{section} of a model on {numbers['ranks']} ranks, medians")
     rows = {
         "seconds": "seconds",
         "memory that rank 0 takes (MiB)": "first_mib",
         "memory that the last rank takes (MiB)": "last_mib",
     }
-    for title in ("", *SIDES, "whole / rft"):
-        shown.add_column(title, justify="right" if title else "left")
-    for title, name in rows.items():
-        found = [statistics.median(numbers[side][name]) for side in SIDES]
-        ratio = f"{found[1] / found[0]:.2f}" if found[0] else "–"  # noqa: RUF001
-        shown.add_row(title, *(f"{number:.2f}" for number in found), ratio)
+    shown = ratio_table(f"{section} of a model on {numbers['ranks']} ranks, medians", rows, SIDES, numbers)
     weights = f"{numbers['model_mib']:.0f} MiB of float32 weights, which the file holds in bfloat16"
     shown.caption = f"{weights}; memory with the mapped parts of files"
     return shown

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.options import check_positive
 from bench.results import machine, show
 from bench.updates import compare, table
 from bench.workload import PROMPT_TOKENS, SIZES, Workload, skewed
@@ -31,9 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
         RuntimeError: a side failed.
     """
     console = Console()
-    for name in ("repeats", "forward_rows"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "repeats", "forward_rows")
     workload = Workload(arguments.size, skewed(arguments.rows, arguments.longest))
     tokens = arguments.tokens or arguments.forward_rows * (PROMPT_TOKENS + workload.longest)
     cap = f"actor.micro_batch_tokens={tokens}"

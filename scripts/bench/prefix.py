@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.options import check_positive
 from bench.results import machine, show
 from bench.updates import compare, table
 from bench.workload import SIZES, Workload
@@ -33,9 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
         RuntimeError: a side failed.
     """
     console = Console()
-    for name in ("prompts", "prompt", "response", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "prompts", "prompt", "response", "repeats")
     if min(arguments.groups) < 2:
         raise ValueError(f"--groups {min(arguments.groups)}: a group of one shares nothing; give 2 or more")
     found: dict[str, Any] = {}

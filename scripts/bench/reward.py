@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.results import machine, show
 from bench.reward_servers import REQUESTS, ROWS, plain_posts, serving
 from bench.reward_yaml import build_reward, options
@@ -59,9 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: a side has lost or invented a score.
     """
-    for name in ("calls", "isolated", "workers", "repeats"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "calls", "isolated", "workers", "repeats")
     texts = [f"so the answer is #### {number - number % 2}" for number in range(arguments.calls)]
     rows = [{"answer": f"#### {number}"} for number in range(arguments.calls)]
     expected = [float(number % 2 == 0) for number in range(arguments.calls)]

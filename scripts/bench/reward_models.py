@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.logprob_side import forget_peak, resident
+from bench.options import check_positive
 from bench.results import machine, show
 
 SIZES = {  # about 96 MB in float32
@@ -47,10 +48,9 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: an option does not fit.
         RuntimeError: the sides do not compute the same scores.
     """
-    options = {name: vars(arguments)[name] for name in ("responses", "length", "layers", "repeats")}
-    for name, value in options.items():
-        if value < 1:
-            raise ValueError(f"--{name} {value}: give at least 1")
+    names = ("responses", "length", "layers", "repeats")
+    check_positive(arguments, *names)
+    options = {name: vars(arguments)[name] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         sizes = apart(save_models, folder, arguments.layers)
         sides = {name: apart(measure, folder, name, options) for name in SIDES}

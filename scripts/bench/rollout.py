@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import call
 from bench.results import machine, show
 from bench.step import EQUAL_LENGTH
@@ -46,8 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
         RuntimeError: a side failed, or the sides sampled other numbers of tokens, or with other numbers of threads.
     """
     console = Console()
-    if arguments.repeats < 1:
-        raise ValueError(f"--repeats {arguments.repeats}: give at least 1")
+    check_positive(arguments, "repeats")
     workloads = {
         "skewed": skewed(arguments.rows, arguments.longest),
         "equal": equal(arguments.rows, min(EQUAL_LENGTH, arguments.longest)),

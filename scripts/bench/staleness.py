@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import rft
+from bench.options import check_positive
 from bench.results import show
 from rft.algorithm import LOSSES
 from rft.algorithm.algorithm import Algorithm
@@ -145,9 +146,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: an option does not fit.
     """
-    for name in ("updates", "seeds"):
-        if vars(arguments)[name] < 1:
-            raise ValueError(f"--{name} {vars(arguments)[name]}: give at least 1")
+    check_positive(arguments, "updates", "seeds")
     if min(arguments.staleness) < 0:
         raise ValueError(f"--staleness {min(arguments.staleness)}: give 0 or more")
     torch.set_num_threads(1)  # the tensors are too small for more

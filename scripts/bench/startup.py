@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import HERE, call, environment, has_trl
 from bench.results import machine, show
 from bench.workload import GROUP, Workload, equal
@@ -37,8 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         RuntimeError: a side failed.
     """
     console = Console()
-    if arguments.repeats < 1:
-        raise ValueError(f"--repeats {arguments.repeats}: give at least 1")
+    check_positive(arguments, "repeats")
     starts = {"rft": start_rft}
     if has_trl(console, arguments.rft_only):
         starts["trl"] = start_trl

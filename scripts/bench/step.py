@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import check_positive
 from bench.process import HERE, call, has_trl
 from bench.results import machine, show
 from bench.workload import Workload, equal, skewed
@@ -27,8 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     console = Console()
     rows = arguments.rows
-    if arguments.repeats < 1:
-        raise ValueError(f"--repeats {arguments.repeats}: give at least 1")
+    check_positive(arguments, "repeats")
     if arguments.trl_rows < 1 or rows % arguments.trl_rows:
         raise ValueError(f"--trl-rows {arguments.trl_rows}: give a divisor of --rows {rows}")
     lengths = equal(rows, min(EQUAL_LENGTH, arguments.longest)) if arguments.equal else skewed(rows, arguments.longest)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conversion.model_folder import read_tensors
-from rft.actor.lora.stored import PREFIX, delta, read_options
+from rft.actor.lora.stored import PREFIX, WEIGHTS, delta, read_options
 
 
 def merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
@@ -21,7 +21,7 @@ def merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
         ValueError: the adapter cannot be merged by the formula, or belongs to another base.
     """
     options = read_options(adapter)
-    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / WEIGHTS)
     left = set(tensors)
     for name, weight in read_tensors(base):
         module, _, kind = name.rpartition(".")

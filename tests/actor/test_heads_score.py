@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
-from rft.actor.init import load_scorer
+from rft.actor.init import load_with_head
 from tests.actor.test_heads import F64, LENGTHS, MODELS, tokens_and_selection
 from tests.helpers import SIZES
 
@@ -21,7 +21,7 @@ TINY_BERT = {
 
 def scorer(name="qwen3", pad=PAD, head="score"):
     config = AutoConfig.for_model(**SIZES | MODELS[name] | {"pad_token_id": None})
-    model = load_scorer(None, config, 0, pad, head, "actor").to(F64).eval()
+    model = load_with_head(None, config, 0, pad, head, "actor").to(F64).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -103,14 +103,14 @@ def test_the_head_is_drawn_from_the_seed_and_the_rest_is_that_of_the_path(tmp_pa
     config = AutoConfig.for_model(**SIZES | MODELS["qwen3"])
     language = AutoModelForCausalLM.from_config(config)
     language.save_pretrained(tmp_path)
-    one, same, other = (load_scorer(str(tmp_path), config, seed, 5, "score", "actor") for seed in (1, 1, 2))
+    one, same, other = (load_with_head(str(tmp_path), config, seed, 5, "score", "actor") for seed in (1, 1, 2))
     assert torch.equal(one.score.weight, same.score.weight) and not torch.equal(one.score.weight, other.score.weight)
     torch.testing.assert_close(one.model.state_dict(), language.model.state_dict(), rtol=0, atol=0)
     assert (one.config.pad_token_id, config.pad_token_id) == (5, 0), "the config that was given is as it was"
 
 
 def test_a_classifier_that_is_not_one_layer_on_the_last_token_is_refused():
-    model = load_scorer(None, AutoConfig.for_model("bert", **TINY_BERT), 0, 0, "score", "actor")
+    model = load_with_head(None, AutoConfig.for_model("bert", **TINY_BERT), 0, 0, "score", "actor")
     with pytest.raises(ValueError, match=r"^actor\.path: BertForSequenceClassification does not compute its score"):
         check_scorer(model, "actor.path")
     for name in MODELS:
@@ -122,4 +122,4 @@ def test_a_type_without_a_classifier_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"^actor\.head=score: transformers has no sequence classifier of the type cohere"
     ):
-        load_scorer(None, AutoConfig.for_model("cohere"), 0, 0, "score", "actor")
+        load_with_head(None, AutoConfig.for_model("cohere"), 0, 0, "score", "actor")

@@ -22,7 +22,8 @@ def test_there_must_be_a_teacher(tiny):
         Problems, match=r"^teacher\.path is null, so there is no model to learn from; set it to a folder"
     ):
         job.check.end()
-    Job(tiny("algorithm=sft", "teacher.model_config=null")).begin()
+    job = Job(tiny("algorithm=sft", "teacher.model_config=null"))
+    job.prepare(job.join())
 
 
 def test_a_plan_goes_through_it(tiny):

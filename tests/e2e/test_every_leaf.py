@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig
 
 from rft.logger.log import SilentLog
@@ -20,6 +19,7 @@ from rft.setup.assembly import Job
 from rft.setup.parts import READERS, check_config
 from rft.setup.typed import leaves
 from rft.setup.unread import MODE_NODES, Parts, unread_keys
+from rft.strategy.gather import to_local
 
 RUNS = {
     "grpo": [],
@@ -98,7 +98,7 @@ def fingerprint(*roots: Any) -> str:
         seen[id(thing)] = thing
         digest.update(f"{type(thing).__qualname__};".encode())
         if isinstance(thing, torch.Tensor):
-            thing = thing.to_local() if isinstance(thing, DTensor) else thing
+            thing = to_local(thing)
             if not thing.is_meta:
                 digest.update(thing.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
             rest.append(str((thing.dtype, tuple(thing.shape), thing.requires_grad)))
@@ -144,7 +144,8 @@ def objects(config: dict, folder: Path) -> str:
     torch.manual_seed(0)
     random.seed(0)
     job = Job(config)
-    world, loaded = job.begin()
+    world = job.join()
+    loaded = job.prepare(world)
     trainer, stages = job.assemble(world, loaded, folder, SilentLog())
     trainer.sampler.close()
     return fingerprint(trainer, stages, loaded, job.sinks)

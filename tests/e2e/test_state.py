@@ -155,7 +155,8 @@ def test_every_plugin_that_may_remember_is_in_a_run():
 
 def test_every_part_has_the_protocol_of_torch(tiny, tmp_path):
     job = Job(tiny("algorithm=rloo", "algorithm/shaping=[running_norm]", *ADAPTIVE))
-    trainer, stages = job.assemble(*job.begin(), tmp_path, SilentLog())
+    world = job.join()
+    trainer, stages = job.assemble(world, job.prepare(world), tmp_path, SilentLog())
     trainer.sampler.close()
     algorithm, models = stages[-1].algorithm, trainer.models.values()
     terms = [term.coef for term in algorithm.policy.terms]

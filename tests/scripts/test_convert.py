@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,20 +37,9 @@ def save(folder, dtype="float32", tied=False):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the script; returns its exit code and what it prints to stderr."""
-
-    def command(*arguments):
-        capsys.readouterr()  # the progress bars of transformers
-        monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
-        try:
-            convert.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code
-        return code, capsys.readouterr().err
-
-    return command
+def run(run_script):
+    """Runs the script; see `run_script`."""
+    return partial(run_script, convert.main)
 
 
 def assert_equal(folder, expected):
@@ -114,6 +104,10 @@ def test_what_cannot_be_merged_is_refused(run, tmp_path):
     (tmp_path / "out").mkdir()
     code, error = run("merge", tmp_path / "adapter", "--out", tmp_path / "out")
     assert (code, error) == (1, f"error: {tmp_path / 'out'} exists; name a folder that does not\n")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    code, error = run("merge", tmp_path / "adapter", "--out", tmp_path / "new")
+    assert (code, error) == (1, f"error: {tmp_path / 'adapter'} names no base; name its folder with --base\n")
 
 
 # verl

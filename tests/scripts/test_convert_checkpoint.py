@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,20 +58,9 @@ BACK = ("tied", "experts", "score", "step", "tied-path-adapters-alone")
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the script; returns its exit code and what it prints to stderr."""
-
-    def command(*arguments):
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["convert.py", "from-checkpoint", *map(str, arguments)])
-        try:
-            convert.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code
-        return code, capsys.readouterr().err
-
-    return command
+def run(run_script):
+    """Runs the section `from-checkpoint`; see `run_script`."""
+    return partial(run_script, convert.main, "from-checkpoint")
 
 
 def save_models(folder):

@@ -21,6 +21,7 @@ from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.gather import to_local
 from tests.helpers import make_actor, make_optimizer, make_strategy
 from tests.train.checkpoint.states import restore, whole_state
 
@@ -61,7 +62,7 @@ class Recording(FSDP2):
 
 
 def local_bytes(parameter: torch.Tensor) -> int:
-    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).nbytes
+    return to_local(parameter).nbytes
 
 
 def perform(job: dict[str, Any], world: World) -> dict[str, Any]:

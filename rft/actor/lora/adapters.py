@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
-from rft.actor.lora.stored import StoredAdapter
+from rft.actor.lora.stored import PREFIX, WEIGHTS, StoredAdapter
 from rft.ranges import PositiveInt
 from rft.strategy.gather import GatherOptions
 
@@ -253,10 +253,8 @@ class Adapters:
         config = copy(self.config)
         config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order differs by process
         config.save_pretrained(folder)
-        peft_tensors = {
-            f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()
-        }
-        save_file(peft_tensors, folder / "adapter_model.safetensors")
+        peft_tensors = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()}
+        save_file(peft_tensors, folder / WEIGHTS)
 
 
 @dataclass(frozen=True)

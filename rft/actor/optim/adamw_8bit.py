@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from rft.strategy.gather import to_local
 
 BLOCK = 256
 CODES = ("exp_avg", "exp_avg_sq")  # in the state, each with its scales
@@ -36,7 +37,7 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
         names = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
         tensors = (parameter, parameter.grad, *(state[name] for name in names))
         rows = max(1, NUMBERS_AT_ONCE // parameter.shape[1:].numel())
-        for weight, grad, m, m_scale, v, v_scale in zip(*(local(t).split(rows) for t in tensors), strict=True):
+        for weight, grad, m, m_scale, v, v_scale in zip(*(to_local(t).split(rows) for t in tensors), strict=True):
             mean = numbers(m, m_scale, signed=True).lerp_(grad, 1 - beta1)
             square = numbers(v, v_scale, signed=False).lerp_(grad.square(), 1 - beta2)
             round_to(m, m_scale, mean, signed=True)
@@ -85,8 +86,3 @@ def nearest_codes(signed: bool, device: torch.device) -> Tensor:
     values = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     book = code_book(signed, torch.device("cpu"))
     return torch.bucketize(values, (book[1:] + book[:-1]) / 2).to(device, torch.uint8)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a tensor; they share its storage."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

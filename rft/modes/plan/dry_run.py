@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
@@ -31,6 +30,7 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.kv_cache import capacity
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.base import HOST
+from rft.strategy.gather import to_local
 from rft.train.checkpoint.shards import largest_file
 from rft.train.checkpoint.tree import split
 from rft.train.stage import Stage
@@ -248,7 +248,7 @@ class DryRun:
         """Copies what the stager of a checkpoint copies, and serializes a file."""
         _, tensors = split(states)
         with record_function("checkpoint"):
-            for local in map(_local, tensors.values()):
+            for local in map(to_local, tensors.values()):
                 if (storage := local.untyped_storage()) not in self._staged:
                     self._staged[storage] = torch.empty_like(local)
         with record_function("file"):
@@ -280,10 +280,6 @@ def _tensors(batch: TensorDict) -> list[Tensor]:
 
 def _stage_name(stage: Stage, name: str) -> str:
     return name if stage.name == "train" else stage.name
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _tokens_here(micro: MicroBatch) -> int:

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.modes.plan.skip_compute import tensors_in
 from rft.strategy.base import HOST
+from rft.strategy.gather import to_local
 
 COMPOSITE = "CompositeImplicitAutograd"
 UNLABELLED = "activations"
@@ -112,7 +112,7 @@ class MemoryTracker(TorchDispatchMode):
     def assign(self, term: str, tensors: Iterable[Tensor]) -> None:
         """Counts tensors for a term, from their creation on; those made under a label of host memory stay there."""
         for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = to_local(tensor)
             self._track(local)
             block = self._blocks[local.untyped_storage()._cdata]
             if not block.term.endswith(HOST):

@@ -11,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rft.actor.base import ColumnModel, ModelHooks
@@ -19,6 +18,7 @@ from rft.algorithm.objective import Objective
 from rft.algorithm.roles import POLICY
 from rft.distributed import World
 from rft.metrics import Metrics
+from rft.strategy.gather import to_local
 from rft.strategy.norm import copies
 
 ROW = "replay_row"  # column of the batch: the number of the row among those of all ranks, (B,) int64
@@ -93,7 +93,7 @@ class StepRecord:
         path = self.folder / f"gradient_{len(self.updates)}_rank_{self.world.rank}.safetensors"
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         local = {
-            str(number): _local(parameter.grad).detach().cpu().contiguous()
+            str(number): to_local(parameter.grad).detach().cpu().contiguous()
             for number, parameter in enumerate(parameters)
             if parameter.grad is not None
         }
@@ -193,7 +193,3 @@ class RecordedMetrics(Metrics):
         super().add(name, total, weight)
         if name == GRAD_NORM:
             self._record.updates[-1].grad_norm = float(total)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -17,7 +17,7 @@ from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Comparison, Pair, TokenChange, UpdateComparison
 from rft.modes.replay.page import RowTexts, rows_page
 from rft.modes.replay.recorder import StepRecord
-from rft.modes.replay.saved_run import step_of
+from rft.train.checkpoint.names import step_of
 from rft.train.folder.resume import Difference, describe_changes
 
 STEP, TOKENS, ROWS = "step.json", "tokens.jsonl", "rows.html"  # in the folder of the comparison

@@ -8,8 +8,8 @@ from typing import Any
 from rft.algorithm.roles import ROLES
 from rft.logger.history import History
 from rft.setup.assembly import Job
-from rft.train.checkpoint.checkpoints import STEP
 from rft.train.checkpoint.manifest import damage
+from rft.train.checkpoint.names import checkpoints_in, step_of
 from rft.train.folder.resume import Difference, below, changed_keys, describe_changes, overrides
 from rft.train.folder.run_folder import CHECKPOINTS, CONFIG, plain, read_config, start_of
 
@@ -75,9 +75,9 @@ class SavedRun:
         Returns:
             The checkpoint, and what is wrong with newer ones that are damaged.
         """
-        steps = [path for path in (self.folder / CHECKPOINTS).glob("step_*") if STEP.fullmatch(path.name)]
+        before = [path for path in checkpoints_in(self.folder / CHECKPOINTS) if step_of(path) < step]
         problems: dict[Path, str] = {}
-        for path in sorted((path for path in steps if step_of(path) < step), reverse=True):
+        for path in reversed(before):
             if (problem := damage(path)) is None:
                 return path, problems
             problems[path] = problem
@@ -125,8 +125,3 @@ def check_columns_known(run: Job, command: Job) -> None:
             f"mode=replay: the algorithm reads {' and '.join(missing)}, which the run has not sampled; choose one "
             "that does not"
         )
-
-
-def step_of(checkpoint: Path | None) -> int:
-    """The step of a checkpoint, from the name of its folder; 0 for the beginning of a run."""
-    return 0 if checkpoint is None else int(checkpoint.resolve().name.removeprefix("step_"))

@@ -21,10 +21,10 @@ from rft.errors import Stopped, at_step
 from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
-from rft.modes.replay.saved_run import step_of
 from rft.setup.assembly import Job
 from rft.setup.datasets import Datasets
 from rft.train.checkpoint.checkpoints import CheckpointOptions, SavedState
+from rft.train.checkpoint.names import step_of
 from rft.train.diverged import NonFinitePolicy
 from rft.train.folder.run_folder import RunFolder
 from rft.train.stage import Stage

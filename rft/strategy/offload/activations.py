@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
+
+from rft.strategy.gather import to_local
 
 LABEL = "offload activations"  # of `record_function`: mode=plan counts what is allocated under it as host memory
 
@@ -158,6 +159,6 @@ class BlockActivations:
 
 def _staying(block: nn.Module, inputs: Any) -> set[int]:
     """The storages of a block's weights, and of inputs that do not train, such as masks: all blocks share those."""
-    own = (p.to_local() if isinstance(p, DTensor) else p for p in (*block.parameters(), *block.buffers()))
+    own = map(to_local, (*block.parameters(), *block.buffers()))
     shared = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and not leaf.requires_grad)
     return {tensor.untyped_storage()._cdata for tensor in (*own, *shared)}

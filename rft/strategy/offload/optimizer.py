@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
+
+from rft.strategy.gather import to_local
 
 LABEL = "offload optimizer"  # of `record_function`: mode=plan counts what is allocated under it as host memory
 
@@ -49,7 +50,7 @@ class OptimizerOffload:
             with record_function(LABEL):
                 host = torch.empty_like(tensor, device="cpu")
                 if self._device.type == "cuda":
-                    local = host.to_local() if isinstance(host, DTensor) else host
+                    local = to_local(host)
                     local.data = local.pin_memory()
             self._host[parameter, name] = host
         return self._host[parameter, name]

@@ -21,7 +21,7 @@ from rft.distributed import World
 from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, sync, write_manifest
-from rft.train.checkpoint.names import STEP, delete, make_empty, name_of, remove, set_aside
+from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside, step_of
 from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
 from rft.train.checkpoint.tree import join, places, split
 from rft.train.folder.run_folder import RunFolder
@@ -141,7 +141,7 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or the one that the run started from, or None."""
-        return max(self._steps(), default=self._source)
+        return max(checkpoints_in(self.folder), default=self._source)
 
     def read(self) -> SavedState | None:
         """The state of the newest checkpoint that is whole, or None where there is no checkpoint. A collective.
@@ -152,7 +152,7 @@ class Checkpoints:
             ValueError: all checkpoints are damaged, or `checkpoints` is no folder; names what is wrong with each.
         """
         self._world.decide(self._clear)
-        steps: list[Path] = self._world.decide(lambda: self._steps()[::-1])
+        steps: list[Path] = self._world.decide(lambda: checkpoints_in(self.folder)[::-1])
         problems: dict[Path, str] = {}
         while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
             problems[steps[len(problems)]] = problem
@@ -350,14 +350,10 @@ class Checkpoints:
         os.replace(link, latest)
         sync(self.folder)
 
-    def _steps(self) -> list[Path]:
-        """The folders of checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
-
     def _prune(self) -> None:
         """Removes the checkpoints that are not kept; damaged ones are neither counted nor removed."""
         metrics: dict[Path, float | None] = {}
-        for path in self._steps():
+        for path in checkpoints_in(self.folder):
             try:
                 metrics[path] = read_manifest(path)["metric"]
             except ValueError:
@@ -367,7 +363,7 @@ class Checkpoints:
         measured = sorted(ranked, key=lambda path: (ranked[path], path.name))
         kept = {*steps[-max(1, options.keep_last) :], *measured[max(0, len(measured) - options.keep_best) :]}
         for path in steps:
-            multiple = options.keep_every > 0 and int(path.name.removeprefix("step_")) % options.keep_every == 0
+            multiple = options.keep_every > 0 and step_of(path) % options.keep_every == 0
             if path not in kept and not multiple:
                 remove(path)
 

@@ -11,6 +11,16 @@ def name_of(step: int) -> str:
     return f"step_{step:08d}"
 
 
+def step_of(checkpoint: Path | None) -> int:
+    """The step of a checkpoint, from the name of its folder; 0 for the beginning of a run."""
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; folders with other names are none."""
+    return sorted(path for path in folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
+
+
 def set_aside(folder: Path) -> str:
     """Renames a folder to a free name, and returns it."""
     free = folder.with_name(f"damaged_{folder.name}")

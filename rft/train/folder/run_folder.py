@@ -17,7 +17,7 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.history import History
 from rft.registry import did_you_mean
-from rft.train.checkpoint.names import STEP
+from rft.train.checkpoint.names import checkpoints_in
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock
 
@@ -241,8 +241,7 @@ def _source(origin: Path, command: RunCommand) -> Path:
 def _newest(run: Path) -> Path | None:
     """The newest checkpoint of a run folder, or of a folder of checkpoints; None if there is none."""
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
-    found = (path.resolve() for path in folder.glob("step_*") if path.is_dir() and STEP.fullmatch(path.name))
-    return max(found, default=None)
+    return max((path.resolve() for path in checkpoints_in(folder)), default=None)
 
 
 def start_of(saved: dict[str, Any]) -> Path | None:

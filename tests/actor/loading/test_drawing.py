@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rft.actor.init import init_without_loading, load_model, load_scorer, read_config
+from rft.actor.init import init_without_loading, load_model, load_with_head, read_config
 from rft.actor.loading.drawing import Drawing, NotRecordedError
 from tests.actor.loading.stored_on_ranks import MODELS
 from tests.helpers import MODEL, SIZES
@@ -55,7 +55,7 @@ def test_a_model_has_the_numbers_of_the_whole_one(kind):
 @pytest.mark.parametrize("head", ["score", "step"])
 def test_a_classifier_has_the_numbers_of_the_whole_one(head):
     config = read_config(None, MODEL, 19, "actor")
-    drawing = compare(lambda drawing: load_scorer(None, deepcopy(config), 3, 5, head, "actor", drawing))
+    drawing = compare(lambda drawing: load_with_head(None, deepcopy(config), 3, 5, head, "actor", drawing))
     assert "score.weight" in dict(drawing.items())
 
 

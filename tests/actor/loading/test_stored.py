@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from rft.actor.init import load_model, load_scorer, read_config
+from rft.actor.init import load_model, load_with_head, read_config
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.distributed import start
@@ -150,8 +150,8 @@ def test_parameters_wait_on_the_meta_device_and_buffers_are_computed(saved):
 def test_a_missing_head_is_drawn_and_the_rest_waits(saved):
     folder, _ = saved()
     config = AutoConfig.from_pretrained(folder)
-    model = load_scorer(str(folder), config, 5, 0, "score", "actor", drawing=Drawing())
-    whole = load_scorer(str(folder), config, 5, 0, "score", "actor")
+    model = load_with_head(str(folder), config, 5, 0, "score", "actor", drawing=Drawing())
+    whole = load_with_head(str(folder), config, 5, 0, "score", "actor")
     assert meta_names(model) == {name for name, _ in whole.named_parameters()} - {"score.weight"}
     assert torch.equal(model.score.weight, whole.score.weight)
 

@@ -28,6 +28,15 @@ from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.trainer import Trainer
 
 FILE_BYTES = 2**22  # of an exported model
+ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # no answer ends by chance
+RUN = (
+    "steps=2",
+    "eval.every=0",
+    "rollout.max_new_tokens=32",
+    "batch.prompts=4",
+    "algorithm.group_size=4",
+    "actor.micro_batch_tokens=512",
+)
 STAGES: dict[str, tuple[type, str]] = {  # the methods in which a run is in a stage of the plan
     "load": (Job, "assemble"),
     "rollout": (RolloutSource, "next"),
@@ -37,6 +46,17 @@ STAGES: dict[str, tuple[type, str]] = {  # the methods in which a run is in a st
     "export": (Actor, "save_model"),
     "save": (Checkpoints, "_stage"),
 }
+
+
+def add_rows(config: dict[str, Any], folder: Path) -> None:
+    """Gives a run rows that are as long as rows can be, from files in the folder."""
+    prompts = [ALPHABET[start : start + 32] for start in range(0, 320, 32)]
+    node = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None}
+    for name, texts in {"train": prompts, "heldout": [prompt[::-1] for prompt in prompts]}.items():
+        rows = (json.dumps({"prompt": text, "answer": "x"}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    config["data"]["train"] = node | {"path": str(folder / "train.jsonl"), "limit": None}
+    config["data"]["eval"] = {"heldout": node | {"path": str(folder / "heldout.jsonl"), "limit": 2}}
 
 
 def staged(tracker: MemoryTracker, stage: str, function: Callable) -> Callable:

@@ -7,9 +7,8 @@ import pytest
 
 from rft.actor.init import blocks, load_model, read_config
 from rft.data.encode.tokenizer import characters
-from tests.modes.plan.runs_on_ranks import FILE_BYTES, tensor_bytes
+from tests.modes.plan.runs_on_ranks import ALPHABET, FILE_BYTES, RUN, add_rows, tensor_bytes
 
-ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # no answer ends by chance
 SHAPE = {
     "model_type": "qwen3",
     "hidden_size": 256,
@@ -20,16 +19,6 @@ SHAPE = {
     "head_dim": 64,
     "tie_word_embeddings": False,
 }
-RUN = (
-    "mode=train",
-    "actor=hf",
-    "steps=2",
-    "eval.every=0",
-    "rollout.max_new_tokens=32",
-    "batch.prompts=4",
-    "algorithm.group_size=4",
-    "actor.micro_batch_tokens=512",
-)
 CASES = {
     "plain": (),
     "optimizer and activations offloaded": (
@@ -69,14 +58,9 @@ def runs(model, resolved, torchrun, tmp_path_factory):
 
 def config(resolved, model, folder, case):
     """The config of a run whose rows are as long as rows can be."""
-    prompts = [ALPHABET[start : start + 32] for start in range(0, 320, 32)]
-    found = resolved(*RUN, f"output_dir={folder / case}", f"actor.path={model}", *CASES[case])
-    node = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None}
-    for name, texts in {"train": prompts, "heldout": [prompt[::-1] for prompt in prompts]}.items():
-        rows = (json.dumps({"prompt": text, "answer": "x"}) + "\n" for text in texts)
-        (folder / f"{name}.jsonl").write_text("".join(rows))
-    found["data"]["train"] = node | {"path": str(folder / "train.jsonl"), "limit": None}
-    found["data"]["eval"] = {"heldout": node | {"path": str(folder / "heldout.jsonl"), "limit": 2}}
+    where = (f"output_dir={folder / case}", f"actor.path={model}")
+    found = resolved("mode=train", "actor=hf", *RUN, *where, *CASES[case])
+    add_rows(found, folder)
     return found
 
 

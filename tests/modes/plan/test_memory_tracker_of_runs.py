@@ -11,20 +11,10 @@ from peft import LoraConfig, get_peft_model
 
 import rft
 from rft.actor.init import load_model, read_config
-from tests.modes.plan.runs_on_ranks import tensor_bytes
+from tests.modes.plan.runs_on_ranks import ALPHABET, RUN, add_rows, tensor_bytes
 
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent
-ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # no answer ends by chance
-RUN = (
-    "warmup=none",
-    "steps=2",
-    "eval.every=0",
-    "rollout.max_new_tokens=32",
-    "batch.prompts=4",
-    "algorithm.group_size=4",
-    "actor.micro_batch_tokens=512",
-)
 LAYERS = 2
 SMALL = {
     "num_hidden_layers": LAYERS,
@@ -55,19 +45,13 @@ CASES = {
 @pytest.fixture
 def make(resolved, tmp_path):
     """The config of a run whose rows are as long as rows can be."""
-    rows = [{"prompt": ALPHABET[start : start + 32], "answer": "x"} for start in range(0, 320, 32)]
-    held_out = [{"prompt": row["prompt"][::-1], "answer": "x"} for row in rows]
-    for name, written in {"rows": rows, "held_out": held_out}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-    node = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None}
 
     def config(name: str, shape: dict, mode: str = "train") -> dict:
-        found = resolved(f"mode={mode}", f"output_dir={tmp_path / 'run'}", *RUN, *CASES[name])
+        found = resolved(f"mode={mode}", f"output_dir={tmp_path / 'run'}", "warmup=none", *RUN, *CASES[name])
         for key in ("actor", "reference", "critic", "prm"):
             found[key]["model_config"] |= shape
         found["actor"]["tokenizer"]["alphabet"] = ALPHABET
-        found["data"]["train"] = node | {"path": str(tmp_path / "rows.jsonl"), "limit": None}
-        found["data"]["eval"] = {"heldout": node | {"path": str(tmp_path / "held_out.jsonl"), "limit": 2}}
+        add_rows(found, tmp_path)
         return found
 
     return config

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from rft.modes.replay.saved_run import SavedRun, step_of
+from rft.modes.replay.saved_run import SavedRun
 from rft.train.checkpoint.manifest import describe, write_manifest
+from rft.train.checkpoint.names import step_of
 
 CONFIG = {
     "mode": "train",

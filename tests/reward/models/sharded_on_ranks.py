@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from rft.batch.scores import Scores
 from rft.distributed import World, start
@@ -17,6 +16,7 @@ from rft.modes.plan.memory_tracker import MemoryTracker
 from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
 from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.gather import to_local
 from tests.helpers import yaml_options
 from tests.reward.models import test_judge, test_process_model, test_scalar
 from tests.reward.reward_of import reward_of
@@ -71,7 +71,7 @@ def peak(world: World, folder: Path, shard: bool) -> dict[str, int]:
         score(world, reward, SHARES["even"][world.rank])
     with reward.terms["large"]._model.loaded() as model:  # type: ignore[attr-defined]
         parameters = list(model.parameters())
-    kept = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in parameters)
+    kept = sum(to_local(one).nbytes for one in parameters)
     peaks = {name: sum(terms.values()) for name, terms in tracker.peaks().items()}
     return {"kept": kept, **peaks}
 

@@ -175,8 +175,9 @@ def test_a_run_learns_from_it(tiny, taught, tmp_path):
     run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "teacher=teacher_server")
     run += (f"teacher.addresses={addresses}", "teacher.top_k=6", "steps=1")
     servers[1].context = 19
+    job = Job(tiny(*run))
     with pytest.raises(Problems, match=r"teacher 1 .* has a context of 19 tokens, and rows may have 19; start it"):
-        Job(tiny(*run)).begin()
+        job.prepare(job.join())
     servers[1].context = 20
     Job(tiny(*run)).fit("")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rft.distributed import start
+from rft.strategy.gather import to_local
 from tests.helpers import MODEL, OPTIMIZER, make_actor, make_batch, make_optimizer, make_strategy, update
 
 NAMES = ("adamw", "adamw_8bit", "muon")
@@ -21,15 +21,11 @@ def make(name="adamw", device="cpu", **options):
     return actor
 
 
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def moved(actor):
     """The tensors of the optimizer state that are not scalars, by parameter and name."""
     state = actor.train_state.optimizer.state
     return {
-        (number, name): local(tensor)
+        (number, name): to_local(tensor)
         for number, parts in enumerate(state.values())
         for name, tensor in parts.items()
         if isinstance(tensor, Tensor) and tensor.dim()
