@@ -214,7 +214,7 @@ def stop_error(step: int, problem: NonFiniteError, rank: int, path: Path, skippe
 
     Args:
         path: of the rows of this rank.
-        skipped: said behind the first sentence of a run that has skipped updates before it; else empty.
+        skipped: stands after the first sentence of a run that has skipped updates before it; else empty.
     """
     return ValueError(
         f"step {step}: the loss or the gradient of the {problem.actor} is not finite{skipped}. "

@@ -154,8 +154,8 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
     for name in _classes(config):
         if not name.startswith("rft."):
             raise ValueError(
-                f"{folder} names {name}, and a checkpoint may be a stranger's: code outside of rft does not run here; "
-                "resume the run with checkpoint.export_every=1"
+                f"{folder} names {name}: a checkpoint may come from an untrusted source, so only classes of rft "
+                "run here; resume the run with checkpoint.export_every=1"
             )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])

@@ -131,7 +131,7 @@ def test_a_checkpoint_is_converted_and_back_in_parts(run, tiny, tmp_path, monkey
     foreign = config["actor"] | {"tokenizer": {"_target_": "subprocess.check_call", "popenargs": ["true"]}}
     write_manifest(step, facts["files"], {**facts, "config": config | {"actor": foreign}})
     code, error = run(step, "--out", tmp_path / "foreign")
-    assert code == 1 and f"{step} names subprocess.check_call, and a checkpoint may be a stranger's" in error
+    assert code == 1 and f"{step} names subprocess.check_call: a checkpoint may come from an untrusted source" in error
     write_manifest(step, facts["files"], {**facts, "config": config})
     file = max(step.glob("*.safetensors"))
     flipped = bytearray(file.read_bytes())
