@@ -1,5 +1,6 @@
 """What tests share: parts of a run with the options of their yaml, small batches, an actor and its updates, runs."""
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,8 +167,8 @@ def engine_context(
 
 def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
     """The engine of rollout=hf, with the weights of the model."""
-    weights, engine = model.state_dict(), HFEngine(engine_context(model, tokenizer), max_rows, None)
-    engine.update_weights(0, weights.items())
+    engine = HFEngine(engine_context(copy.deepcopy(model), tokenizer), max_rows, None)  # it drops its weights first
+    engine.update_weights(0, model.state_dict().items())
     return engine
 
 
