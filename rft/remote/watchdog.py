@@ -151,10 +151,10 @@ class Watchdog:
                 if found[0] >= 0:
                     self._failure, failed = found, failed or now
                     if now - failed > GRACE:
-                        self._exit()
+                        self._exit(where(stack_of(self._main)))
         except dist.DistError:
             if not self._ended.wait(GRACE) and not self._leaving:
-                self._exit()
+                self._exit(where(stack_of(self._main)))
 
     def _check_timeout(self, wait: Wait) -> None:
         """Ends the process where a collective takes too long."""
@@ -164,13 +164,12 @@ class Watchdog:
         beats = {rank: beat for rank in self._others() if (beat := self._read(rank)) is not None}
         missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name) != (count, name)] or self._others()
         at = f", which is at {beats[missing[0]].place}" if missing[0] in beats else ""
-        own = (
-            f"rank {self._world.rank} waited {waited:.0f} s in {where(stack_of(self._main))} for rank {missing[0]}{at}"
-        )
+        place = where(stack_of(self._main))  # now: the main thread leaves the collective when another rank ends
+        own = f"rank {self._world.rank} waited {waited:.0f} s in {place} for rank {missing[0]}{at}"
         self._fail(missing[0], f"{own} (faults.collective_timeout_s={self._timeout:g})")
         self._failure = first_failure(self._store, "")
         self._keep_store()
-        self._exit()
+        self._exit(place)
 
     def _search(self) -> None:
         """After a lost connection: waits for the error of another rank, or publishes the rank that is dead."""
@@ -188,10 +187,10 @@ class Watchdog:
         if self._world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             time.sleep(3 * EVERY)
 
-    def _exit(self) -> NoReturn:
-        """Ends this process, whatever its main thread does."""
+    def _exit(self, place: str) -> NoReturn:
+        """Ends this process, whatever its main thread does; the main thread waited in `place`."""
         (rank, text), own = self._failure, self._world.rank
-        waited = f"; rank {own} waited in {where(stack_of(self._main))}" if rank != own else ""
+        waited = f"; rank {own} waited in {place}" if rank != own else ""
         message = f"rank {rank} failed first: {text}{waited}"
         report_to_torchrun(message, late=rank != own)
         sys.stdout.flush()

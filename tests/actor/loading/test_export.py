@@ -17,7 +17,11 @@ CONVERTED = ("experts",)  # whose tensors transformers orders by their names bef
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, world):
-    return perform(world, tmp_path_factory.mktemp("exports"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            export, "FILE_BYTES", FILE_BYTES
+        )  # `perform` sets it, and other tests of this process must not see that
+        return perform(world, tmp_path_factory.mktemp("exports"))
 
 
 @pytest.fixture(scope="module")
