@@ -17,6 +17,7 @@ from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
+from rft.actor.media_inputs import MediaInputs
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
@@ -77,7 +78,7 @@ class Actor(TrainableModel):
     ) -> None:
         super().__init__(context)
         self.strategy = context.strategy
-        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix)
+        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, context.media is not None)
         self.balance_unit = "group" if share_prefix else "unit"
         self.optimizer_options = optimizer
         self.train_state: TrainState | None = None
@@ -281,6 +282,8 @@ class Actor(TrainableModel):
         batch, network = micro.batch, self.network
         options = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
+        if (facts := self.context.media) is not None:
+            options["media"] = MediaInputs(micro.media, facts, micro.lacks_media)
         return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
 
     @torch.no_grad()
@@ -333,6 +336,8 @@ class Actor(TrainableModel):
         try:
             if self.world.rank == 0:
                 write_export(weights, folder, self.plain_model(), self.adapters, self.tokenizer, self._head)
+                if self.context.media is not None:
+                    self.context.media.save(folder)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.micro_batches import MicroBatch
 from rft.algorithm.objective import Update
+from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.base import Strategy
@@ -64,6 +65,7 @@ class ModelContext:
         tokenizer: of the policy.
         seed: of the run.
         hooks: run around the calls of the model.
+        media: of the policy's processor; None for a model of text.
     """
 
     key: str
@@ -72,6 +74,7 @@ class ModelContext:
     tokenizer: PreTrainedTokenizerBase
     seed: int
     hooks: ModelHooks = field(default_factory=ModelHooks)
+    media: MediaFacts | None = None
 
     def of(self, key: str) -> "ModelContext":
         """The same for the model with another key."""

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rft.actor.backbone import run_backbone
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
+from rft.actor.media_inputs import MediaInputs, forbidden_logits
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
@@ -55,34 +57,13 @@ class LogitQueries:
         return outputs if self.shard is None else self.shard.return_outputs(outputs)
 
 
-def run_backbone(backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None) -> tuple[Tensor, Tensor]:
-    """The hidden states (N, D) of a forward, and the index (B, T) of the state of each token.
-
-    Args:
-        tokens: columns (B, T) that the model takes.
-        layout: how the rows are packed; None leaves them padded. With context parallelism, the states are those of
-            `layout.shard`.
-    """
-    columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
-    if layout is None:
-        ids = columns["input_ids"]
-        states = backbone(**columns, use_cache=False).last_hidden_state.flatten(0, 1)
-        return states, torch.arange(ids.numel(), device=ids.device).view(ids.shape)
-    if layout.shard is None:
-        packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
-        packed |= {"position_ids": layout.positions}
-    else:
-        packed = layout.shard.tokens
-    inputs = {name: column[None] for name, column in packed.items()}
-    return backbone(**inputs, layout=layout, use_cache=False).last_hidden_state[0], layout.place
-
-
 def gather_queries(
     backbone: nn.Module,
     tokens: TensorDict,
     where: Tensor,
     layout: PackedLayout | None,
     candidates: Tensor | None = None,
+    media: MediaInputs | None = None,
 ) -> LogitQueries:
     """The hidden states that predict the chosen tokens.
 
@@ -91,8 +72,9 @@ def gather_queries(
         where: (B, T - 1) bool mask of the chosen tokens, without the first token of each row.
         layout: how the rows are packed; None leaves them padded.
         candidates: (B, T, K) other tokens whose log-probabilities are computed at each position.
+        media: of the rows.
     """
-    states, place = run_backbone(backbone, tokens, layout)
+    states, place = run_backbone(backbone, tokens, layout, media)
     if layout is None or layout.shard is None:
         places = place[:, :-1][where]
         return LogitQueries(states[places], shard_queries(tokens, where, candidates), places, None)
@@ -122,6 +104,7 @@ class LanguageNetwork(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
+        media: MediaInputs | None = None,
         candidates: Tensor | None = None,
         top: tuple[int, int] = (0, 0),
     ) -> dict[str, Tensor]:
@@ -133,18 +116,22 @@ class LanguageNetwork(nn.Module):
         """
         where = select[:, 1:]
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
-            queries = gather_queries(self.model.base_model, tokens, where, layout, candidates)
+            queries = gather_queries(self.model.base_model, tokens, where, layout, candidates, media)
         head = self.model.get_output_embeddings()
+        bias = head.bias
+        if media is not None:
+            forbidden = forbidden_logits(media.facts, len(head.weight), head.weight.device)
+            bias = forbidden if bias is None else bias + forbidden
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, head.bias, temperature, *top
+                queries.states, head.weight, bias, temperature, *top
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
                 queries.states,
                 head.weight,
-                head.bias,
+                bias,
                 queries.targets,
                 temperature,
                 with_entropy="entropy" in outputs,
@@ -176,10 +163,11 @@ class ValueNetwork(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
+        media: MediaInputs | None = None,
     ) -> dict[str, Tensor]:
         """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
         where = select[:, 1:]
-        queries = gather_queries(self.model, tokens, where, layout)
+        queries = gather_queries(self.model, tokens, where, layout, media=media)
         dtype = torch.promote_types(queries.states.dtype, torch.float32)
         values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
@@ -204,13 +192,14 @@ class ScoreNetwork(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
+        media: MediaInputs | None = None,
     ) -> dict[str, Tensor]:
         """Computes `score`, (B, T) float32: the score of a row at its last token in `select` (B, T) bool, else 0.
 
         A row without a selected token has no score; the temperature has no effect.
         """
         assert layout is None or layout.shard is None, "each rank reads the last tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, tokens, layout)
+        states, place = run_backbone(self.model.base_model, tokens, layout, media)
         rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
         pad = self.model.config.get_text_config().pad_token_id
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
@@ -237,10 +226,11 @@ class StepNetwork(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
+        media: MediaInputs | None = None,
     ) -> dict[str, Tensor]:
         """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
         assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, tokens, layout)
+        states, place = run_backbone(self.model.base_model, tokens, layout, media)
         where = select[:, 1:]
         bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)
         return {"score": aligned(good - bad, where)}

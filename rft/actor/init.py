@@ -11,10 +11,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.profiler import record_function
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PretrainedConfig,
@@ -102,8 +104,12 @@ def read_config(
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
+    if isinstance(part := options.get("text_config"), Mapping):  # of a model that takes media, too
+        options["text_config"] = {**part, "vocab_size": vocab_size}
+    else:
+        options["vocab_size"] = vocab_size
     try:
-        return AutoConfig.for_model(kind, vocab_size=vocab_size, **options)
+        return AutoConfig.for_model(kind, **options)
     except CONFIG_ERRORS as error:
         field = re.search(r"for field '(\w+)'", str(error))
         where = f"{key}.model_config.{field[1]}={options.get(field[1])}" if field else f"{key}.model_config"
@@ -169,7 +175,7 @@ def load_model(
     path: str | None,
     config: PretrainedConfig,
     seed: int,
-    kind: Any = AutoModelForCausalLM,
+    kind: Any = None,
     headed: bool = True,
     drawing: Drawing | None = None,
 ) -> PreTrainedModel:
@@ -177,6 +183,7 @@ def load_model(
 
     Args:
         path: a folder or hub name. An adapter is merged into its base.
+        kind: the auto class; None: that of a language model.
         headed: the path must have the weights of the head. Without them they are drawn from the seed.
         drawing: if given, weights stay on the meta device that `read_weights` can read or draw later. The numbers of a
             model without a path depend on the seed alone.
@@ -184,6 +191,7 @@ def load_model(
     Raises:
         ValueError: the path lacks weights, or has some of another shape; or an adapter belongs to another model.
     """
+    kind = language_model_class(config) if kind is None else kind
     adapter = None if path is None else find_adapter(path)
     base = path if adapter is None else adapter.base
     with torch.random.fork_rng(), record_function("loading"):  # mode=plan counts what is allocated under this label
@@ -293,7 +301,12 @@ def attention(config: PretrainedConfig) -> dict[str, str]:
 def meta_model(config: PretrainedConfig) -> PreTrainedModel:
     """The causal language model on the meta device: names and shapes of its weights, without memory for them."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return language_model_class(config).from_config(config)
+
+
+def language_model_class(config: PretrainedConfig) -> Any:
+    """The auto class of a language model, of text alone or with media."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -82,7 +82,7 @@ def build_model(
     network = add_head(model, head, key)
     plain = empty_like(network.model, device)
     if packing:
-        use_packed_attention(model, key)
+        use_packed_attention(model, key, context.media)
     network.requires_grad_(trains)
     freeze(model, frozen)
     adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
@@ -200,8 +200,9 @@ def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
     # Not its pad_token_id: an embedding that knows its padding does not train it, and it may be the end token.
-    if model.config.eos_token_id is None:
-        model.config.eos_token_id = generation.eos_token_id
+    config = model.config if "eos_token_id" in vars(model.config) else model.config.get_text_config()
+    if config.eos_token_id is None:
+        config.eos_token_id = generation.eos_token_id
 
 
 def with_end_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from rft.batch.columns import kind_of, lengths
-from rft.batch.media import media_entries, stack_media
+from rft.batch.media import stack_media
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
@@ -89,16 +89,14 @@ def mini_batches(unit: Tensor, count: int, seed: int) -> Iterator[Tensor]:
 def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
     """A row of weight zero, which a rank computes that has fewer micro-batches than the others.
 
-    It is the first row of the step with media, or else the first row: the rank then runs the same parts of the model as
-    the other ranks. Its numbers that are not finite become 0, because a weight of zero does not hide them from the
+    It is the first row of the step. Its numbers that are not finite become 0, because a weight of zero does not hide them from the
     gradient.
 
     Args:
         batch: this rank's rows of the step; it has at least one.
         rows: those of them that are in the mini-batch, maybe none, with all columns.
     """
-    first = next((place for place, entry in enumerate(media_entries(batch)) if len(entry.keys())), 0)
-    row = batch[first : first + 1]
+    row = batch[:1]
     for name, column in rows.items():
         if isinstance(column, Tensor) and (
             name not in row.keys() or name in ("loss_mask", "loss_weights", "unit_weights")

@@ -74,6 +74,13 @@ def concat_media(entries: Iterable[TensorDict]) -> dict[str, Tensor]:
     return {name: torch.cat(tensors) for name, tensors in found.items()}
 
 
+def join_media(parts: Sequence[Media]) -> Media | None:
+    """The media of a text from those of its parts; None without parts. Raises as `concat_media`."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return concat_media([TensorDict(dict(part), batch_size=[]) for part in parts])
+
+
 def share_media(batch: TensorDictBase) -> SharedMedia | None:
     """The media of a batch for another rank, or None where no row has any. No tensor is a view of a larger one."""
     if not has_media(batch):

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict
 
-from rft.batch.media import Media, concat_media
+from rft.batch.encoded import as_encoded
+from rft.batch.media import join_media
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,16 @@ class Segment:
     """A run of tokens with one origin: the engine sampled all of them, or none.
 
     Attributes:
-        tokens: token ids.
+        tokens: token ids; an `EncodedText` has the columns and the media of the segment.
         trains: whether the loss sees them.
         logprobs: log-probability of each token under the distribution that it was sampled from; None for given tokens.
         versions: the version of the weights that sampled each token; None for given tokens.
-        media: what the processor returned for these tokens beside per-token columns, or None.
     """
 
     tokens: list[int]
     trains: bool
     logprobs: list[float] | None = None
     versions: list[int] | None = None
-    media: Media | None = None
 
     def __post_init__(self) -> None:
         for numbers in (self.logprobs, self.versions):
@@ -90,14 +88,18 @@ class Trajectory:
 
 
 def given_segments(ids: Sequence[int], trains: Sequence[bool]) -> list[Segment]:
-    """The segments of a given text.
+    """The segments of a given text. The first one has all media of an `EncodedText`.
 
     Args:
         ids: T token ids.
         trains: T flags that are True where the token trains.
     """
-    runs = groupby(zip(ids, trains, strict=True), key=lambda pair: pair[1])
-    return [Segment([token for token, _ in run], trains=flag) for flag, run in runs]
+    assert len(ids) == len(trains), "one flag a token"
+    text, segments, end = as_encoded(ids), [], 0
+    for flag, run in groupby(trains):
+        start, end = end, end + len(list(run))
+        segments.append(Segment(text.part(start, end), trains=flag))
+    return segments
 
 
 def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False) -> dict[str, Any]:
@@ -113,8 +115,8 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
         turns: adds the column `turn`.
 
     Returns:
-        `tokens` {`input_ids`, `attention_mask`} (T,) int64 each, `response_mask` (T,) bool, `group`, `unit`,
-        `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs` (T,) float32 and `version`
+        `tokens` {`input_ids`, `attention_mask`, and the columns of the segments} (T,) int64 each, `response_mask` (T,)
+        bool, `group`, `unit`, `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs` (T,) float32 and `version`
         (T,) int64, both 0 at given tokens. With `turns` also `turn` (T,) int64: 1 at the tokens of the first sampled
         segment, 2 at those of the second, 0 at given tokens. With an `episode` also `trajectory`. Where a segment has
         media also `media`: the mapping itself, so that rows share it, or the media of several segments concatenated.
@@ -122,8 +124,11 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
     segments, finish = trajectory.segments, trajectory.finish
     assert turns or trajectory.turns < 2, "a source of several sampled segments states turns=True"
     ids = torch.tensor([token for segment in segments for token in segment.tokens], dtype=torch.int64)  # (T,)
+    texts, tokens = [as_encoded(segment.tokens) for segment in segments], {}
+    for name in dict.fromkeys(name for text in texts for name in text.columns):
+        tokens[name] = torch.tensor([number for text in texts for number in text.column(name)])  # (T,)
     row: dict[str, Any] = {
-        "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        "tokens": {"input_ids": ids, "attention_mask": torch.ones_like(ids), **tokens},
         "response_mask": torch.tensor([segment.trains for segment in segments for _ in segment.tokens]),  # (T,)
         "group": group,
         "unit": unit,
@@ -145,8 +150,18 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
         row["turn"] = torch.tensor(column, dtype=torch.int64)  # (T,)
     if trajectory.episode is not None:
         row["trajectory"] = trajectory.episode.trajectory
-    media = [segment.media for segment in segments if segment.media]
+    media = [text.media for text in texts if text.media]
     if media:
-        entries = [TensorDict(dict(part), batch_size=[]) for part in media]
-        row["media"] = media[0] if len(media) == 1 else concat_media(entries)
+        row["media"] = join_media(media)
+        row["fields"] = plain_fields(row["fields"])
     return row
+
+
+def plain_fields(value: Any) -> Any:
+    """A value of a row without objects that JSON cannot hold, such as images; the name of its class stands for each."""
+    if isinstance(value, dict):
+        return {name: plain_fields(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_fields(item) for item in value]
+    known = value is None or isinstance(value, str | int | float)
+    return value if known else f"<{type(value).__name__}>"

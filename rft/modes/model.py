@@ -73,7 +73,8 @@ class Answering(Components):
         self._path = path
         self.title = path or f"a new {run.actor['model_config']['model_type']}, untrained"
         check.make("tokenizer", lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
-        check.make("encoder", run.data.encoder, "tokenizer")
+        check.make("processor", self.make_processor, "tokenizer")
+        check.make("encoder", run.data.encoder, "tokenizer", "processor")
         check.make(
             "model_config", lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor"), "tokenizer"
         )
@@ -117,7 +118,9 @@ class Answering(Components):
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            context = ModelContext(POLICY, self.world, strategy, self.loaded_tokenizer, self.run.seed)
+            context = ModelContext(
+                POLICY, self.world, strategy, self.loaded_tokenizer, self.run.seed, media=self.encoder.media_facts
+            )
             policy = self.actor.factory(context, **self.actor.options | without_training)
             yield self.evaluator(self.world, {POLICY: policy}, None, self.encoder, sets)
 
@@ -128,7 +131,8 @@ class Answering(Components):
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.model_config, run.seed)
-            engine = self.make_engine(self.world, empty_like(model, self.world.device), self.loaded_tokenizer, folder)
+            plain, media = empty_like(model, self.world.device), self.encoder.media_facts
+            engine = self.make_engine(self.world, plain, self.loaded_tokenizer, folder, media)
             sampler = EngineSampler(engine)
             try:
                 sampler.publish(0, model.state_dict().items())

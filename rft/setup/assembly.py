@@ -129,7 +129,8 @@ class Job(Components):
         self.check_dependencies()
         checks.run(lambda: check_ranks(run.batch, ranks))
         checks.make("tokenizer", self.tokenizer.build)
-        checks.make("encoder", run.data.encoder, "tokenizer")
+        checks.make("processor", self.make_processor, "tokenizer")
+        checks.make("encoder", run.data.encoder, "tokenizer", "processor")
         checks.make("rows", lambda: self.train.build(key="data.train"))
         checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
         checks.make(
@@ -176,7 +177,8 @@ class Job(Components):
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
         config, path = self.read_model_config(model, tokenizer), model.options["path"]
-        check_loadable(config, path, model.options["head"], model.key, self.reads_weights)
+        head, media = model.options["head"], self.processor is not None
+        check_loadable(config, path, head, model.key, self.reads_weights, media)
         if path is not None:
             check_vocabulary(config, tokenizer, path, model.key)
         return config
@@ -377,8 +379,9 @@ class Job(Components):
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""
         strategy = self.strategy.build(world=world)
-        return ModelContext(POLICY, world, strategy, loaded.tokenizer, self.run.seed)
+        return ModelContext(POLICY, world, strategy, loaded.tokenizer, self.run.seed, media=loaded.encoder.media_facts)
 
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
-        return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder))
+        media = loaded.encoder.media_facts
+        return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder, media))

@@ -10,9 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rft.actor.base import ColumnModel
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, Role
+from rft.batch.encoded import MediaFacts
 from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
+from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.sources import FileRows
 from rft.distributed import SINGLE_PROCESS, World, start
@@ -47,7 +49,7 @@ class Components:
 
     Attributes:
         run: the root of the config.
-        tokenizer, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
+        tokenizer, processor, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
             (the models beside the policy, by role) and `held_out` (the held-out sets by name).
         algorithm, reward, schedules, sinks: built objects.
         facts: what the source states about itself.
@@ -77,6 +79,7 @@ class Components:
         self.check = Checks()
         self.run: Run = parts["run"]
         self.tokenizer: Target = parts["tokenizer"]
+        self.processor: Target | None = parts["processor"]
         self.actor: Target = parts[POLICY]
         self.helpers: dict[str, Target] = parts["helpers"]
         self.precompute: bool = parts["precompute"]
@@ -198,8 +201,20 @@ class Components:
         run, columns = self.run, tuple(sorted(self.algorithm.reads()))
         return lengths.examples(given, rows, run.batch.prompts, seed=run.seed, columns=columns)
 
+    def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
+        """The processor of the policy; None for a model of text."""
+        if self.processor is None:
+            return None
+        made: MediaProcessor = self.processor.build(tokenizer=tokenizer)
+        return made
+
     def make_engine(
-        self, world: World, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+        self,
+        world: World,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        media: MediaFacts | None,
     ) -> Engine:
         """The engine of `rollout`, without weights; see `EngineContext`."""
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
@@ -211,6 +226,7 @@ class Components:
             engine_args=self.run.rollout.engine_args,
             lora=self.actor.options["lora"],
             dtype=DTYPES[trainer],
+            media=media,
         )
         return self.engine.build(context=context)
 

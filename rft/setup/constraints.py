@@ -162,6 +162,15 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target) -> None:
         engine.factory.check_sampling(rollout, logprobs=True)
 
 
+def check_media(processor: Target | None, engine: Target, facts: SourceFacts, generates: bool) -> None:
+    """Checks that the engine samples from prompts with media, if it samples and the policy takes media."""
+    if processor is not None and (facts.sampled != "never" or generates) and not engine.factory.facts.takes_media:
+        raise ValueError(
+            f"actor.processor: {engine.factory.__name__} samples from prompts of text alone; set rollout=hf, or "
+            "actor/processor=none"
+        )
+
+
 def check_eval_sampling(rollout: Rollout, evaluation: Eval, engine: Target) -> None:
     """Checks that the engine can draw the sampled answers of an evaluation."""
     if evaluation.samples:

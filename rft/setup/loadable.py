@@ -7,7 +7,13 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
 from rft.actor.lora.stored import find_adapter
@@ -18,8 +24,10 @@ CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # their is_decoder is false and has 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
-def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: str, reads_weights: bool) -> None:
-    """Checks that a model is a causal language model of text, that its config can be built, and that its weights fit.
+def check_loadable(
+    config: PretrainedConfig, path: str | None, head: str, key: str, reads_weights: bool, media: bool = False
+) -> None:
+    """Checks that a model is a causal language model, that its config can be built, and that its weights fit.
 
     Args:
         config: of the model.
@@ -28,18 +36,20 @@ def check_loadable(config: PretrainedConfig, path: str | None, head: str, key: s
         head: of the actor. The weights of a classifier are checked where they are loaded.
         key: the yaml key of the actor, for messages.
         reads_weights: a folder must have weights; mode=plan needs a config alone.
+        media: the run has a processor, so the model takes media.
 
     Raises:
         ValueError: names the key and the cure.
     """
     where = f"{key}.model_config" if path is None else f"{key}.path={path}"
-    if head not in CLASSIFIERS and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or (media and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    if head not in CLASSIFIERS and not known:
         raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
     _check_heads(config, where)
-    model = _causal_model(config, where) if head not in CLASSIFIERS else None
+    model = _causal_model(config, where, media) if head not in CLASSIFIERS else None
     if path is not None and (adapter := find_adapter(path)) is not None:
         if model is not None:
             adapter.check(model)
@@ -73,7 +83,7 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
         )
 
 
-def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
+def _causal_model(config: PretrainedConfig, where: str, media: bool) -> PreTrainedModel:
     """The model on the meta device; raises a ValueError for one that does not compute text from left to right alone."""
     if config.to_dict().get("is_decoder") is False and config.model_type not in CAUSAL:
         raise ValueError(f"{where}: each token of a {config.model_type} reads those after it; {TEXT}")
@@ -86,8 +96,13 @@ def _causal_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
         ) from error
     if empty := next((name for name, tensor in model.named_parameters() if not tensor.numel()), None):
         raise ValueError(f"{where}: the weight {empty} has no element; all sizes must be at least 1")
-    if model.config.get_text_config() is not model.config:
-        raise ValueError(f"{where}: {type(model).__name__} reads more than text; {TEXT}")
+    reads_more = model.config.get_text_config() is not model.config
+    if reads_more and not media:
+        raise ValueError(
+            f"{where}: {type(model).__name__} reads more than text; set actor/processor=pretrained, or {TEXT}"
+        )
+    if media and not reads_more:
+        raise ValueError(f"{where}: {type(model).__name__} reads text alone; set actor/processor=none")
     if model.base_model is model:
         raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
     return model

@@ -34,6 +34,7 @@ from rft.setup.constraints import (
     check_eval_sampling,
     check_folders,
     check_head,
+    check_media,
     check_mixtures,
     check_name,
     check_profile,
@@ -90,6 +91,7 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
         checks.fail("warmup_algorithm", "warmup_source", "warmup_facts")
     checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
     checks.run(check_head, "actor", "engine", "stages", "facts", "generates")
+    checks.run(check_media, "processor", "engine", "facts", "generates")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
     checks.run(_check_sinks, "sinks")
     checks.run(lambda *parts: check_typed(typed, Parts(*parts)), *READERS)
@@ -99,13 +101,14 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
 
 
 def _make_models(checks: Checks, nodes: dict[str, Any]) -> None:
-    """Makes `tokenizer`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the options of those
+    """Makes `tokenizer`, `processor`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the options of those
     with weights). Other models inherit options of the policy; a mistake in an inherited option is reported once.
 
     Args:
         nodes: the yaml node of each role in the config; None for a node that is not a mapping.
     """
     checks.make("tokenizer", lambda actor: Target(actor.pop("tokenizer", None), "actor.tokenizer"), "run.actor")
+    checks.make("processor", processor_of, "run.actor")
     precompute = (nodes.get(REFERENCE.key) or {}).pop("precompute", False)
     checks.make("precompute", lambda: convert(precompute, bool, "reference.precompute"))
     reported = set[str]()
@@ -180,7 +183,7 @@ def check_steps(checks: Checks) -> None:
 
 
 def _check_train(checks: Checks) -> None:
-    checks.make("model_facts", model_facts, "models", "algorithm", "run.warmup")
+    checks.make("model_facts", model_facts, "models", "algorithm", "run.warmup", "processor")
     checks.run(lambda strategy, facts: strategy.factory.check(strategy.options, facts), "strategy", "model_facts")
     checks.make("context", partial(_train_context, checks), "source", "run.batch", "run.algorithm")
     checks.run(lambda source, context: source.factory.check(source.options, context), "source", "context")
@@ -293,7 +296,7 @@ def models_with_weights(actor: Target, helpers: Mapping[str, Target]) -> dict[st
 
 
 def model_facts(
-    models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None
+    models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None, processor: Target | None
 ) -> dict[str, ModelFacts]:
     """What the strategy needs to know of the models that the run loads into this process, by their keys."""
     facts, used = {}, {POLICY, *(role.key for role in ROLES if role.writes(algorithm.reads()))}
@@ -309,7 +312,9 @@ def model_facts(
         lora, partly_frozen = options["lora"], bool(options["lora"] or options["frozen"])
         quantized = lora is not None and lora.quantize is not None
         own_rows = head in CLASSIFIERS
-        facts[key] = ModelFacts(head, own_rows, lora is not None, optimizers, hooked, partly_frozen, quantized)
+        facts[key] = ModelFacts(
+            head, own_rows, lora is not None, optimizers, hooked, partly_frozen, quantized, processor is not None
+        )
     return facts
 
 
@@ -356,6 +361,12 @@ def actor_of(node: Any, key: str) -> Target:
         name = target.factory.__name__
         raise ValueError(f"{key}._target_: {name} is a remote model, which only {' or '.join(remote)} may be")
     return target
+
+
+def processor_of(actor: dict[str, Any]) -> Target | None:
+    """The function that makes the processor of the policy, with its options; None for a model of text."""
+    node = actor.pop("processor", None)
+    return None if node is None else Target(node, "actor.processor", ("tokenizer",))
 
 
 def strategy_of(node: Any) -> Target:

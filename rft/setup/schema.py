@@ -11,6 +11,7 @@ from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
 from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
+from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.truncation import PromptLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.remote.server_process import is_loopback
@@ -107,10 +108,10 @@ class Data:
         """The nodes of the held-out sets, by name."""
         return {name: node for name, node in (self.eval or {}).items() if node is not None}
 
-    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None) -> Encoder:
         """The encoder, which turns rows into token ids."""
         arguments, limit = self.template_arguments, self.prompt_limit
-        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, arguments, limit)
+        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, arguments, limit, processor)
 
     @property
     def prompt_limit(self) -> PromptLimit | None:

@@ -35,6 +35,7 @@ class ModelFacts:
         hooked: outputs that forward hooks inside the blocks record.
         partly_frozen: some of its weights do not train: it has adapters or frozen parameters.
         quantized: its frozen weights are packed.
+        media: it takes media.
     """
 
     head: str
@@ -44,6 +45,7 @@ class ModelFacts:
     hooked: tuple[str, ...] = ()
     partly_frozen: bool = False
     quantized: bool = False
+    media: bool = False
 
 
 @dataclass

@@ -193,6 +193,12 @@ class FSDP2(Strategy):
                     f"strategy.peak_tflops={options['peak_tflops']}: throughput/mfu counts models all of whose weights "
                     f"train; set {key}.lora=null and {key}.frozen=[], or strategy.peak_tflops=null"
                 )
+            for name in ("context_parallel", "tensor_parallel", "expert_parallel"):
+                if facts.media and options[name] > 1:
+                    check.messages.append(
+                        f"strategy.{name}={options[name]}: the {key} takes media (actor.processor), which ranks cannot "
+                        "share yet; set it to 1"
+                    )
             for name in ("context_parallel", "tensor_parallel"):
                 if facts.own_rows and options[name] > 1:
                     check.messages.append(

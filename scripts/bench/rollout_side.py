@@ -39,7 +39,7 @@ def main(rollout: str, folder: Path, options: dict[str, Any]) -> None:
     lines = (folder / "prompts.jsonl").read_text().splitlines()
     prompts = [tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
     before, started = forget_peak(), time.perf_counter()
-    engine = job.make_engine(world, model, tokenizer, folder / rollout)
+    engine = job.make_engine(world, model, tokenizer, folder / rollout, None)
     try:
         sync(engine, policy)  # servers start meanwhile
         found: dict[str, Any] = {"start_s": time.perf_counter() - started, "threads": torch.get_num_threads()}

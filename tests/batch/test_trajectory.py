@@ -5,6 +5,7 @@ import torch
 
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.encoded import EncodedText
 from rft.batch.trajectory import EpisodeInfo, Finish, Segment, Trajectory, given_segments, to_row
 
 PROMPT = Segment([5, 6], trains=False)
@@ -75,10 +76,10 @@ def test_rows_of_one_trajectory_have_its_number():
 
 def test_media_follow_their_segments():
     one, two = {"pixels": torch.ones(2, 3)}, {"pixels": torch.zeros(1, 3)}
-    pictured = Segment([5, 6], False, media=one)
+    pictured = Segment(EncodedText([5, 6], media=one), False)
     found = to_row(Trajectory([pictured, FIRST], Finish("stop", ""), {}), group=0, unit=0)
     assert found["media"] is one, "rows of a group share it"
-    both = to_row(Trajectory([pictured, FIRST, Segment([9], False, media=two)], None, {}), group=0, unit=0)
+    both = to_row(Trajectory([pictured, FIRST, Segment(EncodedText([9], media=two), False)], None, {}), group=0, unit=0)
     assert both["media"]["pixels"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
     assert "media" not in to_row(Trajectory([PROMPT], None, {}), group=0, unit=0)
 

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from rft.actor.backbone import run_backbone
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
+from rft.actor.media_inputs import MediaInputs
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
+from rft.batch.encoded import EncodedText, MediaFacts
 
 NAME = "rft_packed"
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
@@ -111,8 +114,11 @@ AttentionInterface.register(NAME, packed_attention)
 
 
 @torch.no_grad()
-def use_packed_attention(model: PreTrainedModel, key: str) -> None:
+def use_packed_attention(model: PreTrainedModel, key: str, media: MediaFacts | None = None) -> None:
     """Replaces the attention of a causal language model, after a test on packed rows.
+
+    Args:
+        media: of the processor of a model that takes media; the test then has a row with media, too.
 
     Raises:
         ValueError: the model computes other states for packed rows than for each row alone.
@@ -127,7 +133,9 @@ def use_packed_attention(model: PreTrainedModel, key: str) -> None:
     else:
         try:
             obstacle = (
-                None if _keeps_rows_apart(model, config) else "mixes rows, or has a window that it does not state"
+                None
+                if _keeps_rows_apart(model, config, media)
+                else "mixes rows, or has a window that it does not state"
             )
         except TypeError as error:
             obstacle = f"cannot separate rows ({error})"
@@ -136,22 +144,37 @@ def use_packed_attention(model: PreTrainedModel, key: str) -> None:
         raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
 
 
-def _keeps_rows_apart(model: PreTrainedModel, config: PretrainedConfig) -> bool:
+def _keeps_rows_apart(model: PreTrainedModel, config: PretrainedConfig, media: MediaFacts | None) -> bool:
     """Whether packed rows have the states of padded ones, up to a hundredth of the effect of a token's context."""
-    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 0, 0], [9, 8, 7, 6, 5]])
-    real = ids > 0
-    ids = ids % config.vocab_size
-    tokens = TensorDict({"input_ids": ids, "attention_mask": real.long()}, batch_size=[3])
-    rows = TensorDict({"tokens": tokens, "group": torch.tensor([0, 0, 1]), "response_mask": real}, batch_size=[3])
-    layout = pack_layout(rows, torch.tensor([2, 2, 0]))
-    packed = {"input_ids": ids.flatten()[layout.source][None], "position_ids": layout.positions[None]}
+    probe = EncodedText([]) if media is None else media.probe
+    taken = () if media is None else media.placeholders
+    words = [token for token in range(min(config.vocab_size, 10 + len(taken))) if token not in taken]
+    texts = [[words[number % len(words)] for number in row] for row in ([1, 2, 3, 4, 5], [1, 2, 6], [9, 8, 7, 6, 5])]
+    rows = _test_rows([*map(EncodedText, texts), *([probe] if probe else [])], probe)
+    inputs = None if media is None else MediaInputs(probe.media or {}, media)
+    layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)])
     with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
-        apart = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        states, place = run_backbone(model.base_model, rows["tokens"], None, inputs)
+        apart = states[place]
         config._attn_implementation = NAME
-        together = model.base_model(**packed, layout=layout, use_cache=False).last_hidden_state[0][layout.place]
+        states, place = run_backbone(model.base_model, rows["tokens"], layout, inputs)
+        together = states[place]
     effect = (apart[0, 4] - apart[2, 4]).abs().max()
-    error = (together - apart)[real].abs().max()
+    error = (together - apart)[rows["response_mask"]].abs().max()
     return bool(error <= 1e-2 * effect + 1e-6 * apart.abs().max())
+
+
+def _test_rows(texts: Sequence[EncodedText], probe: EncodedText) -> TensorDict:
+    """Padded rows of texts, with the columns that the probe has; the first two are of one group."""
+    width = max(len(text) for text in texts)
+    real = torch.tensor([[place < len(text) for place in range(width)] for text in texts])
+    columns = {name: torch.tensor([text.column(name) + [0] * (width - len(text)) for text in texts])
+               for name in probe.columns}  # fmt: skip
+    columns["input_ids"] = torch.tensor([list(text) + [0] * (width - len(text)) for text in texts])
+    columns["attention_mask"] = real.long()
+    size = len(texts)
+    group = torch.tensor([0, 0, 1, 2])[:size]
+    return TensorDict({"tokens": TensorDict(columns, [size]), "group": group, "response_mask": real}, [size])
 
 
 @contextmanager

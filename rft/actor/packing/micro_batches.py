@@ -28,6 +28,7 @@ class MicroBatch:
         computed: tokens of the forward, padding included.
         last: no other micro-batch of the batch follows.
         media: of the rows that have any, concatenated in the order in which the forward has the rows.
+        lacks_media: the rows of another rank have media of a kind that those of this rank do not have.
     """
 
     rows: Tensor
@@ -36,6 +37,7 @@ class MicroBatch:
     computed: int
     last: bool
     media: dict[str, Tensor]
+    lacks_media: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,13 @@ class MicroBatcher:
         max_tokens: cap on the tokens of a forward, padding included.
         packing: rows lie behind one another; otherwise rows of like length are padded to the longest.
         share_prefix: the rows of a group compute the tokens that they begin with once.
+        takes_media: the model takes media.
     """
 
     max_tokens: int
     packing: bool
     share_prefix: bool
+    takes_media: bool = False
 
     def __post_init__(self) -> None:
         assert self.packing or not self.share_prefix, "padded rows cannot share tokens"
@@ -91,6 +95,7 @@ class MicroBatcher:
         else:
             cuts = cut_padded(batch, self.max_tokens)
             cuts += [[]] * (agree(len(cuts)) - len(cuts))
+        lacks_media = self._lacks_media(batch, cuts, world)
         for number, rows in enumerate(cuts, start=1):
             chosen = torch.tensor(rows, dtype=torch.int64)
             part = trim(batch[chosen]) if rows else first_token(dummy)
@@ -104,7 +109,16 @@ class MicroBatcher:
             moved = layout and layout.to(world.device)
             media = {name: tensor.to(world.device) for name, tensor in media.items()}
             part = part.exclude("media") if "media" in part.keys() else part
-            yield MicroBatch(chosen, part.to(world.device), moved, computed, number == len(cuts), media)
+            last, lacks = number == len(cuts), lacks_media[number - 1]
+            yield MicroBatch(chosen, part.to(world.device), moved, computed, last, media, lacks)
+
+    def _lacks_media(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
+        """Of each micro-batch, whether other ranks have media of a kind that this one does not have. A collective."""
+        if not self.takes_media or world.size == 1:
+            return [False] * len(cuts)
+        entries = media_entries(batch)
+        own = [{name for row in rows if entries for name in entries[row].keys()} for rows in cuts]
+        return [not set().union(*kinds) <= kinds[world.rank] for kinds in zip(*world.gather(own), strict=True)]
 
 
 def _in_forward_order(entries: list[TensorDict], layout: PackedLayout | None) -> list[TensorDict]:
@@ -117,13 +131,13 @@ def _in_forward_order(entries: list[TensorDict], layout: PackedLayout | None) ->
 
 
 def first_token(row: TensorDict) -> TensorDict:
-    """One row that does not train, cut to its first token. A row with media keeps the tokens that refer to them."""
-    media = has_media(row)
-    row = row.copy() if media else row.clone()
-    if not media:
-        row["tokens", "attention_mask"][:, 1:] = 0
+    """One row that does not train, cut to its first token and without media."""
+    row = row.clone()
+    row["tokens", "attention_mask"][:, 1:] = 0
     row["loss_mask"] = torch.zeros_like(row["loss_mask"])
-    return trim(row)
+    if has_media(row):
+        row["tokens", "input_ids"].zero_()  # the first token may stand for media
+    return trim(row.exclude("media") if "media" in row.keys() else row)
 
 
 def cut_packed(

@@ -1,17 +1,21 @@
 """Encodes rows as token ids: prompts, and supervised examples that begin with exactly the tokens of the prompt.
 
-Text only. Whether prompts leave room for an answer is checked elsewhere, where the length of an answer is known.
+The ids are `EncodedText`: with a processor they have media and columns of tokens. Whether prompts leave room for an answer is checked elsewhere, where the length of an answer is known.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from rft.batch.encoded import EncodedText, MediaFacts
 from rft.data.encode.masks import Turn, answers, conversation
-from rft.data.encode.templates import ChatTemplate
+from rft.data.encode.processor import MediaProcessor, RichText
+from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
@@ -33,11 +37,12 @@ class Encoder:
             last of these turns; or every token.
         arguments: variables of the template, see `ChatTemplate`.
         limit: what happens to long prompts, or None if they have no limit.
+        processor: of a model that takes media, or None.
 
     Attributes:
         context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
-        limit: as given.
-        made_of: everything that the token ids of a row depend on.
+        limit, processor: as given.
+        made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
         ValueError: the tokenizer has no end token, or the template takes no arguments, system message or tools.
@@ -52,6 +57,7 @@ class Encoder:
         train_on: TrainOn = "response",
         arguments: Mapping[str, Any] = MappingProxyType({}),
         limit: PromptLimit | None = None,
+        processor: MediaProcessor | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end token (eos_token): an answer could never end; add one")
@@ -67,13 +73,25 @@ class Encoder:
         self._tools = None if tools is None else self._schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
-        self._prefix: list[int] = [begin] if begins else []
+        self._prefix = EncodedText([begin] if begins else [])
         self.context: int | None = None
         self.limit = limit
+        self.processor = processor
         cut = limit if limit is not None and limit.cuts else None
-        self.made_of = (tokenizer, template, system, self._tools, train_on, dict(arguments), cut)
+        self.made_of = (template, system, self._tools, train_on, dict(arguments), cut)
 
-    def prompts(self, rows: Rows) -> list[list[int]]:
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer and the processor, whose files decide the token ids of a text."""
+        self._tokenizer.save_pretrained(folder)
+        if self.processor is not None:
+            self.processor.save(folder)
+
+    @property
+    def media_facts(self) -> MediaFacts | None:
+        """What models and engines know of the processor; None without one."""
+        return None if self.processor is None else self.processor.facts
+
+    def prompts(self, rows: Rows) -> list[EncodedText]:
         """The prompt tokens of each row, cut by `limit`. Its `prompt` is a text, or chat messages `{role, content}`.
 
         Raises:
@@ -87,9 +105,9 @@ class Encoder:
             if limit.refuses(len(prompt)):
                 with located(rows, number):
                     self._limited(prompt, rows[number])
-        return [limit.cut(prompt) for prompt in prompts]
+        return [self._cut_prompt(prompt) for prompt in prompts]
 
-    def whole_prompts(self, rows: Rows) -> list[list[int]]:
+    def whole_prompts(self, rows: Rows) -> list[EncodedText]:
         """`prompts` without `limit`."""
         if not rows:
             return []
@@ -97,31 +115,43 @@ class Encoder:
         for number, row in enumerate(rows):
             with located(rows, number):
                 texts.append(self._prompt(row, "the prompt"))
-        prompts = [self._prefix + ids for ids in self.encode(texts)]
+        prompts = [self._prefix + ids for ids in self._encode(texts, lambda number: located(rows, number))]
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
         return prompts
 
-    def prompt(self, row: Mapping[str, Any]) -> list[int]:
+    def prompt(self, row: Mapping[str, Any]) -> EncodedText:
         """`prompts` of one row, whose place is not known."""
         return self._limited(self._whole_prompt(row), row)
 
-    def _whole_prompt(self, row: Mapping[str, Any]) -> list[int]:
-        [ids] = self.encode([self._prompt(row, "the prompt")])
+    def _whole_prompt(self, row: Mapping[str, Any]) -> EncodedText:
+        [ids] = self._encode([self._prompt(row, "the prompt")])
         if not self._prefix + ids:
             raise ValueError("the prompt is empty; remove the row")
         return self._prefix + ids
 
-    def _limited(self, prompt: list[int], row: Mapping[str, Any]) -> list[int]:
+    def _limited(self, prompt: EncodedText, row: Mapping[str, Any]) -> EncodedText:
         limit = self.limit
         if limit is None:
             return prompt
         if limit.refuses(len(prompt)):
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
-        return limit.cut(prompt)
+        return self._cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+    def _cut_prompt(self, prompt: EncodedText) -> EncodedText:
+        limit = self.limit
+        assert limit is not None
+        if not limit.cuts or len(prompt) <= limit.most:
+            return prompt
+        if prompt.media is not None:
+            raise ValueError(
+                f"data.truncation={limit.truncation}: a prompt with media has {len(prompt)} tokens, over "
+                f"data.max_prompt_tokens={limit.most}, and cannot be cut; set data.truncation=drop"
+            )
+        return EncodedText(limit.cut(prompt), {name: limit.cut(prompt.column(name)) for name in prompt.columns})
+
+    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text after a prompt trains unchanged, followed by the end token. A list of chat messages is rendered together
@@ -144,7 +174,7 @@ class Encoder:
             )
         return ids, trains
 
-    def _cut(self, row: Mapping[str, Any], ids: list[int], trains: list[bool]) -> tuple[list[int], list[bool]]:
+    def _cut(self, row: Mapping[str, Any], ids: EncodedText, trains: list[bool]) -> tuple[EncodedText, list[bool]]:
         """The example with the prompt as `prompts` gives it."""
         if self.limit is None or row.get("prompt") is None:
             return ids, trains
@@ -158,10 +188,10 @@ class Encoder:
                 f"data.truncation={self.limit.truncation}: the row that begins {_beginning(row['prompt'])!r} does not "
                 "begin with the tokens of its prompt alone, so the prompt cannot be cut; set data.truncation=drop"
             )
-        ids, trains = cut + ids[size:], self.limit.cut(trains[:size]) + trains[size:]
+        ids, trains = cut + ids.part(size, len(ids)), self.limit.cut(trains[:size]) + trains[size:]
         return ids, [False, *trains[1:]]  # nothing predicts the first token
 
-    def _example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+    def _example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         response, prompt = row["response"], row.get("prompt")
         if self._train_on == "assistant" and self._chat is not None and isinstance(prompt, list):
             response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
@@ -177,9 +207,10 @@ class Encoder:
                 f"data.template={self._chat.name}: a text without a prompt cannot be a chat; set "
                 f"data.template=none (it begins {response[:SHOWN]!r})"
             )
-        before = "" if prompt is None else self._prompt(row, "a prompt")
-        head, tail = self._pieces(before + response, (len(before), len(before) + len(response)))
-        head, tail = self._prefix + head, [*tail, self._tokenizer.eos_token_id]
+        before = RichText("") if prompt is None else self._prompt(row, "a prompt")
+        whole = RichText(before.text + self._escape(response), before.media)
+        head, tail = self._pieces(whole, (len(before.text), len(whole.text)))
+        head, tail = self._prefix + head, tail + [self._tokenizer.eos_token_id]
         if prompt is not None and not head:
             raise ValueError("a prompt is empty; remove the row")
         if prompt is None and not head and len(tail) < 2:
@@ -189,7 +220,7 @@ class Encoder:
             return ids, _but_first(ids)
         return ids, [False] * len(head) + [True] * len(tail)
 
-    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
         """Encodes an answer in steps. Each step and the separator after it are tokenized separately, as in TRL.
 
         Args:
@@ -213,21 +244,39 @@ class Encoder:
             ends.append(len(ids) - 1)
         return ids, ends
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str]) -> list[EncodedText]:
         """The tokens of texts, without template and BOS token."""
-        return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
+        return self._encode([RichText(self._escape(text)) for text in texts])
 
-    def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[list[int], list[bool]]:
+    def _encode(
+        self, texts: Sequence[RichText], where: Callable[[int], AbstractContextManager] = nullcontext
+    ) -> list[EncodedText]:
+        """The tokens of rendered texts; an error in a text is raised in the context `where` of its number."""
+        if self.processor is None:
+            plain = [rich.text for rich in texts]
+            found = self._tokenizer(plain, add_special_tokens=False, return_attention_mask=False).input_ids
+            return [EncodedText(ids) for ids in found]
+        encoded = []
+        for number, rich in enumerate(texts):
+            with where(number):
+                encoded.append(self.processor.encode(rich))
+        return encoded
+
+    def _escape(self, text: str) -> str:
+        return text if self.processor is None else self.processor.escape(text)
+
+    def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[EncodedText, list[bool]]:
         if self._chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
         asked = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
         answer = conversation(response, "a response")
-        messages = self._with_system([*asked, *answer])
+        messages, media = self._without_values(self._with_system([*asked, *answer]))
         first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
         chat, tools = self._chat, self._tools_of(row)
         text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
+        rich = RichText(text, media)
         if self._train_on == "all":
-            ids = self.encode([text])[0]
+            ids = self._encode([rich])[0]
             return ids, _but_first(ids)
         chosen = turns[-1:] if self._train_on == "last" else turns
         if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
@@ -240,36 +289,91 @@ class Encoder:
                 else "no message is an answer of the assistant; remove the row"
             )
             raise ValueError(f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r} {why}")
-        return self._marked(text, [turn for turn in chosen if turn is not None])
+        return self._marked(rich, [turn for turn in chosen if turn is not None])
 
-    def _marked(self, text: str, turns: list[Turn]) -> tuple[list[int], list[bool]]:
+    def _marked(self, rich: RichText, turns: list[Turn]) -> tuple[EncodedText, list[bool]]:
         """The tokens of a text, and flags that are True for the tokens of the turns."""
-        pieces = self._pieces(text, [*(cut for turn in turns for cut in turn), len(text)])
+        pieces = self._pieces(rich, [*(cut for turn in turns for cut in turn), len(rich.text)])
         trains = [bool(number % 2) for number, piece in enumerate(pieces) for _ in piece]
-        return [token for piece in pieces for token in piece], trains
+        return sum(pieces, EncodedText([])), trains
 
-    def _pieces(self, text: str, cuts: Iterable[int]) -> list[list[int]]:
-        """The tokens of a text between cuts, each piece tokenized with the text before it if that keeps its tokens."""
+    def _pieces(self, rich: RichText, cuts: Iterable[int]) -> list[EncodedText]:
+        """The tokens of a text between cuts, each piece tokenized with the text before it if that keeps its tokens.
+
+        The first piece has all media of the text, which ends with the last cut.
+        """
         cuts = list(cuts)
-        pieces: list[list[int]] = []
+        whole = self._encode([self._between(rich, 0, cut) for cut in cuts])
+        pieces: list[EncodedText] = []
         tokens: list[int] = []
         done = 0
-        for cut, up_to_cut in zip(cuts, self.encode([text[:cut] for cut in cuts]), strict=True):
-            fits = up_to_cut[: len(tokens)] == tokens
-            pieces.append(up_to_cut[len(tokens) :] if fits else self.encode([text[done:cut]])[0])
-            tokens = tokens + pieces[-1]
+        for cut, up_to_cut in zip(cuts, whole, strict=True):
+            if up_to_cut[: len(tokens)] == tokens:
+                piece = up_to_cut.part(len(tokens), len(up_to_cut))
+            else:
+                [piece] = self._encode([self._between(rich, done, cut)])
+            pieces.append(EncodedText(piece, piece.columns))
+            tokens = tokens + piece
             done = cut
+        pieces[0].media = whole[-1].media
         return pieces
 
-    def _prompt(self, row: Mapping[str, Any], what: str) -> str:
+    def _between(self, rich: RichText, start: int, end: int) -> RichText:
+        """The text between two characters, with the media in it."""
+        if not rich.media:
+            return RichText(rich.text[start:end])
+        assert self.processor is not None
+        first, last = (self.processor.count(rich.text[:cut]) for cut in (start, end))
+        return RichText(rich.text[start:end], rich.media[first:last])
+
+    def _prompt(self, row: Mapping[str, Any], what: str) -> RichText:
         prompt = row["prompt"]
         if self._chat is not None:
-            return self._chat.render(self._with_system(self._prompt_messages(prompt, what)), self._tools_of(row), True)
-        if isinstance(prompt, list):
-            raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
-        if not isinstance(prompt, str):
+            messages, media = self._without_values(self._with_system(self._prompt_messages(prompt, what)))
+            return RichText(self._chat.render(messages, self._tools_of(row), True), media)
+        if isinstance(prompt, str):
+            return RichText(self._escape(prompt))
+        if not isinstance(prompt, list):
             raise _no_prompt(prompt, what)
-        return prompt
+        messages, media = self._without_values(conversation(prompt, what))
+        if not media or len(messages) > 1:
+            raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
+        return RichText(messages[0]["content"], media)
+
+    def _without_values(self, messages: Messages) -> tuple[list[dict[str, Any]], tuple[tuple[str, Any], ...]]:
+        """Messages as the template renders them, and the media in them; texts of users are escaped.
+
+        A content with media is a list of parts for a template that takes those, and otherwise a text with slots.
+        """
+        if self.processor is None:
+            for number, message in enumerate(messages):
+                if isinstance(message["content"], list):
+                    kinds = ", ".join({part["type"]: None for part in message["content"]}.keys() - {"text"})
+                    raise ValueError(
+                        f"message {number} has {kinds}, and the model of this run reads text alone; choose a model with "
+                        "a processor (actor/processor), or remove the row"
+                    )
+            return list(messages), ()
+        slots, media, bare = self.processor.slots, [], []
+        as_parts = self._chat is not None and self._chat.takes_parts
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, str):
+                content = self._escape(content)
+            elif isinstance(content, list):
+                parts = []
+                for part in content:
+                    kind = part["type"]
+                    if kind == "text":
+                        parts.append({"type": kind, "text": self._escape(part["text"])})
+                        continue
+                    if kind not in slots:
+                        raise ValueError(f"the model takes no {kind}; it takes {', '.join(slots)}. Remove the row")
+                    media.append((kind, part[kind]))
+                    parts.append({"type": kind} if as_parts else {"type": "text", "text": slots[kind]})
+                content = parts if as_parts else "".join(part["text"] for part in parts)
+            bare.append(message | {"content": content})
+        return bare, tuple(media)
 
     def _prompt_messages(self, prompt: Any, what: str) -> list[dict[str, Any]]:
         if not isinstance(prompt, str | list):

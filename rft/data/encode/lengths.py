@@ -19,7 +19,7 @@ import transformers
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import encoder as encode
-from rft.data.encode import masks, templates, truncation
+from rft.data.encode import masks, parts, processor, templates, truncation
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.truncation import PromptLimit
@@ -118,12 +118,12 @@ class Lengths:
     @cached_property
     def _encoding(self) -> list[Any]:
         """Everything that the tokens of a row depend on, except the row."""
-        tokenizer, *options = self._encoder.made_of
         with TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
+            self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        code = [Path(inspect.getfile(module)).read_bytes() for module in (encode, masks, templates, truncation)]
-        return [files, code, options]
+        modules = (encode, masks, parts, processor, templates, truncation)
+        code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
+        return [files, code, self._encoder.made_of]
 
 
 def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:

@@ -33,6 +33,7 @@ class ChatTemplate:
     Attributes:
         name: the argument, for messages.
         takes_tools: False if the template ignores tools.
+        takes_parts: whether the template renders a content that is a list of parts.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -57,6 +58,7 @@ class ChatTemplate:
         self._arguments = self._checked_arguments(arguments)
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
+        self.takes_parts = self._renders_parts(asked)
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
@@ -88,6 +90,15 @@ class ChatTemplate:
                 f"data.template={self.name} cannot render a conversation of {roles}: {error}; correct the row or "
                 "choose another data.template"
             ) from error
+
+    def _renders_parts(self, asked: Messages) -> bool:
+        parts = [
+            {"role": message["role"], "content": [{"type": "text", "text": message["content"]}]} for message in asked
+        ]
+        try:
+            return self.render(parts, None, True) == self.render(asked, None, True)
+        except ValueError:
+            return False
 
     def length(self, turn: str) -> int:
         """Characters of an assistant's turn, up to the end of its end token.

@@ -18,13 +18,26 @@ def characters(*, alphabet: str) -> PreTrainedTokenizerBase:
     Args:
         alphabet: every character of the task; any other becomes <unk>.
     """
+    return characters_and_tokens(alphabet=alphabet, special=[])
+
+
+def characters_and_tokens(*, alphabet: str, special: list[str]) -> PreTrainedTokenizerBase:
+    """`characters` with further special tokens, such as the placeholders of media.
+
+    Args:
+        alphabet: every character of the task; any other becomes <unk>.
+        special: the tokens. Their ids begin with 3, after those of <pad>, <eos> and <unk>.
+    """
     if not alphabet:
         raise ValueError("actor.tokenizer.alphabet is empty: list every character of the task")
-    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([PAD, END, UNKNOWN, *alphabet]))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokens = dict.fromkeys([PAD, END, UNKNOWN, *special, *alphabet])
+    tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return _wrap(tokenizer, unk_token=UNKNOWN)
+    made = _wrap(tokenizer, unk_token=UNKNOWN)
+    if special:
+        made.add_special_tokens({"additional_special_tokens": special})
+    return made
 
 
 def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTokenizerBase:

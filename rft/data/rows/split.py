@@ -91,8 +91,13 @@ class ExcludeRows:
 
 
 def identity(value: Any) -> str:
-    """A text that is the same for equal values: texts or messages."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    """A text that is the same for equal values: texts or messages, maybe with media."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=_fingerprint)
+
+
+def _fingerprint(value: Any) -> str:
+    """The hash of bytes, or of an object that has them, such as an array."""
+    return hashlib.blake2b(value if isinstance(value, bytes) else value.tobytes(), digest_size=20).hexdigest()
 
 
 def plain(value: Any) -> Any:

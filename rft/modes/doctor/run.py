@@ -75,7 +75,14 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
             """A copy of the policy that computes in this dtype."""
             options = spread.reference_options(job.strategy.options, dtype)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
-            context = ModelContext(POLICY, world, spread(world=world, **options), loaded.tokenizer, run.seed)
+            context = ModelContext(
+                POLICY,
+                world,
+                spread(world=world, **options),
+                loaded.tokenizer,
+                run.seed,
+                media=loaded.encoder.media_facts,
+            )
             actor = trainable(Target(node, POLICY, CONTEXT).build(context=context))
             actor.copy_weights_from(trainer.policy)
             return actor

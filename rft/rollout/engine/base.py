@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.lora.adapters import Lora
+from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.gather import WHOLE, GatherOptions
@@ -24,7 +25,7 @@ class Request:
     """One prompt and the seeds of its samples.
 
     Attributes:
-        prompt: token ids, at least one.
+        prompt: token ids, at least one; an `EncodedText` has media.
         seeds: one 64-bit seed per sample; a sample is a function of prompt, seed, sampling and weights alone.
         limits: caps on new tokens, one per sample; None: `Sampling.max_new_tokens` alone caps them.
     """
@@ -73,11 +74,13 @@ class EngineFacts:
         takes_arguments: `rollout.engine_args` reach the engine. Where they do not, the run refuses them.
         plain_torch: `generate` and `update_weights` run ordinary torch operations in this process and nothing else, so
             they also run on tensors without storage. `mode=plan` counts the memory of such an engine.
+        takes_media: it samples from prompts with media.
     """
 
     samples: bool = True
     takes_arguments: bool = False
     plain_torch: bool = False
+    takes_media: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class EngineContext:
         engine_args: `rollout.engine_args` of the config.
         lora: `actor.lora` of the config, or None.
         dtype: in which the trainer computes.
+        media: of the policy's processor; None for a model of text.
     """
 
     world: World
@@ -102,6 +106,7 @@ class EngineContext:
     engine_args: dict[str, Any]
     lora: Lora | None
     dtype: torch.dtype
+    media: MediaFacts | None = None
 
 
 class Engine(ABC):

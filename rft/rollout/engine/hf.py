@@ -3,17 +3,21 @@
 Left out: paged storage, and rows that join a running batch (rows above `max_rows` wait for the next wave).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
 from rft.actor.logprobs import LogitBlocks
+from rft.actor.media_inputs import MediaInputs, forbidden_logits, own_positions
 from rft.actor.model import end_tokens, expanded_zero
+from rft.batch.encoded import EncodedText, as_encoded
+from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
@@ -39,7 +43,7 @@ class HFEngine(Engine):
             the trainer computes.
     """
 
-    facts = EngineFacts(plain_torch=True)
+    facts = EngineFacts(plain_torch=True, takes_media=True)
 
     def __init__(
         self, context: EngineContext, max_rows: PositiveInt, dtype: Literal["float32", "bfloat16", "float16"] | None
@@ -52,6 +56,7 @@ class HFEngine(Engine):
             head = self.model.get_output_embeddings()
             vars(head)["forward"] = partial(float32_logits, head)
         self.tokenizer = context.tokenizer
+        self.media = context.media
         self.max_rows = max_rows
         self.version = 0
         self.ends = end_tokens(self.model, self.tokenizer)
@@ -97,7 +102,7 @@ class HFEngine(Engine):
         found: dict[tuple[int, int], Completion] = {}
         for wave in waves(requests, self.max_rows):
             rows = [(request, index) for request, samples in wave for index in samples]
-            prompts = [requests[request].prompt for request, _ in wave]
+            prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
             seeds = [requests[request].seeds[index] for request, index in rows]
             limits = [requests[request].limit(index, sampling) for request, index in rows]
             copies = [len(samples) for _, samples in wave]
@@ -109,7 +114,7 @@ class HFEngine(Engine):
 
     def _complete(
         self,
-        prompts: list[list[int]],
+        prompts: list[EncodedText],
         copies: list[int],
         seeds: list[int],
         limits: list[int],
@@ -122,8 +127,9 @@ class HFEngine(Engine):
         """
         device = self.model.device
         samples = torch.tensor(copies, device=device)  # (P,)
-        cache, logits = self._prefill(prompts, samples)
+        cache, logits, deltas = self._prefill(prompts, samples)
         logits = logits.repeat_interleave(samples, dim=0)  # (R, V)
+        forbidden = forbidden_logits(self.media, logits.shape[-1], device)
         longest = len(prompts[-1])
         padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
         padding = padding.repeat_interleave(samples)  # (R,)
@@ -139,6 +145,7 @@ class HFEngine(Engine):
         sampled_logprobs = torch.zeros(len(seeds), max(limits), device=device)  # (R, T)
         for step in range(max(limits)):
             with record_function("logits"):  # mode=plan counts what is allocated under this label
+                logits = logits if forbidden is None else logits + forbidden
                 tokens, logprobs = draw(logits, streams, step, sampling)  # (R,)
             sampled[rows, step], sampled_logprobs[rows, step] = tokens, logprobs
             done = (tokens[:, None] == ends).any(-1) | (caps == step + 1)
@@ -161,25 +168,36 @@ class HFEngine(Engine):
                     cache.reorder_cache(keep)
                     rows, tokens, streams, caps, padding = (x[keep] for x in (rows, tokens, streams, caps, padding))
                     live = live[keep]
+                    deltas = None if deltas is None else deltas[keep]
             masks = {}
             if padded:
                 masks["attention_mask"] = columns[: longest + step + 1] >= padding[:, None]  # (R, T)
                 masks["position_ids"] = (longest + step - padding)[:, None]  # (R, 1)
+            if deltas is not None:
+                masks["position_ids"] = (longest + step - padding)[:, None] + deltas  # (R, 1)
             logits = self.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True, **masks).logits[:, -1]
 
-    def _prefill(self, prompts: list[list[int]], samples: Tensor) -> tuple[Cache, Tensor]:
-        """The cache with one row per sample, and the logits (P, V) after each prompt."""
+    def _prefill(self, prompts: list[EncodedText], samples: Tensor) -> tuple[Cache, Tensor, Tensor | None]:
+        """The cache with one row per sample, and the logits (P, V) after each prompt.
+
+        Also (R, 1), what is added to the positions of the tokens behind each row, for a model that counts positions in
+        several dimensions; else None.
+        """
         device = self.model.device
         parts = chunks(prompts) if can_join(self.model.config) else [range(len(prompts))]
-        caches, logits = [], []
+        caches, logits, shifts = [], [], []
         for part in parts:
             longest = len(prompts[part[-1]])
-            ids = torch.tensor([[0] * (longest - len(prompts[i])) + prompts[i] for i in part], device=device)
-            masks = {}
+            ids = torch.tensor([[0] * (longest - len(prompts[i])) + list(prompts[i]) for i in part], device=device)
+            masks: dict[str, Tensor] = {}
             if len(prompts[part[0]]) < longest:
                 padding = torch.tensor([longest - len(prompts[i]) for i in part], device=device)
                 columns = torch.arange(longest, device=device) - padding[:, None]  # (P, T)
                 masks = {"attention_mask": columns >= 0, "position_ids": columns.clamp(min=0)}
+            shift = torch.zeros(len(part), 1, dtype=torch.int64, device=device)  # (P, 1)
+            if self.media is not None:
+                masks, shift = self._with_media([prompts[i] for i in part], ids, masks, shift)
+            shifts.append(shift)
             cache = make_cache(self.model.config)
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **masks)
             caches.append(cache)
@@ -191,7 +209,32 @@ class HFEngine(Engine):
                 "sampled. Likely causes: the model's folder is damaged, actor.optimizer.lr or "
                 "actor.optimizer.max_grad_norm is too high, or the loss has no bound"
             )
-        return expand(caches, [samples[part.start : part.stop] for part in parts]), last
+        deltas = None if self.media is None else torch.cat(shifts).repeat_interleave(samples, dim=0)
+        return expand(caches, [samples[part.start : part.stop] for part in parts]), last, deltas
+
+    def _with_media(
+        self, prompts: list[EncodedText], ids: Tensor, masks: dict[str, Tensor], shift: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The inputs of a forward over prompts (P, T) beside their ids, and the shift (P, 1) of later positions."""
+        assert self.media is not None
+        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+        columns = {
+            name: torch.tensor(
+                [[0] * (ids.shape[1] - len(prompt)) + prompt.column(name) for prompt in prompts], device=ids.device
+            )
+            for name in names
+        }
+        media = concat_media(TensorDict(dict(prompt.media or {}), batch_size=[]) for prompt in prompts)
+        inputs = MediaInputs(media, self.media).all_tensors(self.dtype, ids.device)
+        own = own_positions(
+            self.model.base_model,
+            columns | {"input_ids": ids},
+            inputs,
+            masks.get("attention_mask", torch.ones_like(ids)),
+        )
+        if own is not None:
+            masks, shift = masks | {"position_ids": own[0]}, own[1]
+        return columns | inputs | masks, shift
 
 
 class StopStrings:
@@ -256,7 +299,7 @@ def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, ra
         yield wave
 
 
-def chunks(prompts: list[list[int]]) -> list[range]:
+def chunks(prompts: Sequence[list[int]]) -> list[range]:
     """Splits prompts, sorted by length, into chunks of similar length: at most a fifth of a large chunk is padding."""
     cuts = [range(0, 1)]
     real = len(prompts[0])

@@ -1,0 +1,91 @@
+"""What a model that takes media reads in a forward beside the tokens of its rows."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rft.batch.encoded import EncodedText, MediaFacts
+
+FORBIDDEN = -1e9  # added to the logit of a token that cannot follow: its probability is 0
+
+
+@dataclass(frozen=True)
+class MediaInputs:
+    """The media of a forward.
+
+    Attributes:
+        tensors: of the rows that have media, concatenated in the order in which the forward has the rows.
+        facts: of the model's processor.
+        with_probe: the forward computes the probe of `facts` behind its rows, whose states nothing reads. FSDP gathers
+            the weights of a tower only if every rank runs it, and other ranks have media in this micro-batch.
+    """
+
+    tensors: Mapping[str, Tensor]
+    facts: MediaFacts
+    with_probe: bool = False
+
+    def all_tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """The tensors with those of the probe, floating-point ones in the dtype of the model."""
+        probe = self.facts.probe.media if self.with_probe else None
+        found = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        for name, tensor in (probe or {}).items():
+            found[name] = torch.cat([found[name], tensor.to(device)]) if name in found else tensor.to(device)
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
+
+
+def probe_columns(probe: EncodedText, names: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The probe as columns (1, P) of the tokens of a batch.
+
+    Args:
+        names: columns of the batch.
+    """
+    ids = torch.tensor([probe], device=device)
+    columns = {name: torch.tensor([probe.column(name)], device=device) for name in names}
+    return columns | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def own_positions(
+    backbone: nn.Module, columns: Mapping[str, Tensor], media: Mapping[str, Tensor], mask: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """The positions of a model that counts them in several dimensions (M-RoPE, 2409.12191), by its own method.
+
+    Args:
+        columns: of tokens (B, T).
+        media: of all rows, in their order.
+        mask: (B, T), False for padding; None where padding is on the right.
+
+    Returns:
+        Positions (n, B, T), and (B, 1), what is added to the number of a token behind the row; None for a model, or for
+        rows without media, whose positions are the numbers of the tokens.
+    """
+    if not media or "get_rope_index" not in dir(type(backbone)):
+        return None
+    given = {**columns, **media, "attention_mask": mask}
+    names = inspect.signature(backbone.get_rope_index).parameters
+    positions, deltas = backbone.get_rope_index(**{name: value for name, value in given.items() if name in names})
+    return positions, deltas
+
+
+def forbidden_logits(facts: MediaFacts | None, size: int, device: torch.device) -> Tensor | None:
+    """What is added to the logits of `size` tokens so that placeholders have no probability; None without a processor."""
+    if facts is None:
+        return None
+    ids = torch.tensor([token for token in facts.placeholders if token < size], device=device)
+    return torch.zeros(size, device=device).index_fill_(0, ids, FORBIDDEN)
+
+
+def media_elements(batch: TensorDict, entries: list[TensorDict]) -> Tensor:
+    """Floating-point numbers in the media of each row, (B,) float64."""
+    counts = [sum(tensor.numel() for tensor in entry.values() if tensor.is_floating_point()) for entry in entries]
+    return torch.tensor(counts or [0] * len(batch), dtype=torch.float64)
+
+
+def language_part(model: PreTrainedModel) -> nn.Module:
+    """The part of a model that reads tokens, without towers of other media; the backbone of a text model."""
+    part = model.get_decoder()
+    return model.base_model if part is None or part is model else part

@@ -1,0 +1,65 @@
+"""Token ids with what the processor of a model returned beside them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from rft.batch.media import Media, join_media
+
+Columns = Mapping[str, Sequence[int]]
+NO_COLUMNS: Columns = MappingProxyType({})
+
+
+class EncodedText(list[int]):
+    """The token ids of a text: a list that also has columns and media.
+
+    A slice is a plain list. A sum has the columns and the media of both texts; a plain list has none.
+
+    Args:
+        ids: the token ids.
+        columns: of the model, one number for each token; tokens behind the end of a column have 0. Empty without a
+            processor.
+        media: what the processor returned for the media in the text, beside columns of tokens; None for a text without.
+    """
+
+    def __init__(self, ids: Iterable[int], columns: Columns = NO_COLUMNS, media: Media | None = None) -> None:
+        super().__init__(ids)
+        self.columns = dict(columns)
+        self.media = media
+
+    def __add__(self, other: list[int]) -> "EncodedText":  # type: ignore[override]
+        behind = as_encoded(other)
+        columns = {name: self.column(name) + behind.column(name) for name in {**self.columns, **behind.columns}}
+        media = [text.media for text in (self, behind) if text.media]
+        return EncodedText([*self, *behind], columns, join_media(media))
+
+    def column(self, name: str) -> list[int]:
+        """The numbers of all tokens in a column; 0 where it has none."""
+        numbers = list(self.columns.get(name, ()))[: len(self)]
+        return numbers + [0] * (len(self) - len(numbers))
+
+    def part(self, start: int, end: int) -> "EncodedText":
+        """The tokens from `start` to `end` with their columns. All media belong to the part that begins the text."""
+        columns = {name: column[start:end] for name, column in self.columns.items()}
+        return EncodedText(self[start:end], columns, None if start else self.media)
+
+
+def as_encoded(ids: Sequence[int]) -> EncodedText:
+    """The ids, as a text without columns and media if they are a plain list."""
+    return ids if isinstance(ids, EncodedText) else EncodedText(ids)
+
+
+@dataclass(frozen=True)
+class MediaFacts:
+    """What models and engines know of the processor of a model that takes media.
+
+    Attributes:
+        placeholders: ids of the tokens that stand for embeddings of media. They are never sampled.
+        probe: a short text with one medium of each type, the same on every rank.
+        save: writes the processor into the folder of an exported model.
+    """
+
+    placeholders: Sequence[int]
+    probe: EncodedText
+    save: Callable[[Path], None]

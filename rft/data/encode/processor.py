@@ -1,0 +1,199 @@
+"""Turns texts with images, audio or video into what a model reads, by the processor of the model.
+
+A text has a slot for each of its media: the text that the model's chat template writes there. The processor expands it
+to as many placeholder tokens as the model has embeddings for the medium.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rft.batch.encoded import EncodedText, MediaFacts
+
+if TYPE_CHECKING:  # a run of text alone imports no processor
+    from transformers import ProcessorMixin
+
+from rft.data.encode.parts import open_audio, open_media
+
+ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
+LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
+SIDE = 32  # pixels of the image of the probe
+SECONDS = 0.2  # of its audio
+
+
+@dataclass(frozen=True)
+class RichText:
+    """A text with slots.
+
+    Attributes:
+        text: rendered, with a slot for each of the media.
+        media: the type and value of each, in the order of the slots.
+    """
+
+    text: str
+    media: tuple[tuple[str, Any], ...] = ()
+
+
+class MediaProcessor:
+    """The processor of a model, for texts with media.
+
+    Args:
+        processor: of the model; its tokenizer is that of the policy.
+        slots: the slot of each type of media (`image`, `audio`, `video`) that the run accepts.
+
+    Attributes:
+        slots: as given.
+        placeholders: ids of the tokens that stand for embeddings of media; no text may contain them otherwise.
+        columns: names of the columns of tokens that the processor returns beside the ids.
+        tokenizer: of the policy.
+    """
+
+    def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
+        self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
+        self.slots = dict(slots)
+        tokens = {kind: str(vars(processor)[f"{kind}_token"]) for kind in slots}
+        self._markers = {kind: self._marker(slot, tokens[kind]) for kind, slot in slots.items()}
+        self.placeholders = sorted({self.tokenizer.convert_tokens_to_ids(token) for token in tokens.values()})
+        quoted = dict.fromkeys([*tokens.values(), *self._markers.values()])
+        self._plain = processor
+        self._processor = copy.copy(processor)  # its tokenizer has a token for each quoted placeholder
+        self._processor.tokenizer = copy.deepcopy(self.tokenizer)
+        self._literals = {token: LITERAL.format(number) for number, token in enumerate(quoted)}
+        self._processor.tokenizer.add_tokens(list(self._literals.values()), special_tokens=True)
+        self._spelled = {
+            self._processor.tokenizer.convert_tokens_to_ids(literal): self.tokenizer(
+                token, add_special_tokens=False, split_special_tokens=True
+            ).input_ids
+            for token, literal in self._literals.items()
+        }
+        self.columns = self._find_columns()
+
+    def _marker(self, slot: str, token: str) -> str:
+        """The token in a slot by which it is found in a text."""
+        if token in slot:
+            return token
+        special = [added for added in self.tokenizer.all_special_tokens if added in slot]
+        assert special, f"the slot {slot!r} has no special token"
+        return special[0]
+
+    def escape(self, text: str) -> str:
+        """A text of the user, in which placeholders are quoted: they are tokenized as plain characters."""
+        for token, literal in self._literals.items():
+            text = text.replace(token, literal)
+        return text
+
+    def unescape(self, text: str) -> str:
+        """The text that `escape` got."""
+        for token, literal in self._literals.items():
+            text = text.replace(literal, token)
+        return text
+
+    def count(self, text: str) -> int:
+        """The slots in a rendered text."""
+        return len(re.findall("|".join(map(re.escape, set(self._markers.values()))), text))
+
+    def encode(self, rich: RichText) -> EncodedText:
+        """The token ids of a text, without a BOS token, with the columns and the media that the model reads.
+
+        Raises:
+            ValueError: a medium cannot be opened, or the processor does not take it.
+        """
+        outputs = self._outputs(rich)
+        ids = outputs.pop("input_ids")[0].tolist()
+        outputs.pop("attention_mask", None)
+        columns = {name: outputs.pop(name)[0].tolist() for name in self.columns}
+        literal = {place: self._spelled[token] for place, token in enumerate(ids) if token in self._spelled}
+        if literal:
+            columns = {
+                name: [n for place, n in enumerate(column) for n in [n] * len(literal.get(place, (0,)))]
+                for name, column in columns.items()
+            }
+            ids = [token for place, own in enumerate(ids) for token in literal.get(place, [own])]
+        return EncodedText(ids, columns, outputs or None)
+
+    def _outputs(self, rich: RichText) -> dict[str, Tensor]:
+        given: dict[str, list[Any]] = {}
+        for kind, value in rich.media:
+            if kind not in self.slots:
+                raise ValueError(
+                    f"the model takes no {kind}; it takes {', '.join(self.slots)}. Remove the part, or the row"
+                )
+            opened = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
+            given.setdefault(ARGUMENTS[kind], []).append(opened)
+        if (found := self.count(rich.text)) != len(rich.media):
+            raise ValueError(
+                f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
+                "not at all, or twice"
+            )
+        try:
+            outputs = self._processor(text=[rich.text], **given, add_special_tokens=False, return_tensors="pt")
+        except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
+            raise ValueError(f"the processor of the model refuses the media of a row: {error}") from error
+        return {name: torch.atleast_1d(torch.as_tensor(value)) for name, value in outputs.items()}
+
+    @cached_property
+    def sampling_rate(self) -> int:
+        """Samples per second of the audio that the model reads."""
+        return int(self._processor.feature_extractor.sampling_rate)
+
+    def _find_columns(self) -> tuple[str, ...]:
+        """The outputs that have one number for each token, by texts of two lengths."""
+        texts = [self._outputs(RichText(text, self._probe_media)) for text in self._probe_texts]
+        sizes = [output["input_ids"].shape for output in texts]
+        assert sizes[0] != sizes[1]
+        return tuple(
+            name
+            for name in texts[0]
+            if name not in ("input_ids", "attention_mask")
+            and all(output[name].shape == size for output, size in zip(texts, sizes, strict=True))
+        )
+
+    @property
+    def _probe_texts(self) -> tuple[str, str]:
+        slots = "".join(self.slots.values())
+        return slots, slots + self.tokenizer.eos_token * 3
+
+    @property
+    def _probe_media(self) -> tuple[tuple[str, Any], ...]:
+        from PIL import Image
+
+        values: dict[str, Callable[[], Any]] = {
+            "image": lambda: Image.new("RGB", (SIDE, SIDE)),
+            "audio": lambda: {"array": torch.zeros(int(SECONDS * self.sampling_rate)).numpy(),
+                              "sampling_rate": self.sampling_rate},
+        }  # fmt: skip
+        return tuple((kind, values[kind]()) for kind in self.slots)
+
+    @cached_property
+    def probe(self) -> EncodedText:
+        """A short text with one medium of each type, the same on every rank."""
+        return self.encode(RichText(self._probe_texts[0], self._probe_media))
+
+    @cached_property
+    def facts(self) -> MediaFacts:
+        """What models and engines know of the processor."""
+        return MediaFacts(self.placeholders, self.probe, self.save)
+
+    def save(self, folder: Path) -> None:
+        """Writes the processor beside the tokenizer of an exported model."""
+        self._plain.save_pretrained(folder)
+
+
+def slots_of_template(processor: "ProcessorMixin", kinds: Sequence[str]) -> dict[str, str]:
+    """What the chat template of a processor writes for each type of media; its placeholder where it has no template."""
+    found = {}
+    for kind in kinds:
+        found[kind] = str(vars(processor)[f"{kind}_token"])
+        if processor.chat_template is not None:
+            parts = [{"type": "text", "text": "before"}, {"type": kind}, {"type": "text", "text": "behind"}]
+            text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+            found[kind] = text.partition("before")[2].partition("behind")[0]
+    return found

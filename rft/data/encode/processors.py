@@ -1,0 +1,69 @@
+"""The processors that `actor.processor` names: those of a folder, and small ones of the built-in tasks."""
+
+from transformers import PreTrainedTokenizerBase
+
+from rft.data.encode.processor import MediaProcessor, slots_of_template
+from rft.data.encode.without_video import load_processor, without_video
+from rft.ranges import PositiveInt
+
+
+def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str) -> MediaProcessor:
+    """The processor of a model on disk or on the hub, with the tokenizer of the run.
+
+    Args:
+        path: folder, or name on the hub.
+
+    Raises:
+        ValueError: no processor can be loaded from `path`.
+    """
+    processor = load_processor(path)
+    kinds = [kind for kind in ("image", "audio") if f"{kind}_token" in vars(processor)]
+    if not kinds:
+        raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
+    if processor.chat_template is not None:
+        tokenizer.chat_template = processor.chat_template
+    slots = slots_of_template(processor, kinds)
+    processor.tokenizer = tokenizer
+    return MediaProcessor(processor, slots)
+
+
+def patches(
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    patch_size: PositiveInt,
+    merge_size: PositiveInt,
+    min_pixels: PositiveInt,
+    max_pixels: PositiveInt,
+) -> MediaProcessor:
+    """The processor of a Qwen2.5-VL, which cuts an image into patches at its own resolution.
+
+    Args:
+        patch_size: pixels of a side of a patch.
+        merge_size: a token stands for `merge_size` x `merge_size` patches.
+        min_pixels, max_pixels: smaller and larger images are scaled.
+    """
+    from transformers import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    pictures = Qwen2VLImageProcessorPil(
+        patch_size=patch_size, merge_size=merge_size, min_pixels=min_pixels, max_pixels=max_pixels
+    )
+    processor = without_video(Qwen2_5_VLProcessor)(image_processor=pictures, tokenizer=tokenizer)
+    return MediaProcessor(processor, {"image": f"<|vision_start|>{processor.image_token}<|vision_end|>"})
+
+
+def mel_frames(
+    *, tokenizer: PreTrainedTokenizerBase, mel_bins: PositiveInt, seconds: PositiveInt, sampling_rate: PositiveInt
+) -> MediaProcessor:
+    """The processor of a Qwen2-Audio, which makes frames of a mel spectrogram.
+
+    Args:
+        mel_bins: numbers of a frame.
+        seconds: length to which sounds are padded or cut.
+        sampling_rate: samples per second of the sounds.
+    """
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor(feature_size=mel_bins, chunk_length=seconds, sampling_rate=sampling_rate)
+    processor = Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
+    return MediaProcessor(processor, {"audio": f"<|audio_bos|>{processor.audio_token}<|audio_eos|>"})
