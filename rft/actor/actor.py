@@ -137,7 +137,7 @@ class Actor(TrainableModel):
     @cached_property
     def cost(self) -> Cost:
         """What a row costs this model."""
-        return model_cost(self._plain)
+        return model_cost(self._plain, self.context.media)
 
     def work(self, batch: TensorDict) -> Tensor:
         """See `TrainableModel.work`."""
@@ -280,7 +280,7 @@ class Actor(TrainableModel):
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> Columns:
         batch, network = micro.batch, self.network
-        options = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
+        options: dict[str, Any] = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
         if (facts := self.context.media) is not None:
             options["media"] = MediaInputs(micro.media, facts, micro.lacks_media)

@@ -1,6 +1,7 @@
 """The forward of a backbone over rows, padded or packed, with the media of the rows."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -26,7 +27,8 @@ def run_backbone(
     probe: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     if media is not None:
-        tensors = media.all_tensors(backbone.get_input_embeddings().weight.dtype, ids.device)
+        embeddings: Any = backbone.get_input_embeddings()
+        tensors = media.all_tensors(embeddings.weight.dtype, ids.device)
         if media.with_probe:
             probe = probe_columns(media.facts.probe, columns, ids.device)
             del probe["attention_mask"]
@@ -53,9 +55,7 @@ def packed_positions(
 ) -> Tensor | None:
     """The model's own positions (n, N) of packed rows; None where they are those of the layout."""
     width = layout.place.shape[1]
-    rows = (
-        layout.source[layout.source % width == 0] // width
-    ).tolist()  # in the order of the forward, and of the media
+    rows = (layout.source[layout.source % width == 0] // width).tolist()  # as the forward and media
     rows += sorted(set(range(len(layout.place))).difference(rows))  # they share their first tokens, so have no media
     found = own_positions(backbone, {name: column[rows] for name, column in columns.items()}, media.tensors)
     if found is None:

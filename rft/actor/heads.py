@@ -152,7 +152,7 @@ class ValueNetwork(nn.Module):
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.model = backbone
-        self.head = nn.Linear(backbone.config.hidden_size, 1)
+        self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -104,12 +104,11 @@ def read_config(
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
+    vocabulary = {"vocab_size": vocab_size}
     if isinstance(part := options.get("text_config"), Mapping):  # of a model that takes media, too
-        options["text_config"] = {**part, "vocab_size": vocab_size}
-    else:
-        options["vocab_size"] = vocab_size
+        options["text_config"], vocabulary = {**part, **vocabulary}, {}
     try:
-        return AutoConfig.for_model(kind, **options)
+        return AutoConfig.for_model(kind, **vocabulary, **options)
     except CONFIG_ERRORS as error:
         field = re.search(r"for field '(\w+)'", str(error))
         where = f"{key}.model_config.{field[1]}={options.get(field[1])}" if field else f"{key}.model_config"

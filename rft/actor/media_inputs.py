@@ -1,8 +1,9 @@
 """What a model that takes media reads in a forward beside the tokens of its rows."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.batch.encoded import EncodedText, MediaFacts
+from rft.batch.media import media_entries
 
 FORBIDDEN = -1e9  # added to the logit of a token that cannot follow: its probability is 0
 
@@ -38,7 +40,7 @@ class MediaInputs:
         return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
 
 
-def probe_columns(probe: EncodedText, names: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def probe_columns(probe: EncodedText, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
     """The probe as columns (1, P) of the tokens of a batch.
 
     Args:
@@ -66,21 +68,23 @@ def own_positions(
     if not media or "get_rope_index" not in dir(type(backbone)):
         return None
     given = {**columns, **media, "attention_mask": mask}
-    names = inspect.signature(backbone.get_rope_index).parameters
-    positions, deltas = backbone.get_rope_index(**{name: value for name, value in given.items() if name in names})
+    method: Any = backbone.get_rope_index
+    names = inspect.signature(method).parameters
+    positions, deltas = method(**{name: value for name, value in given.items() if name in names})
     return positions, deltas
 
 
 def forbidden_logits(facts: MediaFacts | None, size: int, device: torch.device) -> Tensor | None:
-    """What is added to the logits of `size` tokens so that placeholders have no probability; None without a processor."""
+    """What is added to `size` logits so that placeholders have no probability; None without a processor."""
     if facts is None:
         return None
     ids = torch.tensor([token for token in facts.placeholders if token < size], device=device)
     return torch.zeros(size, device=device).index_fill_(0, ids, FORBIDDEN)
 
 
-def media_elements(batch: TensorDict, entries: list[TensorDict]) -> Tensor:
+def media_elements(batch: TensorDict) -> Tensor:
     """Floating-point numbers in the media of each row, (B,) float64."""
+    entries = media_entries(batch)
     counts = [sum(tensor.numel() for tensor in entry.values() if tensor.is_floating_point()) for entry in entries]
     return torch.tensor(counts or [0] * len(batch), dtype=torch.float64)
 

@@ -21,11 +21,13 @@ class Cost(NamedTuple):
         linear: per token.
         quadratic: per squared length of the row.
         head: per token that trains.
+        media: per floating-point number of the media of the row.
     """
 
     linear: float
     quadratic: float
     head: float
+    media: float = 0.0
 
 
 def work(lengths: Tensor, linear: float, quadratic: float) -> Tensor:

@@ -89,8 +89,8 @@ def mini_batches(unit: Tensor, count: int, seed: int) -> Iterator[Tensor]:
 def dummy_row(batch: TensorDict, rows: TensorDict) -> TensorDict:
     """A row of weight zero, which a rank computes that has fewer micro-batches than the others.
 
-    It is the first row of the step. Its numbers that are not finite become 0, because a weight of zero does not hide them from the
-    gradient.
+    It is the first row of the step. Its numbers that are not finite become 0, because a weight of zero does not hide
+    them from the gradient.
 
     Args:
         batch: this rank's rows of the step; it has at least one.

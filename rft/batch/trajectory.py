@@ -115,11 +115,12 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
         turns: adds the column `turn`.
 
     Returns:
-        `tokens` {`input_ids`, `attention_mask`, and the columns of the segments} (T,) int64 each, `response_mask` (T,)
-        bool, `group`, `unit`, `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs` (T,) float32 and `version`
-        (T,) int64, both 0 at given tokens. With `turns` also `turn` (T,) int64: 1 at the tokens of the first sampled
-        segment, 2 at those of the second, 0 at given tokens. With an `episode` also `trajectory`. Where a segment has
-        media also `media`: the mapping itself, so that rows share it, or the media of several segments concatenated.
+        `tokens` {`input_ids`, `attention_mask`, and the columns of the segments} (T,) int64 each, `response_mask`
+        (T,) bool, `group`, `unit`, `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs`
+        (T,) float32 and `version` (T,) int64, both 0 at given tokens. With `turns` also `turn` (T,) int64: 1 at the
+        tokens of the first sampled segment, 2 at those of the second, 0 at given tokens. With an `episode` also
+        `trajectory`. Where a segment has media also `media`: the mapping itself, so that rows share it, or the media of
+        several segments concatenated; `fields` then has no objects that JSON cannot hold.
     """
     segments, finish = trajectory.segments, trajectory.finish
     assert turns or trajectory.turns < 2, "a source of several sampled segments states turns=True"

@@ -49,8 +49,9 @@ class Components:
 
     Attributes:
         run: the root of the config.
-        tokenizer, processor, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
-            (the models beside the policy, by role) and `held_out` (the held-out sets by name).
+        tokenizer, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
+            (the models beside the policy, by role), `held_out` (the held-out sets by name) and `processor` (None for a
+            model of text).
         algorithm, reward, schedules, sinks: built objects.
         facts: what the source states about itself.
         needs: the fields that every training row must have.

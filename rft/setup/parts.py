@@ -101,8 +101,9 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
 
 
 def _make_models(checks: Checks, nodes: dict[str, Any]) -> None:
-    """Makes `tokenizer`, `processor`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the options of those
-    with weights). Other models inherit options of the policy; a mistake in an inherited option is reported once.
+    """Makes `tokenizer`, `processor`, `actor`, `helpers` (the models beside the policy, by role), and `models` (the
+    options of those with weights). Other models inherit options of the policy; a mistake in an inherited option is
+    reported once.
 
     Args:
         nodes: the yaml node of each role in the config; None for a node that is not a mapping.

@@ -24,6 +24,7 @@ from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
 from rft.actor.lora.stored import PREFIX, WEIGHTS, StoredAdapter
+from rft.actor.media_inputs import language_part
 from rft.ranges import PositiveInt
 from rft.strategy.gather import GatherOptions
 
@@ -302,8 +303,10 @@ def _delta(layer: Any, weight: Tensor) -> Tensor:
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
-    """The names of all linear layers but the head, and that of the head, where there is one."""
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    """The names of all linear layers but the head, without those of towers of media; and that of the head, if any."""
+    inside = {id(module) for module in (*language_part(model).modules(), model.get_output_embeddings())}
+    modules = {name: module for name, module in model.named_modules() if id(module) in inside}
+    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     head = [name for name, module in linear.items() if module is model.get_output_embeddings()]
     return [name for name in linear if name not in head], head
 

@@ -1,11 +1,16 @@
 """What a row costs a model: the prediction that balances ranks."""
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PretrainedConfig, PreTrainedModel
 
+from rft.actor.backbone import run_backbone
+from rft.actor.media_inputs import MediaInputs, language_part, media_elements, probe_columns
 from rft.batch.balance import Cost, work
 from rft.batch.columns import lengths
+from rft.batch.encoded import MediaFacts
 
 
 def head_size(config: PretrainedConfig) -> int:
@@ -13,7 +18,7 @@ def head_size(config: PretrainedConfig) -> int:
     return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
-def model_cost(model: PreTrainedModel) -> Cost:
+def model_cost(model: PreTrainedModel, media: MediaFacts | None = None) -> Cost:
     """Floating-point operations of a forward and a backward through a model, all of whose weights train.
 
     A token takes 6 per weight of a matrix product, and attention 12 * layers * heads * head_dim per key that it looks
@@ -22,14 +27,18 @@ def model_cost(model: PreTrainedModel) -> Cost:
 
     Approximate: experts are counted by how many a token takes, a layer with a sliding window as if every token saw a
     full one, linear attention by its weights alone, latent attention by its `head_dim`. Frozen weights, recomputed
-    activations and shared prefixes shift the parts against each other and are left out.
+    activations and shared prefixes shift the parts against each other and are left out. Towers of media are counted by
+    a forward over the probe, and in proportion to its numbers.
+
+    Args:
+        media: of the processor of a model that takes media.
     """
     config = model.config.get_text_config()
     options = config.to_dict()
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     head = model.get_output_embeddings()
     weights = 0.0  # that one token passes in the layers
-    for parameter in model.base_model.parameters():
+    for parameter in language_part(model).parameters():
         if parameter.dim() == 2 and id(parameter) not in lookups:
             weights += parameter.numel()
         elif parameter.dim() == 3 and "num_experts_per_tok" in options:  # (experts, out, in)
@@ -43,7 +52,23 @@ def model_cost(model: PreTrainedModel) -> Cost:
         linear=6.0 * weights + 12.0 * width * kinds.count("sliding_attention") * (window or 0),
         quadratic=6.0 * width * kinds.count("full_attention"),
         head=0.0 if head is None else 8.0 * head.weight.numel(),
+        media=0.0 if media is None else _tower_cost(model, media),
     )
+
+
+@torch.no_grad()
+def _tower_cost(model: PreTrainedModel, media: MediaFacts) -> float:
+    """Floating-point operations of a forward and a backward through the towers, per number of the media."""
+    probe, tensors = media.probe, media.probe.media or {}
+    numbers = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+    columns = probe_columns(probe, dict.fromkeys(probe.columns), model.device)
+    counts = []
+    for ids, inputs in ((columns["input_ids"], tensors), (torch.zeros_like(columns["input_ids"]), {})):
+        tokens = TensorDict(columns | {"input_ids": ids}, batch_size=[1])
+        with FlopCounterMode(display=False) as counter:
+            run_backbone(model.base_model, tokens, None, MediaInputs(inputs, media))
+        counts.append(counter.get_total_flops())
+    return 3.0 * (counts[0] - counts[1]) / numbers
 
 
 def model_flops(cost: Cost, batch: TensorDict, shared: Tensor) -> float:
@@ -65,4 +90,5 @@ def row_work(cost: Cost, batch: TensorDict, shared: Tensor) -> Tensor:
     _, places, counts = batch["group"].unique(return_inverse=True, return_counts=True)
     saved = 1 - 1 / counts[places].double()  # (B,)
     whole, once = (work(tokens, cost.linear, cost.quadratic) for tokens in (lengths(batch), shared))
-    return whole - saved * once + cost.head * batch["loss_mask"].sum(1)
+    media = cost.media * media_elements(batch)
+    return whole - saved * once + cost.head * batch["loss_mask"].sum(1) + media

@@ -1,6 +1,7 @@
 """Encodes rows as token ids: prompts, and supervised examples that begin with exactly the tokens of the prompt.
 
-The ids are `EncodedText`: with a processor they have media and columns of tokens. Whether prompts leave room for an answer is checked elsewhere, where the length of an answer is known.
+The ids are `EncodedText`: with a processor they have media and columns of tokens. Whether prompts leave room for an
+answer is checked elsewhere, where the length of an answer is known.
 """
 
 import json
@@ -14,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.data.encode.masks import Turn, answers, conversation
-from rft.data.encode.processor import MediaProcessor, RichText
-from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.processor import MediaProcessor, Parts, RichText
+from rft.data.encode.templates import ChatTemplate
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
@@ -210,7 +211,7 @@ class Encoder:
         before = RichText("") if prompt is None else self._prompt(row, "a prompt")
         whole = RichText(before.text + self._escape(response), before.media)
         head, tail = self._pieces(whole, (len(before.text), len(whole.text)))
-        head, tail = self._prefix + head, tail + [self._tokenizer.eos_token_id]
+        head, tail = self._prefix + head, tail + EncodedText([self._tokenizer.eos_token_id])
         if prompt is not None and not head:
             raise ValueError("a prompt is empty; remove the row")
         if prompt is None and not head and len(tail) < 2:
@@ -340,7 +341,9 @@ class Encoder:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         return RichText(messages[0]["content"], media)
 
-    def _without_values(self, messages: Messages) -> tuple[list[dict[str, Any]], tuple[tuple[str, Any], ...]]:
+    def _without_values(
+        self, messages: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], Parts]:
         """Messages as the template renders them, and the media in them; texts of users are escaped.
 
         A content with media is a list of parts for a template that takes those, and otherwise a text with slots.
@@ -350,8 +353,8 @@ class Encoder:
                 if isinstance(message["content"], list):
                     kinds = ", ".join({part["type"]: None for part in message["content"]}.keys() - {"text"})
                     raise ValueError(
-                        f"message {number} has {kinds}, and the model of this run reads text alone; choose a model with "
-                        "a processor (actor/processor), or remove the row"
+                        f"message {number} has {kinds}, and the model of this run reads text alone; choose a model "
+                        "with a processor (actor/processor), or remove the row"
                     )
             return list(messages), ()
         slots, media, bare = self.processor.slots, [], []

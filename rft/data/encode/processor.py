@@ -25,6 +25,7 @@ from rft.data.encode.parts import open_audio, open_media
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
 LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
+Parts = tuple[tuple[str, Any], ...]  # types and values of media
 SIDE = 32  # pixels of the image of the probe
 SECONDS = 0.2  # of its audio
 
@@ -39,7 +40,7 @@ class RichText:
     """
 
     text: str
-    media: tuple[tuple[str, Any], ...] = ()
+    media: Parts = ()
 
 
 class MediaProcessor:
@@ -162,7 +163,7 @@ class MediaProcessor:
         return slots, slots + self.tokenizer.eos_token * 3
 
     @property
-    def _probe_media(self) -> tuple[tuple[str, Any], ...]:
+    def _probe_media(self) -> Parts:
         from PIL import Image
 
         values: dict[str, Callable[[], Any]] = {

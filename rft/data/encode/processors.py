@@ -48,7 +48,7 @@ def patches(
     pictures = Qwen2VLImageProcessorPil(
         patch_size=patch_size, merge_size=merge_size, min_pixels=min_pixels, max_pixels=max_pixels
     )
-    processor = without_video(Qwen2_5_VLProcessor)(image_processor=pictures, tokenizer=tokenizer)
+    processor = without_video(Qwen2_5_VLProcessor)(image_processor=pictures, tokenizer=tokenizer, video_processor=None)
     return MediaProcessor(processor, {"image": f"<|vision_start|>{processor.image_token}<|vision_end|>"})
 
 

@@ -91,10 +91,8 @@ class ChatTemplate:
                 "choose another data.template"
             ) from error
 
-    def _renders_parts(self, asked: Messages) -> bool:
-        parts = [
-            {"role": message["role"], "content": [{"type": "text", "text": message["content"]}]} for message in asked
-        ]
+    def _renders_parts(self, asked: list[dict[str, Any]]) -> bool:
+        parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in asked]
         try:
             return self.render(parts, None, True) == self.render(asked, None, True)
         except ValueError:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
+from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
@@ -47,23 +48,23 @@ class StubEncoder(Encoder):
         self.prompt_tokens = prompt
         self.answer_tokens = answer
 
-    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[EncodedText]:
         """See `Encoder.prompts`."""
-        return [[0] * self.prompt_tokens] * len(rows)
+        return [EncodedText([0] * self.prompt_tokens)] * len(rows)
 
-    def example(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         """See `Encoder.example`."""
         trains = [False] * self.prompt_tokens + [True] * self.answer_tokens
-        return [0] * len(trains), trains
+        return EncodedText([0] * len(trains)), trains
 
-    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[list[int], list[int]]:
+    def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
         """See `Encoder.steps`: one step."""
         tokens = self.prompt_tokens + self.answer_tokens
-        return [0] * tokens, [tokens - 1]
+        return EncodedText([0] * tokens), [tokens - 1]
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str]) -> list[EncodedText]:
         """See `Encoder.encode`: one token each."""
-        return [[0]] * len(texts)
+        return [EncodedText([0])] * len(texts)
 
 
 class StubEngine(Engine):

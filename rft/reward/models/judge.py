@@ -79,7 +79,7 @@ class Judge(ModelTerm):
         odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
         return odds.sigmoid().cpu()
 
-    def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[list[int]]:
         asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
         return self._encoder.prompts([{"prompt": text} for text in asked])
 

@@ -226,12 +226,8 @@ class HFEngine(Engine):
         }
         media = concat_media(TensorDict(dict(prompt.media or {}), batch_size=[]) for prompt in prompts)
         inputs = MediaInputs(media, self.media).all_tensors(self.dtype, ids.device)
-        own = own_positions(
-            self.model.base_model,
-            columns | {"input_ids": ids},
-            inputs,
-            masks.get("attention_mask", torch.ones_like(ids)),
-        )
+        mask = masks.get("attention_mask", torch.ones_like(ids))
+        own = own_positions(self.model.base_model, columns | {"input_ids": ids}, inputs, mask)
         if own is not None:
             masks, shift = masks | {"position_ids": own[0]}, own[1]
         return columns | inputs | masks, shift

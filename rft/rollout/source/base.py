@@ -1,6 +1,6 @@
 """What sources that sample share: the context of a stage, and the trajectory of a completion."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class RolloutContext(SourceContext):
         """The scores of N texts that answer these rows of the data set."""
         return self.scoring().finish(texts, rows)
 
-    def requests(self, prompts: list[list[int]], positions: list[int]) -> list[Request]:
+    def requests(self, prompts: Sequence[list[int]], positions: list[int]) -> list[Request]:
         """One request of `group_size` samples for each prompt.
 
         Args:
