@@ -34,7 +34,8 @@ def run_backbone(
             del probe["attention_mask"]
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
-        states = backbone(**padded, **tensors, use_cache=False).last_hidden_state[: len(ids), : ids.shape[1]]
+        outputs: Any = backbone(**padded, **tensors, use_cache=False)
+        states = outputs.last_hidden_state[: len(ids), : ids.shape[1]]
         return states.flatten(0, 1), torch.arange(ids.numel(), device=ids.device).view(ids.shape)
     if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}

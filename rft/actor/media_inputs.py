@@ -37,6 +37,7 @@ class MediaInputs:
         found = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         for name, tensor in (probe or {}).items():
             found[name] = torch.cat([found[name], tensor.to(device)]) if name in found else tensor.to(device)
+        found = {name: tensor[None] if name in self.facts.stacked else tensor for name, tensor in found.items()}
         return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
 
 

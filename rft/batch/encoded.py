@@ -57,9 +57,11 @@ class MediaFacts:
     Attributes:
         placeholders: ids of the tokens that stand for embeddings of media. They are never sampled.
         probe: a short text with one medium of each type, the same on every rank.
+        stacked: names of tensors that the model takes with a dimension of 1 in front.
         save: writes the processor into the folder of an exported model.
     """
 
     placeholders: Sequence[int]
     probe: EncodedText
+    stacked: frozenset[str]
     save: Callable[[Path], None]

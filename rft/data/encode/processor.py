@@ -6,7 +6,8 @@ to as many placeholder tokens as the model has embeddings for the medium.
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,11 +63,11 @@ class MediaProcessor:
         self.slots = dict(slots)
         tokens = {kind: str(vars(processor)[f"{kind}_token"]) for kind in slots}
         self._markers = {kind: self._marker(slot, tokens[kind]) for kind, slot in slots.items()}
-        self.placeholders = sorted({self.tokenizer.convert_tokens_to_ids(token) for token in tokens.values()})
-        quoted = dict.fromkeys([*tokens.values(), *self._markers.values()])
-        self._plain = processor
+        self._plain = self._processor = processor
+        self.placeholders = self._find_placeholders(tokens.values())
         self._processor = copy.copy(processor)  # its tokenizer has a token for each quoted placeholder
         self._processor.tokenizer = copy.deepcopy(self.tokenizer)
+        quoted = self.tokenizer.convert_ids_to_tokens(self.placeholders)
         self._literals = {token: LITERAL.format(number) for number, token in enumerate(quoted)}
         self._processor.tokenizer.add_tokens(list(self._literals.values()), special_tokens=True)
         self._spelled = {
@@ -76,6 +77,7 @@ class MediaProcessor:
             for token, literal in self._literals.items()
         }
         self.columns = self._find_columns()
+        self._stacked = self._find_stacked()
 
     def _marker(self, slot: str, token: str) -> str:
         """The token in a slot by which it is found in a text."""
@@ -118,7 +120,8 @@ class MediaProcessor:
                 for name, column in columns.items()
             }
             ids = [token for place, own in enumerate(ids) for token in literal.get(place, [own])]
-        return EncodedText(ids, columns, outputs or None)
+        media = {name: tensor[0] if name in self._stacked else tensor for name, tensor in outputs.items()}
+        return EncodedText(ids, columns, media or None)
 
     def _outputs(self, rich: RichText) -> dict[str, Tensor]:
         given: dict[str, list[Any]] = {}
@@ -145,6 +148,13 @@ class MediaProcessor:
         """Samples per second of the audio that the model reads."""
         return int(self._processor.feature_extractor.sampling_rate)
 
+    def _find_placeholders(self, tokens: Iterable[str]) -> list[int]:
+        """The ids of these tokens, and of the special tokens to which the processor expands the slots."""
+        slots, special = self._probe_texts[0], set(self.tokenizer.all_special_ids)
+        expanded = Counter(self._outputs(RichText(slots, self._probe_media))["input_ids"][0].tolist())
+        added = expanded - Counter(self.tokenizer(slots, add_special_tokens=False).input_ids)
+        return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(added.keys() & special)})
+
     def _find_columns(self) -> tuple[str, ...]:
         """The outputs that have one number for each token, by texts of two lengths."""
         texts = [self._outputs(RichText(text, self._probe_media)) for text in self._probe_texts]
@@ -156,6 +166,14 @@ class MediaProcessor:
             if name not in ("input_ids", "attention_mask")
             and all(output[name].shape == size for output, size in zip(texts, sizes, strict=True))
         )
+
+    def _find_stacked(self) -> frozenset[str]:
+        """The outputs (1, n, ...) of the n media of a text; the others begin with n, or with what n media have in all."""
+        one, two = (
+            self._outputs(RichText(self._probe_texts[0] * count, self._probe_media * count)) for count in (1, 2)
+        )
+        names = one.keys() - {"input_ids", "attention_mask", *self.columns}
+        return frozenset(name for name in names if len(one[name]) == len(two[name]) == 1)
 
     @property
     def _probe_texts(self) -> tuple[str, str]:
@@ -181,7 +199,7 @@ class MediaProcessor:
     @cached_property
     def facts(self) -> MediaFacts:
         """What models and engines know of the processor."""
-        return MediaFacts(self.placeholders, self.probe, self.save)
+        return MediaFacts(self.placeholders, self.probe, self._stacked, self.save)
 
     def save(self, folder: Path) -> None:
         """Writes the processor beside the tokenizer of an exported model."""
