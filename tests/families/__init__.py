@@ -4,6 +4,7 @@
 rotary sections, its tiles. The tokenizer has one token per character.
 """
 
+import copy
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Family:
         """A model in eval mode. Its weights are large enough that every input changes the logits."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = AutoModelForMultimodalLM.from_config(self.config)
+            model = AutoModelForMultimodalLM.from_config(copy.deepcopy(self.config))  # a model writes into its own
             for weight in model.parameters():
                 if weight.ndim > 1:
                     nn.init.normal_(weight, std=0.15)
