@@ -250,33 +250,37 @@ def test_equal_tokens_of_rows_with_media_are_not_computed_once():
         assert shared_prefixes(collate(rows)).tolist() == shared
 
 
-def test_a_dummy_row_has_media_and_the_tokens_that_refer_to_them():
-    batch = collate(rows_of())[torch.tensor([1, 2, 0])]
+def test_a_dummy_row_has_no_media_and_no_token_that_refers_to_them():
+    batch = collate(rows_of())[torch.tensor([2, 1, 0])]
     rows = batch[:0]
     rows["loss_weights"] = torch.ones(0, 12)
     dummy = first_token(dummy_row(batch, rows))
-    assert dummy["scores"].tolist() == [2.0] and not dummy["loss_mask"].any() and not dummy["loss_weights"].any()
-    same_media(dummy)
-    assert dummy["tokens", "input_ids"].shape == (1, 9), "its first row with media, whole"
-    assert batch["loss_mask"].any(1).all(), "the batch stays as it is"
-    alone = first_token(dummy_row(batch[:1], rows))
-    assert alone["tokens", "input_ids"].tolist() == [[200]] and not has_media(alone)
-    assert batch["tokens", "attention_mask"].sum(1).tolist() == [2, 9, 6]
+    assert not dummy["loss_mask"].any() and not dummy["loss_weights"].any() and not has_media(dummy)
+    assert dummy["tokens", "input_ids"].tolist() == [[0]], "its first token may stand for media"
+    assert batch["loss_mask"].any(1).all() and has_media(batch[:1]), "the batch stays as it is"
+    alone = first_token(dummy_row(batch[1:2], rows))
+    assert alone["tokens", "input_ids"].tolist() == [[200]]
+    assert batch["tokens", "attention_mask"].sum(1).tolist() == [9, 2, 6]
 
 
-def test_a_rank_without_rows_left_computes_the_dummy_row(ranks):
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_rank_knows_which_micro_batches_of_others_have_media_that_it_lacks(ranks, packing):
     batch, device = collate(rows_of()), torch.device("cpu")
+    shares = [torch.tensor([0, 2, 5, 7]), torch.tensor([1, 4]), torch.tensor([], dtype=torch.int64)]
 
     def work_of(world):
         world.device = device
-        own = batch[torch.arange(8) % 2 == 0] if world.rank == 0 else batch[:0]
-        dummy = dummy_row(batch[5:], own)
-        return [micro.media for micro in MicroBatcher(15, True, False).micro_batches(own, dummy, world, None)]
+        own = batch[shares[world.rank]]
+        batcher = MicroBatcher(20, packing, False, takes_media=True)
+        made = list(batcher.micro_batches(own, dummy_row(batch[5:], own), world, None))
+        return [(set(micro.media), micro.lacks_media) for micro in made]
 
-    busy, idle = ranks(2, work_of)
-    assert len(busy) == len(idle) > 1
-    for media in idle:
-        assert set(media) == set(MEDIA[5]) and torch.equal(media["pixels"], MEDIA[5]["pixels"])
+    found = ranks(3, work_of)
+    assert len({len(micros) for micros in found}) == 1
+    for number, micros in enumerate(zip(*found, strict=True)):
+        everything = set().union(*(kinds for kinds, _ in micros))
+        assert [lacks for _, lacks in micros] == [kinds != everything for kinds, _ in micros], number
+    assert any(lacks for _, lacks in found[2]) and not all(lacks for micros in found for _, lacks in micros)
 
 
 def test_rows_with_media_that_wait_for_the_next_step_survive_a_checkpoint():

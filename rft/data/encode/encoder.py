@@ -341,9 +341,7 @@ class Encoder:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         return RichText(messages[0]["content"], media)
 
-    def _without_values(
-        self, messages: list[dict[str, Any]]
-    ) -> tuple[list[dict[str, Any]], Parts]:
+    def _without_values(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Parts]:
         """Messages as the template renders them, and the media in them; texts of users are escaped.
 
         A content with media is a list of parts for a template that takes those, and otherwise a text with slots.
