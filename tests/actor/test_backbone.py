@@ -1,4 +1,4 @@
-"""Rows with media have the log-probabilities of the model's own call, in any order, padded, packed, and beside a probe."""
+"""Rows with media have the log-probabilities of the model's own call: in any order, padded, packed, with a probe."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ ONE = EncodedText([1, 2, 3], {"types": [0, 1, 1]}, IMAGE)
 
 
 def test_a_sum_has_the_columns_and_the_media_of_both():
-    longer = ONE + [4, 5]
+    longer = ONE + EncodedText([4, 5])
     assert longer == [1, 2, 3, 4, 5] and longer.column("types") == [0, 1, 1, 0, 0] and longer.media is IMAGE
     behind = EncodedText([9]) + ONE
     assert behind == [9, 1, 2, 3] and behind.column("types") == [0, 0, 1, 1] and behind.media is IMAGE

@@ -168,7 +168,7 @@ class MediaProcessor:
         )
 
     def _find_stacked(self) -> frozenset[str]:
-        """The outputs (1, n, ...) of the n media of a text; the others begin with n, or with what n media have in all."""
+        """The outputs (1, n, ...) of the n media of a text; others begin with n, or with what n media have in all."""
         one, two = (
             self._outputs(RichText(self._probe_texts[0] * count, self._probe_media * count)) for count in (1, 2)
         )

@@ -62,12 +62,22 @@ def four_ranks(on_ranks, one_rank):
     return on_ranks(JOBS | {"onwards": onwards}, 4)
 
 
+def close_weights(found, expected):
+    """The bias of keys has no gradient but rounding, since a softmax does not depend on it, and AdamW enlarges that."""
+    keys = {name for name in expected if name.endswith("k_proj.bias")}
+    for names, tolerance in ((keys, 1e-4), (expected.keys() - keys, 1e-5)):
+        close({name: found[name] for name in names}, {name: expected[name] for name in names}, tolerance)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_four_ranks_do_what_one_does(name, one_rank, four_ranks):
     one, four = one_rank[name], four_ranks[name]
     close(four["gradient"], one["gradient"], 5e-5)
-    close(four["weights"], one["weights"], 1e-4 if name == "two kinds of layers" else 1e-5)  # its norms start at 0
+    if name == "two kinds of layers":
+        close(four["weights"], one["weights"], 1e-4)  # its norms start at 0
+    else:
+        close_weights(four["weights"], one["weights"])
     for mine, theirs in zip(one["numbers"], four["numbers"], strict=True):
         assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-6)
     assert (four["column"] - one["column"]).abs().max() < 1e-4
@@ -77,9 +87,9 @@ def test_four_ranks_do_what_one_does(name, one_rank, four_ranks):
 def test_a_state_goes_on_on_one_process_and_on_four(perform, one_rank, four_ranks):
     name = "biases, tied"
     expected = perform(JOBS[name] | {"strategy": {}, "updates": 1, "state": one_rank[name]["state"]})
-    close(four_ranks["onwards"]["weights"], expected["weights"])
+    close_weights(four_ranks["onwards"]["weights"], expected["weights"])
     back = perform(JOBS[name] | {"strategy": {}, "updates": 1, "state": four_ranks[name]["state"]})
-    close(back["weights"], expected["weights"])
+    close_weights(back["weights"], expected["weights"])
 
 
 @pytest.mark.slow
