@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 
 Render = Callable[[Messages, bool], str]
@@ -52,7 +53,9 @@ def answers(
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:
-    """Chat messages without the nulls that tables fill in for keys of other rows, each content as one text.
+    """Chat messages without the nulls that tables fill in for keys of other rows.
+
+    A content is one text, or a list of parts if one of them is not a text.
 
     Args:
         what: what error messages call the messages.
@@ -71,7 +74,9 @@ def conversation(value: Any, what: str) -> list[dict[str, Any]]:
             )
         kept = {key: part for key, part in message.items() if part is not None or key == "content"}
         if isinstance(kept.get("content"), list):  # OpenAI's content parts
-            kept["content"] = "".join(_text(part, number, what) for part in kept["content"])
+            parts = [_checked(part, number, what) for part in kept["content"]]
+            texts = all(part["type"] == "text" for part in parts)
+            kept["content"] = "".join(part["text"] for part in parts) if texts else parts
         elif not isinstance(kept.get("content"), str | None) and kept["role"] != "tool":  # a result may be an object
             raise ValueError(
                 f"the content of message {number} of {what} is {type(kept['content']).__name__}; write it as a text"
@@ -80,12 +85,14 @@ def conversation(value: Any, what: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(part: Any, number: int, what: str) -> str:
-    """The text of a content part."""
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+def _checked(part: Any, number: int, what: str) -> dict[str, Any]:
+    """A content part `{type, <type>: value}`."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if isinstance(part, dict) and kind in KINDS and part.get(kind) is not None:
+        return {"type": kind, kind: part[kind]}
+    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
     raise ValueError(
-        f"message {number} of {what} has a content part of type {kind!r:.60}, and this version trains on text only; "
-        "keep parts of type 'text', or remove the row"
+        f"message {number} of {what} has a content part of type {kind!r:.60} without a value, or of an unknown type; "
+        f"expected one of text, {', '.join(KINDS)}"
     )
