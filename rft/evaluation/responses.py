@@ -44,10 +44,11 @@ def read_responses(path: str, columns: Columns, match: str) -> list[Record]:
     Raises:
         ValueError: a file or a field is missing, or what should be a response is none; names file, line and key.
     """
-    convert = row_converter(columns, None, "evaluate")([match])
+    converter = row_converter(columns, None, "evaluate")
     unread = {name for name, source in columns.items() if source is None}
     found = []
     for file in find_files(path, KEY):
+        convert = converter([match], Path(file).parent)
         for where, raw in WHOLE[Path(file).suffix](file, KEY):
             row = {name: value for name, value in convert(where, raw).items() if name not in unread}
             named = str(row.get("set") or "").removeprefix("eval/")

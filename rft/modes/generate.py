@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.data.encode.text_only import check_text, refuse_media
+from rft.data.encode.parts import normalize_media, with_data_urls
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows
-from rft.data.rows.sources import require
+from rft.data.rows.sources import check_text, refuse_agents, require
 from rft.logger.history import write_atomically
 from rft.modes.model import Answering, display
 from rft.rollout.engine.base import Completion, Request, row_seed
@@ -103,7 +103,12 @@ def complete(
 def output_row(row: Row, completions: list[Completion]) -> Row:
     """A row of the output: the row of the input with its completions."""
     found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
-    return row | {"completions": found}
+    return written(row) | {"completions": found}
+
+
+def written(row: Row) -> Row:
+    """A row as the output has it: the bytes of media as texts."""
+    return {name: with_data_urls(value) for name, value in row.items()}
 
 
 def append(output: Path, rows: Rows) -> None:
@@ -123,19 +128,38 @@ def read(path: str | None, field: str) -> Rows:
     if path is None:
         raise ValueError("generate.input is null: give the path of a file with prompts (jsonl, json, csv or parquet)")
     rows = []
-    cure = "set generate.prompt to the name of the field that holds the prompt"
-    for where, row in (pair for file in find_files(path, KEY) for pair in WHOLE[Path(file).suffix](file, KEY)):
-        refuse_media(row, where)
-        require(row, field, where, cure)
-        check_text(row[field], field, where, cure)
-        try:
-            json.dumps(row)
-        except TypeError as error:
-            raise ValueError(f"{where}: the output is jsonl, which cannot hold a field ({error}); remove it") from error
-        rows.append(row)
+    for file in find_files(path, KEY):
+        for where, row in WHOLE[Path(file).suffix](file, KEY):
+            rows.append(checked(row, field, where, Path(file).parent))
     if not rows:
         raise ValueError(f"generate.input={path}: the file holds no rows")
     return rows
+
+
+def checked(row: Row, field: str, where: str, folder: Path) -> Row:
+    """A row of the input in the normal form of media.
+
+    Args:
+        field: of the prompt.
+        where: the place of the row, for messages.
+        folder: of its file.
+
+    Raises:
+        ValueError: as in `read`; names the place.
+    """
+    refuse_agents(row, where)
+    cure = "set generate.prompt to the name of the field that holds the prompt"
+    require(row, field, where, cure)
+    try:
+        row = normalize_media(row, folder, field)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    check_text(row[field], field, where, cure)
+    try:
+        json.dumps(written(row))
+    except TypeError as error:
+        raise ValueError(f"{where}: the output is jsonl, which cannot hold a field ({error}); remove it") from error
+    return row
 
 
 def origin(job: Answering) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 import rft
-from rft.modes.generate import generate, read
+from rft.data.encode.parts import media_of
+from rft.modes.generate import generate, output_row, read
 from rft.rollout.engine.hf import HFEngine
 
 ROOT = Path(rft.__file__).parent.parent
@@ -82,6 +83,25 @@ def test_a_field_that_json_cannot_hold_names_its_row(tmp_path):
     pq.write_table(pa.table({"prompt": ["a", "b"], "raw": [None, b"x"]}), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match=r"rows\.parquet row 2: the output is jsonl, .*bytes is not JSON"):
         read(str(tmp_path / "rows.parquet"), "prompt")
+
+
+def test_media_of_the_input_are_in_its_prompts_and_in_the_output(tmp_path):
+    """The output can be read again: paths are absolute, and bytes are texts."""
+    (tmp_path / "a.png").write_bytes(b"x")
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": "<image>a", "image": {"path": "a.png"}}, {"question": "b", "image": "data:;base64,eA=="}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read(str(file), "question")
+    values = [str(tmp_path / "a.png"), b"x"]
+    assert [media_of(row["question"]) for row in found] == [[("image", value)] for value in values]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(output_row(row, [])) + "\n" for row in found))
+    assert read(str(tmp_path / "out.jsonl"), "question") == [row | {"completions": []} for row in found]
+    file.write_text(json.dumps({"question": "a", "image": "b.png"}))
+    with pytest.raises(ValueError, match=r"rows\.jsonl line 1: the field 'image': there is no file .*/b\.png"):
+        read(str(file), "question")
+    file.write_text(json.dumps({"question": "a", "agent_name": "tool_agent"}))
+    with pytest.raises(ValueError, match=r"rows\.jsonl line 1: the field 'agent_name' asks for tools"):
+        read(str(file), "question")
 
 
 def test_the_size_of_chunks_does_not_matter(generated):

@@ -54,8 +54,8 @@ class Question:
         """The question of a yaml node."""
         return cls(**take(node, cls, key, "a question", ("key",)), key=key)
 
-    def ask(self, row: Mapping[str, Any], **responses: Any) -> str:
-        """The text of the question with all placeholders replaced.
+    def ask(self, row: Mapping[str, Any], **responses: Any) -> str | list[dict[str, Any]]:
+        """The question with all placeholders replaced: a text, or one message of a user if a value has media.
 
         Args:
             row: has the fields of `reads`.
@@ -65,7 +65,11 @@ class Question:
             ValueError: one of these has no text.
         """
         values = {name: row[name] for name in self.reads} | responses
-        return PLACEHOLDER.sub(lambda found: to_text(values[found[1]], found[1]), self._text)
+        parts: list[dict[str, Any]] = []
+        for number, piece in enumerate(PLACEHOLDER.split(self._text)):  # between two texts is the name of a value
+            parts += to_parts(values[piece], piece) if number % 2 else [_text(piece)]
+        content = joined(parts)
+        return content if isinstance(content, str) else [{"role": "user", "content": content}]
 
 
 class JudgeRows:
@@ -139,17 +143,35 @@ class JudgeRows:
         return (random.Random(f"{self._seed} {number // 2}").random() < 0.5) == (number % 2 == 0)
 
 
-def to_text(value: Any, what: str) -> str:
-    """A text unchanged, a single chat message as its text, or several messages as texts with their roles.
+def to_parts(value: Any, what: str) -> list[dict[str, Any]]:
+    """The content parts of a text, of a single chat message, or of several messages with their roles.
 
     Raises:
-        ValueError: a message has no text.
+        ValueError: a message has no content.
     """
     if not isinstance(value, list):
-        return str(value)
-    messages = conversation(value, what)
-    if wrong := [message for message in messages if not isinstance(message.get("content"), str)]:
-        raise ValueError(f"{what} has a message without text, so a judge cannot read it: {wrong[0]!r:.80}")
-    if len(messages) == 1:
-        return str(messages[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return [_text(str(value))]
+    messages, parts = conversation(value, what), []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, str | list):
+            raise ValueError(f"{what} has a message without text, so a judge cannot read it: {message!r:.80}")
+        if len(messages) > 1:
+            parts.append(_text("\n\n" * bool(number) + f"{message['role']}: "))
+        parts += content if isinstance(content, list) else [_text(content)]
+    return parts
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Content parts with neighbouring texts joined, or one text if all of them are texts."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] == "text" and found and found[-1]["type"] == "text":
+            part = _text(found.pop()["text"] + part["text"])
+        found.append(dict(part))
+    found = [part for part in found if part != _text("")]
+    return "".join(part["text"] for part in found) if all(part["type"] == "text" for part in found) else found
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

@@ -1,8 +1,8 @@
 """Rows of files, of a data set of the Hugging Face hub, or of a folder.
 
 A row is a plain dict. `columns` renames fields to the names of this project (`{prompt: question}`), `schema` converts
-rows of a known format; all other fields stay unchanged, for rewards and logs. Rows of parquet files and data sets stay
-on disk; each is checked once, at the start.
+rows of a known format; media become parts of the messages; all other fields stay unchanged, for rewards and logs. Rows
+of parquet files and data sets stay on disk; each is checked once, at the start.
 """
 
 import itertools
@@ -11,13 +11,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.data.encode.text_only import FIELDS, MEDIA, check_text, refuse_media
+from rft.data.encode.masks import conversation
+from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, undecoded
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
 from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
+
+AGENT = ("agent_name", "tools_kwargs", "interaction_kwargs")  # of verl, in the row or in its extra_info
+SINGLE_TURN = "single_turn_agent"  # verl's name for one answer without tools
+EMPTY_ALLOWED = ("rejected", "completion")  # an empty answer can be the worse one
+FIELDS = (*MESSAGES, "text")  # texts, or lists of chat messages
+LONGEST = 5_000_000  # characters; to count the tokens of a longer text takes minutes, and no model reads it
 
 ConvertRow = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
 
@@ -57,10 +64,11 @@ class FileRows(StreamableRows):
             ValueError: a file is missing, empty or not of its format, or a row lacks a field; names the file, the line
                 or row, and the key.
         """
-        key, convert = f"{self._key}.path", self._converter(required)
+        key = f"{self._key}.path"
         parts: list[Rows] = []
         left = self._limit
         for file in find_files(self._path, key):
+            convert = self._converter(required, Path(file).parent)
             if Path(file).suffix in READERS:
                 located = READERS[Path(file).suffix](file, key)
                 part: Rows = PlacedRows((where, convert(where, raw)) for where, raw in itertools.islice(located, left))
@@ -76,7 +84,7 @@ class FileRows(StreamableRows):
 
     def stream(self, required: Sequence[str]) -> RowStream:
         """See `StreamableRows.stream`: one shard for each file."""
-        key, convert = f"{self._key}.path", self._converter(required)
+        key = f"{self._key}.path"
         files = find_files(self._path, key)
         if unsupported := [file for file in files if Path(file).suffix not in STREAMED]:
             raise ValueError(
@@ -84,7 +92,7 @@ class FileRows(StreamableRows):
             )
 
         def part(file: str) -> ShardReader:
-            read = STREAMED[Path(file).suffix]
+            read, convert = STREAMED[Path(file).suffix], self._converter(required, Path(file).parent)
             return lambda start: (convert(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
 
         return RowStream(limited([part(file) for file in files], self._limit), self._key)
@@ -139,7 +147,7 @@ class HubRows(StreamableRows):
         if self._file is not None:
             return self._file.load(required)
         table, title = self._open(streaming=False), self._title
-        rows = table_rows(table, self._converter(required), title, self._limit)
+        rows = table_rows(table, self._converter(required, self._folder), title, self._limit)
         if not rows:
             raise ValueError(f"{self._key}.path: {title} holds no rows")
         return rows
@@ -148,7 +156,9 @@ class HubRows(StreamableRows):
         """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
         if self._file is not None:
             return self._file.stream(required)
-        table, title, convert = self._open(streaming=True), self._title, self._converter(required)
+        table, title, convert = self._open(streaming=True), self._title, self._converter(required, self._folder)
+        if table.features is not None:
+            table = table.cast(undecoded(table.features))
 
         def part(shard: int) -> ShardReader:
             rows = table.shard(table.num_shards, shard)
@@ -163,6 +173,12 @@ class HubRows(StreamableRows):
     @property
     def _title(self) -> str:
         return self._path if self._split is None else f"{self._path}[{self._split}]"
+
+    @property
+    def _folder(self) -> Path | None:
+        """Where relative paths in the rows begin; nowhere in a data set of the hub."""
+        folder = Path(self._path).expanduser()
+        return folder if folder.is_dir() else None
 
     def _open(self, streaming: bool) -> Any:
         try:
@@ -204,15 +220,11 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
         return f"{title} row {number + 1}"
 
     count = len(table) if limit is None else min(limit, len(table))
-    for name in set(MEDIA) & set(table.column_names):  # before the package decodes them, which may need other packages
-        column = table.select_columns(name).with_format("arrow")
-        for number in range(count):
-            refuse_media(column[number].to_pylist()[0], where(number))
-        table = table.remove_columns(name)
+    features, rows = undecoded(table.features), table.with_format("arrow")
 
     def read(number: int) -> Row:
         try:
-            raw = table[number]
+            raw = features.decode_example(rows[number].to_pylist()[0])
         except ValueError as error:  # such as a text that is not UTF-8
             raise unreadable(where(number), error) from error
         return convert(where(number), without_nulls(raw))
@@ -224,8 +236,9 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
 
 def row_converter(
     columns: Mapping[str, str | None], schema: dict[str, Any] | None, key: str
-) -> Callable[[Iterable[str]], ConvertRow]:
-    """Makes a function that takes the required fields and returns the function that converts a row.
+) -> Callable[[Iterable[str], Path | None], ConvertRow]:
+    """Makes a function that takes the required fields and the folder of the rows, and returns the function that
+    converts a row.
 
     Raises:
         ValueError: there is no such schema, or an option of it is wrong.
@@ -233,20 +246,26 @@ def row_converter(
     names = {name: source for name, source in columns.items() if source is not None}
     apply_schema = None if schema is None else SCHEMAS.build(schema, f"{key}.schema")
 
-    def converter(required: Iterable[str]) -> ConvertRow:
+    def converter(required: Iterable[str], folder: Path | None) -> ConvertRow:
         def convert(where: str, raw: Row) -> Row:
-            refuse_media(raw, where)
+            refuse_agents(raw, where)
             row = dict(raw)
             for name, source in names.items():
                 cure = f"set {key}.columns.{name} to its name"
                 row[name] = find(raw, source, where, f"{cure}, or to null if the field is not needed")
                 if row[name] is None and name in required:
                     raise ValueError(f"{where}: the field {source!r} is null; {cure}")
+                if name in COLUMNS and source != name:
+                    row.pop(source, None)  # media are large, and would be in the row twice
             if apply_schema is not None:
                 try:
                     row = apply_schema(row)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
+            try:
+                row = normalize_media(row, folder)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
             for field in required:
                 cure = f"name it with +{key}.columns.{field}=<name in the data>"
                 require(row, field, where, cure)
@@ -289,3 +308,65 @@ def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: the field {field!r} is {value}, as tables write a missing value; {cure}")
+
+
+def refuse_agents(row: Mapping[str, Any], where: str) -> None:
+    """Refuses a row that asks for tools or several turns, which this version does not sample.
+
+    Args:
+        row: as it is in the file.
+        where: its place, for messages.
+
+    Raises:
+        ValueError: names the place and the field.
+    """
+    extra = row.get("extra_info")
+    for field in AGENT:
+        for part in (row, extra if isinstance(extra, Mapping) else {}):
+            if part.get(field) and part[field] != SINGLE_TURN:
+                raise ValueError(
+                    f"{where}: the field {field!r} asks for tools or several turns, and this version samples one "
+                    "answer without running tools; remove the field if one answer is enough, or the row"
+                )
+
+
+def check_text(value: Any, field: str, where: str, cure: str) -> None:
+    """Checks a field of `FIELDS`: a text, or a list of chat messages.
+
+    Args:
+        field: its name.
+        where: the place of the row, for messages.
+        cure: ends a message about a value of another type.
+
+    Raises:
+        ValueError: it is of another type, empty or longer than `LONGEST`; names the place and the field.
+    """
+    if isinstance(value, str):
+        empty, size = not (value if field == "text" else value.strip()), len(value)
+    elif isinstance(value, list) and value:
+        try:
+            messages = conversation(value, f"the field {field!r}")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        said = [message for message in messages if any(part for name, part in message.items() if name != "role")]
+        empty, size = not said, sum(_characters(message.get("content")) for message in messages)
+    elif isinstance(value, list):
+        empty, size = True, 0
+    else:
+        raise ValueError(
+            f"{where}: the field {field!r} is {type(value).__name__}, not text or a list of chat messages; {cure}"
+        )
+    if empty and field not in EMPTY_ALLOWED:
+        raise ValueError(f"{where}: the field {field!r} is empty; remove the row")
+    if size > LONGEST:
+        raise ValueError(
+            f"{where}: the field {field!r} has {size:,} characters, over {LONGEST:,}; remove the row (a quote that is "
+            "not closed joins the rows after it)"
+        )
+
+
+def _characters(content: Any) -> int:
+    """The characters of a message's text, without its media."""
+    if isinstance(content, list):
+        return sum(len(part["text"]) for part in content if part["type"] == "text")
+    return len(str(content))

@@ -66,8 +66,10 @@ class ServedJudge(Term):
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
         """See `Term.values`; of one response. A `Failure` has one of the reasons of `Servers.post`."""
         (response,), (row,) = responses, rows
-        question = {"role": "user", "content": self._question.ask(row, response=response)}
-        body = self._body | {"messages": [*self._system, question]}
+        question = self._question.ask(row, response=response)
+        if not isinstance(question, str):
+            raise ValueError(f"{self._key}: the row has media, which are not sent to a served judge; use a local one")
+        body = self._body | {"messages": [*self._system, {"role": "user", "content": question}]}
         return await self._servers.post("/chat/completions", body, self._read)
 
     def _read(self, answer: Any) -> list[float]:

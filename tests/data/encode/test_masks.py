@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.masks import conversation
 from tests.data.encode import chat_texts as chats
 from tests.data.encode.chat_texts import SPECIAL
 
@@ -266,3 +267,21 @@ def test_tools_that_nobody_would_hear_of_are_refused(tmp_path):
     for wrong, message in ((["add"], "expected a list of tool schemas"), ("{", "is not JSON")):
         with pytest.raises(ValueError, match=f"the field tools of a row:? {message}"):
             Encoder(knows, "chat", None).prompt({"prompt": "a", "tools": wrong})
+
+
+def test_text_parts_are_joined_and_media_stay_parts():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b", "image": None}]
+    picture = {"type": "image", "image": b"x"}
+    assert conversation([{"role": "user", "content": parts}], "the prompt") == [user("a b")]
+    [message] = conversation([{"role": "user", "content": [*parts, picture | {"text": None}]}], "the prompt")
+    assert message["content"] == [parts[0], {"type": "text", "text": "b"}, picture]
+    for part, kind in (
+        ({"type": "image_url", "image_url": "x"}, "image_url"),
+        ({"type": "image"}, "image"),
+        (3, "int"),
+    ):
+        with pytest.raises(ValueError, match=rf"message 0 of the prompt has a content part of type '{kind}'"):
+            conversation([{"role": "user", "content": [parts[0], part]}], "the prompt")
+    with pytest.raises(ValueError, match="the content of message 0 of the prompt is int; write it as a text"):
+        conversation([{"role": "user", "content": 5}], "the prompt")
+    assert conversation([{"role": "tool", "content": {"sum": 5}}], "the prompt")[0]["content"] == {"sum": 5}

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from rft.data.encode.text_only import LONGEST
-from rft.data.rows.sources import FileRows
+from rft.data.rows.sources import LONGEST, FileRows
 
 FIELDS = ("prompt", "response", "answer")
 ROWS = [

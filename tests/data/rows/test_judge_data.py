@@ -69,6 +69,24 @@ def test_messages_are_read_out_and_what_stands_in_an_answer_is_no_place(verdicts
         verdicts([PAIRS[0] | {"prompt": [{"role": "assistant", "tool_calls": [{"type": "function"}]}]}], BETTER)
 
 
+def test_media_stand_in_the_question_where_their_prompt_does(verdicts, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"x")
+    picture = {"type": "image", "image": str(tmp_path / "a.png")}
+
+    def text(value):
+        return {"type": "text", "text": value}
+
+    question = GOOD | {"text": "About {prompt}: {response}?"}
+    rows = verdicts([PAIRS[0] | {"image": "a.png"}, PAIRS[1]], question)
+    assert rows[0]["prompt"] == [{"role": "user", "content": [text("About "), picture, text("0: +0?")]}]
+    assert rows[1]["prompt"][0]["content"][2] == text("0: -0?") and rows[0]["answer"] == "Yes"
+    assert rows[2]["prompt"] == "About 1: +1?"
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "see <image>"}]
+    rows = verdicts([PAIRS[0] | {"prompt": asked, "image": "a.png"}], question)
+    seen = [text("About system: s\n\nuser: see "), picture, text(": +0?")]
+    assert rows[0]["prompt"] == [{"role": "user", "content": seen}]
+
+
 def test_a_reference_answer_is_the_rows_own(verdicts, tmp_path):
     (tmp_path / "question.txt").write_text("{answer}: {response}?")
     rows = verdicts([PAIRS[0] | {"answer": 7}], GOOD | {"text": str(tmp_path / "question.txt")})

@@ -1,0 +1,129 @@
+"""Opens images and audio: the files, bytes and arrays in the content parts of rows."""
+
+import io
+import struct
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # an optional package, imported when the first image is opened
+    from PIL.Image import Image
+
+LARGEST = 64_000_000  # pixels of an image, of three bytes each; a small file can claim any number
+# What pillow raises for damaged files, beside an error of its own.
+DAMAGED = (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error)
+
+
+def open_media(kind: str, value: Any) -> "Image":
+    """Opens an image, in RGB and turned as its metadata say.
+
+    Args:
+        kind: one of `KINDS` except audio, which has `open_audio`.
+        value: in the normal form.
+
+    Raises:
+        ValueError: the file is damaged, too large or of another format, or the value is video; names the file.
+    """
+    if kind == "video":
+        raise ValueError(
+            "video needs the package torchvision, and this version does not open it; remove the part, or the row"
+        )
+    assert kind == "image", kind
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise ValueError("images need the package pillow: pip install pillow") from error
+    name = _name(value)
+    try:
+        if isinstance(value, np.ndarray):
+            picture: Image.Image = Image.fromarray(value)
+        else:
+            picture = Image.open(io.BytesIO(_read(value))) if isinstance(value, str | bytes) else value
+        if picture.width * picture.height > LARGEST:
+            raise ValueError(f"{picture.width} x {picture.height} pixels are more than {LARGEST:,}")
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except DAMAGED as error:
+        reason = "of an unknown format" if isinstance(error, UnidentifiedImageError) else error
+        raise ValueError(f"{name} cannot be read as an image ({reason}); replace it, or remove the row") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{name} is too large ({error}); shrink it, or remove the row") from error
+
+
+def open_audio(value: Any, sampling_rate: int) -> np.ndarray:
+    """The samples (N,) of audio in float32, between -1 and 1; the mean of its channels.
+
+    Args:
+        value: in the normal form.
+        sampling_rate: of the result, in samples per second.
+
+    Raises:
+        ValueError: the file is damaged or empty, or a package that its format or rate needs is missing; names the file.
+    """
+    name = _name(value)
+    samples, rate = (value["array"], value["sampling_rate"]) if isinstance(value, Mapping) else _samples(value, name)
+    if not samples.size or not np.isfinite(samples).all():
+        raise ValueError(f"{name} has no samples, or one that is not finite; replace it, or remove the row")
+    if rate == sampling_rate:
+        return samples
+    try:
+        import soxr
+    except ImportError as error:
+        raise ValueError(
+            f"{name} has {rate} samples per second, and the model reads {sampling_rate}; install the package that "
+            f"resamples it (pip install soxr), or convert the file"
+        ) from error
+    return np.asarray(soxr.resample(samples, rate, sampling_rate), np.float32)
+
+
+def _samples(value: str | bytes, name: str) -> tuple[np.ndarray, int]:
+    """The mean (N,) of the channels of a file, and its sampling rate."""
+    data = _read(value)
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            channels, width, rate, count = file.getparams()[:4]
+            if width > 4:
+                raise wave.Error(f"samples of {8 * width} bits")
+            frames = np.frombuffer(file.readframes(count), np.uint8)
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk that ends outside the file
+        return _samples_of_soundfile(data, name, error)
+    if len(frames) < count * channels * width:
+        raise ValueError(f"{name} ends before its {count} samples; replace it, or remove the row")
+    aligned = np.zeros((count, channels, 4), np.uint8)  # the samples as the high bytes of 32 bits
+    aligned[..., 4 - width :] = frames.reshape(count, channels, width)
+    if width == 1:
+        aligned[..., 3] ^= 128  # 8-bit samples have no sign
+    return (aligned.view("<i4")[..., 0].mean(1) / 2**31).astype(np.float32), rate
+
+
+def _samples_of_soundfile(data: bytes, name: str, reason: Exception) -> tuple[np.ndarray, int]:
+    try:
+        import soundfile
+    except ImportError as error:
+        raise ValueError(
+            f"{name} is not a wav file of integers ({reason}); install the package that reads other formats (pip "
+            "install soundfile), replace the file, or remove the row"
+        ) from error
+    try:
+        frames, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)  # (N, channels)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"{name} cannot be read as audio ({error}); replace it, or remove the row") from error
+    return frames.mean(1), rate
+
+
+def _read(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        return Path(value).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{value} cannot be read ({error}); replace it, or remove the row") from error
+
+
+def _name(value: Any) -> str:
+    """What a message calls a value."""
+    if isinstance(value, str):
+        return value
+    return f"a file of {len(value):,} bytes" if isinstance(value, bytes) else f"a value ({type(value).__name__})"
