@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
+from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
-from rft.actor.media_inputs import MediaInputs
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer

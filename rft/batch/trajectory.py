@@ -159,7 +159,7 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
 
 
 def plain_fields(value: Any) -> Any:
-    """A value of a row without objects that JSON cannot hold, such as images; the name of its class stands for each."""
+    """A value of a row without objects that JSON cannot hold; the name of its class stands for each."""
     if isinstance(value, dict):
         return {name: plain_fields(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

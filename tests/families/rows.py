@@ -5,7 +5,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.media_inputs import MediaInputs
+from rft.actor.forward.media_inputs import MediaInputs
 from rft.batch.collate import collate
 from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, media_entries

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from rft.actor.backbone import run_backbone
+from rft.actor.forward.backbone import run_backbone
+from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
-from rft.actor.media_inputs import MediaInputs
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
 from rft.batch.encoded import EncodedText, MediaFacts
 

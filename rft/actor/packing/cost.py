@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.backbone import run_backbone
-from rft.actor.media_inputs import MediaInputs, language_part, media_elements, probe_columns
+from rft.actor.forward.backbone import run_backbone
+from rft.actor.forward.media_inputs import MediaInputs, language_part, media_elements, probe_columns
 from rft.batch.balance import Cost, work
 from rft.batch.columns import lengths
 from rft.batch.encoded import MediaFacts

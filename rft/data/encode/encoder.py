@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.data.encode.masks import Turn, answers, conversation
-from rft.data.encode.processor import MediaProcessor, Parts, RichText
-from rft.data.encode.templates import ChatTemplate
+from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
+from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
@@ -341,40 +341,11 @@ class Encoder:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         return RichText(messages[0]["content"], media)
 
-    def _without_values(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Parts]:
-        """Messages as the template renders them, and the media in them; texts of users are escaped.
-
-        A content with media is a list of parts for a template that takes those, and otherwise a text with slots.
-        """
+    def _without_values(self, messages: Messages) -> tuple[list[dict[str, Any]], Parts]:
+        """Messages as the template renders them, and the media in them."""
         if self.processor is None:
-            for number, message in enumerate(messages):
-                if isinstance(message["content"], list):
-                    kinds = ", ".join({part["type"]: None for part in message["content"]}.keys() - {"text"})
-                    raise ValueError(
-                        f"message {number} has {kinds}, and the model of this run reads text alone; choose a model "
-                        "with a processor (actor/processor), or remove the row"
-                    )
-            return list(messages), ()
-        slots, media, bare = self.processor.slots, [], []
-        as_parts = self._chat is not None and self._chat.takes_parts
-        for message in messages:
-            content = message["content"]
-            if isinstance(content, str):
-                content = self._escape(content)
-            elif isinstance(content, list):
-                parts = []
-                for part in content:
-                    kind = part["type"]
-                    if kind == "text":
-                        parts.append({"type": kind, "text": self._escape(part["text"])})
-                        continue
-                    if kind not in slots:
-                        raise ValueError(f"the model takes no {kind}; it takes {', '.join(slots)}. Remove the row")
-                    media.append((kind, part[kind]))
-                    parts.append({"type": kind} if as_parts else {"type": "text", "text": slots[kind]})
-                content = parts if as_parts else "".join(part["text"] for part in parts)
-            bare.append(message | {"content": content})
-        return bare, tuple(media)
+            return refuse_media(messages), ()
+        return self.processor.take_media(messages, self._chat is not None and self._chat.takes_parts)
 
     def _prompt_messages(self, prompt: Any, what: str) -> list[dict[str, Any]]:
         if not isinstance(prompt, str | list):

@@ -22,7 +22,8 @@ from rft.batch.encoded import EncodedText, MediaFacts
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
-from rft.data.encode.parts import open_audio, open_media
+from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.templates import Messages
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
 LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
@@ -99,6 +100,38 @@ class MediaProcessor:
             text = text.replace(literal, token)
         return text
 
+    def take_media(self, messages: Messages, as_parts: bool) -> tuple[list[dict[str, Any]], Parts]:
+        """Messages without the values of their media, and these; the texts in them are escaped.
+
+        Args:
+            as_parts: a content with media stays a list of parts; otherwise it becomes a text with slots.
+
+        Raises:
+            ValueError: the model does not take media of a type.
+        """
+        bare, media = [], []
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                content = self.escape(content)
+            elif isinstance(content, list):
+                parts = [self._bare(part, as_parts) for part in content]
+                media += [(part["type"], part[part["type"]]) for part in content if part["type"] != "text"]
+                content = parts if as_parts else "".join(part["text"] for part in parts)
+            bare.append({**message, "content": content} if "content" in message else dict(message))
+        return bare, tuple(media)
+
+    def _bare(self, part: Mapping[str, Any], as_parts: bool) -> dict[str, str]:
+        """A content part without its value."""
+        kind = part["type"]
+        if kind == "text":
+            return {"type": kind, "text": self.escape(part["text"])}
+        if kind not in self.slots:
+            raise ValueError(
+                f"the model takes no {kind}; it takes {', '.join(self.slots)}. Remove the part, or the row"
+            )
+        return {"type": kind} if as_parts else {"type": "text", "text": self.slots[kind]}
+
     def count(self, text: str) -> int:
         """The slots in a rendered text."""
         return len(re.findall("|".join(map(re.escape, set(self._markers.values()))), text))
@@ -126,10 +159,6 @@ class MediaProcessor:
     def _outputs(self, rich: RichText) -> dict[str, Tensor]:
         given: dict[str, list[Any]] = {}
         for kind, value in rich.media:
-            if kind not in self.slots:
-                raise ValueError(
-                    f"the model takes no {kind}; it takes {', '.join(self.slots)}. Remove the part, or the row"
-                )
             opened = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
             given.setdefault(ARGUMENTS[kind], []).append(opened)
         if (found := self.count(rich.text)) != len(rich.media):
@@ -204,6 +233,23 @@ class MediaProcessor:
     def save(self, folder: Path) -> None:
         """Writes the processor beside the tokenizer of an exported model."""
         self._plain.save_pretrained(folder)
+
+
+def refuse_media(messages: Messages) -> list[dict[str, Any]]:
+    """The messages, for a model of text.
+
+    Raises:
+        ValueError: a message has media.
+    """
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            kinds = ", ".join(dict.fromkeys(part["type"] for part in content if part["type"] != "text"))
+            raise ValueError(
+                f"message {number} has {kinds}, and the model of this run reads text alone; choose a model that reads "
+                "it with actor/processor=pretrained, or remove the row"
+            )
+    return [dict(message) for message in messages]
 
 
 def slots_of_template(processor: "ProcessorMixin", kinds: Sequence[str]) -> dict[str, str]:

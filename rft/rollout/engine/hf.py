@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedTokenizerBase
 
+from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
 from rft.actor.logprobs import LogitBlocks
-from rft.actor.media_inputs import MediaInputs, forbidden_logits, own_positions
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rft.actor.media_inputs import MediaInputs, own_positions, probe_columns
+from rft.actor.forward.media_inputs import MediaInputs, own_positions, probe_columns
 from rft.actor.packing.layout import PackedLayout, PackedSegment
 
 
@@ -27,7 +27,8 @@ def run_backbone(
     probe: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     if media is not None:
-        embeddings: Any = backbone.get_input_embeddings()
+        module: Any = backbone
+        embeddings = module.get_input_embeddings()
         tensors = media.all_tensors(embeddings.weight.dtype, ids.device)
         if media.with_probe:
             probe = probe_columns(media.facts.probe, columns, ids.device)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rft.actor.forward.media_inputs import FORBIDDEN
 from rft.actor.heads import LanguageNetwork
-from rft.actor.media_inputs import FORBIDDEN
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
 from rft.actor.packing.micro_batches import _in_forward_order
