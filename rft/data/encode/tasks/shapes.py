@@ -10,7 +10,7 @@ from rft.data.encode.tasks.generated import Asked, Split, following, in_split, r
 from rft.data.rows.lazy import LazyRows
 from rft.ranges import Fraction, Range, Seed
 
-KINDS = ("square", "circle", "triangle")
+KINDS = ("square", "triangle", "cross")
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 COUNTS = ("0", "1", "2", "3")
@@ -23,10 +23,10 @@ Side = Annotated[int, Range(low=16, high=1024)]
 
 
 class Shapes:
-    """Rows about black images with shapes in their corners: "colour of the circle?", "blue".
+    """Rows about black images with shapes in their corners: "cross colour?", "blue".
 
     The questions are about the colour of a shape, the number of shapes of a colour (0 to 3) and the corner of the only
-    shape of a colour. With several images they begin with the number of an image, "second: how many are red?", and a
+    shape of a colour. With several images they begin with the number of an image, "second: how many red?", and a
     fourth question asks which of the images has a colour. The answers to a question are equally frequent: chance is
     1/4, and 1/(number of images) for the fourth question.
 
@@ -96,9 +96,9 @@ class Shapes:
             if in_split(scenes, self._split):  # drawn again with the same answer: answers stay equally frequent
                 break
         texts = {
-            "colour": f"colour of the {shape}?",
-            "count": f"how many are {colour}?",
-            "position": f"where is the {colour}?",
+            "colour": f"{shape} colour?",
+            "count": f"how many {colour}?",
+            "position": f"where is {colour}?",
             "which": f"which has {colour}?",
         }
         before = f"{ordinals[about]}: " if images > 1 and kind != "which" else ""
@@ -117,7 +117,7 @@ def _drawn(rng: random.Random, kind: str, shape: str, colour: str, answer: str) 
     corners = rng.sample(range(4), 4)
     if kind == "colour":
         asked = [(corners.pop(), shape, answer)]
-        return sorted(asked + _others(rng, corners, 0, _without(KINDS, shape), list(COLOURS)))
+        return sorted(asked + _others(rng, corners, 1, _without(KINDS, shape), list(COLOURS)))
     if kind == "which":
         asked = [(corners.pop(), rng.choice(KINDS), colour)]
         return sorted(asked + _others(rng, corners, 0, list(KINDS), list(COLOURS)))
@@ -126,12 +126,11 @@ def _drawn(rng: random.Random, kind: str, shape: str, colour: str, answer: str) 
         asked = [(CORNERS.index(answer), rng.choice(KINDS), colour)]
     else:
         asked = [(corners.pop(), rng.choice(KINDS), colour) for _ in range(int(answer))]
-    return sorted(asked + _others(rng, corners, 0 if asked else 1, list(KINDS), _without(COLOURS, colour)))
+    fewest = 0 if kind == "count" and asked else 1
+    return sorted(asked + _others(rng, corners, fewest, list(KINDS), _without(COLOURS, colour)))
 
 
-def _others(
-    rng: random.Random, corners: Any, fewest: int, kinds: list[str], colours: list[str]
-) -> list[Shape]:
+def _others(rng: random.Random, corners: Any, fewest: int, kinds: list[str], colours: list[str]) -> list[Shape]:
     """Shapes in some of the corners."""
     free = list(corners)
     chosen = rng.sample(free, rng.randint(fewest, len(free)))
@@ -144,7 +143,7 @@ def _without(values: Any, value: str) -> list[str]:
 
 def _extent(side: int) -> int:
     """Pixels of a side of a shape."""
-    return side // 2 * 5 // 8
+    return side // 2 * 3 // 4
 
 
 def _parts(media: tuple[Picture, ...]) -> list[dict[str, Any]]:
@@ -161,8 +160,8 @@ def _pixels(side: int, shapes: tuple[tuple[Shape, int, int], ...]) -> np.ndarray
     across, down = 2 * x - extent + 1, 2 * y - extent + 1  # twice the distance from the middle
     covers = {
         "square": np.ones((extent, extent), bool),
-        "circle": across**2 + down**2 <= extent**2,
         "triangle": abs(across) <= y,
+        "cross": np.minimum(abs(across), abs(down)) <= extent // 3,
     }
     for (corner, kind, colour), right, below in shapes:
         top, left = corner // 2 * cell + below, corner % 2 * cell + right

@@ -105,4 +105,4 @@ def _samples(tones: tuple[int, ...], length: int, loudness: float, rate: int) ->
     fade = np.minimum(1, np.minimum(time, time[::-1]) / FADE)
     pause = np.zeros(int(PAUSE * rate))
     pieces = [piece for tone in tones for piece in (np.sin(2 * math.pi * tone * time) * fade, pause)]
-    return (np.round(np.concatenate(pieces[:-1]) * loudness * 32767) / 32768).astype(np.float32)
+    return np.round(np.concatenate(pieces[:-1]) * loudness * 32767).astype(np.int16) / np.float32(32768)
