@@ -137,6 +137,28 @@ def one_thread():
 
 
 @pytest.fixture
+def disk_calls(monkeypatch):
+    """What is asked of the disk, in order: ("mkdir", path), ("sync", path) and ("rename", the new name)."""
+    calls, mkdir, fsync, replace = [], os.mkdir, os.fsync, os.replace
+
+    def makes(path, *given, **options):
+        mkdir(path, *given, **options)
+        calls.append(("mkdir", str(path)))
+
+    def syncs(handle):
+        fsync(handle)
+        calls.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
+
+    def renames(path, name):
+        replace(path, name)
+        calls.append(("rename", str(name)))
+
+    for name, recorded in {"mkdir": makes, "fsync": syncs, "replace": renames, "rename": renames}.items():
+        monkeypatch.setattr(os, name, recorded)
+    return calls
+
+
+@pytest.fixture
 def run_script(monkeypatch, capsys):
     """Calls the `main` of a script with arguments; returns the exit code and what it prints to stderr."""
 

@@ -2,8 +2,9 @@
 
 import gc
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from tensordict import TensorDict
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
 from rft.batch.columns import lengths
+from rft.logger.disk import replacing
 
 REF_LOGPROBS = "ref_logprobs.pt"  # in the run folder
 
@@ -19,10 +21,14 @@ class PrecomputedReference(ColumnModel):
     """Computes with the reference model until its log-probabilities are saved, then returns the saved ones.
 
     Args:
-        context: supplied by the run; rank zero writes the file and all ranks read it.
+        context: supplied by the run; rank zero writes and checks the file, and all ranks read it.
         load: loads the model. It is called only if there is no file; the model is freed when the file is written.
         copied: the model is the policy at the beginning of the stage.
-        file: the file of the log-probabilities, on a disk that all ranks can read. An existing file is used.
+        file: the file of the log-probabilities, on a disk that all ranks can read. An existing file is used if it has
+            not changed since it was written.
+
+    Attributes:
+        problem: why there are no saved log-probabilities.
     """
 
     column = "ref_logprobs"
@@ -34,12 +40,13 @@ class PrecomputedReference(ColumnModel):
         self.file = file
         self._model: ColumnModel | None = None
         self._rows: dict[bytes, tuple[int, int]] | None = None  # first and last index of each row's numbers
-        if file.exists():
+        self.problem: str | None = self.world.decide(lambda: damage(file))
+        if self.problem is None:
             self._read()
 
     @property
     def complete(self) -> bool:
-        """Whether the file exists, so that the model is not needed."""
+        """Whether the file exists and is whole, so that the model is not needed."""
         return self._rows is not None
 
     def copy_weights_from(self, other: TrainableModel) -> None:
@@ -52,9 +59,9 @@ class PrecomputedReference(ColumnModel):
         def save() -> None:
             keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
             ends = torch.tensor([len(numbers) for numbers in rows.values()]).cumsum(0)
-            partial = self.file.with_suffix(".partial")
-            torch.save({"keys": keys, "ends": ends, "logprobs": torch.cat(list(rows.values()))}, partial)
-            partial.rename(self.file)
+            columns = {"keys": keys, "ends": ends, "logprobs": torch.cat(list(rows.values()))}
+            with replacing(self.file) as partial:
+                torch.save({**columns, "sha256": digest(columns)}, partial)
 
         self.world.decide(save)
         self._model = None
@@ -90,6 +97,27 @@ class PrecomputedReference(ColumnModel):
             start, end = self._rows[key]
             columns[row, batch["loss_mask"][row]] = self._logprobs[start:end]
         return {"logprobs": columns}
+
+
+def damage(file: Path) -> str | None:
+    """Why a file of log-probabilities cannot be used, or None."""
+    if not file.exists():
+        return "is gone"
+    try:
+        saved = torch.load(file, mmap=True, weights_only=True)
+        whole = saved.pop("sha256") == digest(saved)
+    except (OSError, RuntimeError, UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError):
+        return "cannot be read"  # a changed byte of its structure
+    return None if whole else "has changed since it was written"
+
+
+def digest(columns: Mapping[str, Tensor]) -> str:
+    """A hash of tensors on the CPU, with their names, types and shapes."""
+    found = sha256()
+    for name, column in columns.items():
+        found.update(f"{name} {column.dtype} {tuple(column.shape)} ".encode())
+        found.update(column.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def row_keys(batch: TensorDict) -> list[bytes]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from rft.errors import Stopped
 from rft.logger.console import RunConsole, shown_metrics
+from rft.logger.disk import make_folder, replacing, sync
 from rft.logger.history import (
     ELAPSED,
     METRICS,
@@ -92,9 +93,10 @@ class RunLog:
         self.console = console or RunConsole()
         self._sinks = sinks
         self._report = report
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         STARTED.append(run)
         self._file = (run / METRICS).open("a", encoding="utf-8")
+        sync(run)
         self._began = time.perf_counter()
         self._reported = self._began
         self._closed = False
@@ -113,7 +115,8 @@ class RunLog:
         elif step > 0 and not kept:
             self.message(f"{METRICS} begins after step {step}, from which the run continues")
         self._file.close()
-        write_atomically(self.run / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+        with replacing(self.run / METRICS) as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         self._file = (self.run / METRICS).open("a", encoding="utf-8")
         for written, path in trajectory_files(self.run):
             if written > step:

@@ -37,7 +37,7 @@ def precompute_columns(
         say: prints a message for the user.
 
     Raises:
-        ValueError: the file is gone, and the policy that it describes has been trained since.
+        ValueError: the file is gone or damaged, and the policy that it describes has been trained since.
     """
     if not isinstance(model, PrecomputedReference) or model.column not in stage.algorithm.reads():
         return
@@ -45,9 +45,11 @@ def precompute_columns(
         return
     if done:
         raise ValueError(
-            f"{model.key}.precompute: {model.file} is gone, and the policy has been trained since it was written; put "
-            "the file back, or start again with resume=never"
+            f"{model.key}.precompute: {model.file} {model.problem}, and the policy has been trained since it was "
+            "written; put the file back, or start again with resume=never"
         )
+    if model.file.exists():
+        say(f"{model.file} {model.problem}; its log-probabilities are computed again")
     started, gather = time.perf_counter(), model.world.gather
     place = copy.deepcopy(stage.source.state_dict())
     known: dict[bytes, Tensor] = {}

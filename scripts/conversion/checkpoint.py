@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.actor import Actor
 from rft.actor.init import load_with_head, read_config
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, add_to_config, exported
@@ -35,6 +34,13 @@ from rft.train.checkpoint.shards import file_numbers, load_tensors
 from rft.train.checkpoint.tree import join, places
 
 CPU = torch.device("cpu")
+# What a policy may name, by the place of its `_target_`. No other class of rft is in the list: some run code of files
+# that their options name, as the terms of a reward do.
+TARGETS = {
+    "actor._target_": {"rft.actor.actor.Actor"},
+    "actor.tokenizer._target_": {f"rft.data.encode.tokenizer.{name}" for name in ("bpe", "characters", "pretrained")},
+    "strategy._target_": {"rft.strategy.fsdp2.FSDP2"},
+}
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         average: the average of the weights stands in their place.
 
     Raises:
-        ValueError: it is no whole checkpoint, names a class that is not of this project, or does not have what is asked
+        ValueError: it is no whole checkpoint, names a class that is not in `TARGETS`, or does not have what is asked
             for.
     """
     folder = folder.resolve()
@@ -151,18 +157,14 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         )
     nodes = OmegaConf.create({key: read_manifest(folder)["config"][key] for key in ("actor", "strategy", "seed")})
     config: Any = OmegaConf.to_container(nodes, resolve=True)  # variables of the environment
-    for name in _classes(config):
-        if not name.startswith("rft."):
+    for key, name in _targets(config):
+        if name not in TARGETS.get(key, ()):
             raise ValueError(
-                f"{folder} names {name}: a checkpoint may come from an untrusted source, so only classes of rft "
-                "run here; resume the run with checkpoint.export_every=1"
+                f"{folder} has {key}={name}: a checkpoint may come from an untrusted source, so only the classes that "
+                "a policy needs are made here; resume the run with checkpoint.export_every=1"
             )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
-    if actor.factory is not Actor:
-        raise ValueError(
-            f"actor._target_: a {actor.factory.__name__} is not read; resume the run with checkpoint.export_every=1"
-        )
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     saved = state["actors"][POLICY]
     weights: dict[str, Any] = saved["network"]
@@ -182,14 +184,17 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
     )
 
 
-def _classes(node: Any) -> Iterator[str]:
-    """The classes that a config names."""
+def _targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every `_target_` of a config, also those inside others: its key, and the class or function."""
+    if isinstance(node, list):
+        node = dict(enumerate(node))
     if isinstance(node, dict):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        node = list(node.values())
-    for part in node if isinstance(node, list) else ():
-        yield from _classes(part)
+        for name, part in node.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name == "_target_":
+                yield inner, str(part)
+            else:
+                yield from _targets(part, inner)
 
 
 @contextmanager

@@ -54,6 +54,13 @@ FAULTS = {
     "a file that is no checkpoint is in checkpoints/ or in a checkpoint": (
         f"{NOT_LOST}[a file where the next checkpoint will be]"
     ),
+    "ref_logprobs.pt (reference.precompute) is damaged or missing": (
+        "e2e/test_reference.py::test_what_another_model_said_is_enough_to_go_on"
+    ),
+    "a power cut while a checkpoint, the config or the result is written": (
+        "train/checkpoint/test_checkpoints.py::"
+        "test_a_power_cut_at_any_time_leaves_a_checkpoint_whole_or_without_its_name"
+    ),
     "checkpoints is a file, or a link to a disk that is not there": (
         f"{REFUSED}[checkpoints is on a disk that is not there]"
     ),

@@ -22,7 +22,7 @@ TRAINER, CHECKPOINTS, LOG = "rft.train.trainer", "rft.train.checkpoint.checkpoin
 PHASES = {
     "the rows are loaded": (("rft.setup.assembly", "Job.prepare", 1, "after"), -1),
     "before the config": (("rft.train.folder.run_folder", "_write_config", 1, "before"), -1),
-    "within the config": (("os", "fsync", 1, "before"), -1),
+    "within the config": (("os", "fsync", 2, "before"), -1),
     "after the config": (("rft.train.folder.run_folder", "_write_config", 1, "after"), -1),
     "the models are loaded": (("rft.setup.assembly", "Job.assemble", 1, "after"), -1),
     "the evaluation at the start": ((TRAINER, "Trainer.evaluate", 1, "after"), -1),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rft.actor.actor import Actor
 from rft.actor.init import load_with_head
-from rft.actor.precomputed import PrecomputedReference
+from rft.actor.precomputed import PrecomputedReference, digest
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
@@ -100,12 +100,23 @@ def test_a_row_that_nothing_is_known_of_is_refused_and_so_is_a_file_that_is_gone
         with pytest.raises(ZeroDivisionError):
             Job(config).fit("")
     kept = torch.load(file)
-    torch.save({**kept, "keys": kept["keys"] + 1}, file)
+    other = {**{name: kept[name] for name in ("keys", "ends", "logprobs")}, "keys": kept["keys"] + 1}
+    torch.save({**other, "sha256": digest(other)}, file)
     with pytest.raises(ValueError, match=r"^reference\.precompute: a row of the step is not in .*resume=never"):
+        Job(config).fit("")
+    flip(file)
+    with pytest.raises(ValueError, match=r"^reference\.precompute: .*\.pt has changed since it was written, and"):
         Job(config).fit("")
     file.unlink()
     with pytest.raises(ValueError, match=r"^reference\.precompute: .*ref_logprobs\.pt is gone, and the policy"):
         Job(config).fit("")
+
+
+def flip(file):
+    """Flips a bit of the numbers in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 @pytest.fixture
@@ -141,8 +152,8 @@ def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(ot
 
 
 @pytest.mark.slow
-def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monkeypatch):
-    """The model may be gone by then. Where the file is gone, the model is asked again."""
+def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monkeypatch, capsys):
+    """The model may be gone by then. Where the file is gone or damaged, the model is asked again."""
     config, folder, file = tiny(*other(PRECOMPUTE)), tmp_path / "other", tmp_path / "run" / "ref_logprobs.pt"
 
     def stopped(step):
@@ -150,6 +161,9 @@ def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monke
             patch.setattr(Trainer, "update", lambda trainer, *_: 1 / (step - trainer.step))
             with pytest.raises(ZeroDivisionError):
                 Job(config).fit("")
+
+    def same(one, another):
+        return all(torch.equal(one[name], another[name]) for name in ("keys", "ends", "logprobs"))
 
     stopped(3)
     before = torch.load(file)
@@ -159,7 +173,14 @@ def test_what_another_model_said_is_enough_to_go_on(other, tiny, tmp_path, monke
         Job(config).fit("")
     (tmp_path / "moved").rename(folder)
     stopped(4)
-    assert all(torch.equal(column, before[name]) for name, column in torch.load(file).items())
+    assert same(torch.load(file), before)
+    flip(file)
+    assert not same(torch.load(file), before)
+    capsys.readouterr()
+    stopped(4)
+    assert same(torch.load(file), before)
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "has changed since it was written; its log-probabilities are computed again" in said
     folder.rename(tmp_path / "moved")
     Job(config).fit("")
     assert len(steps(tmp_path / "run")) == 5 - 3, "those that were not stopped"

@@ -85,9 +85,23 @@ def test_every_row_is_synced_to_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", recorded)
     with RunLog(tmp_path, {}, console=quiet()) as log:
+        synced.clear()
         for step in (1, 2):
             log.log(step, "train", {"loss/nll": 1.0})
             assert len(synced) == step and synced[-1] == (tmp_path / "metrics.jsonl").stat().st_size > 0
+
+
+def test_the_name_of_the_file_is_on_the_disk_before_its_first_row(
+    tmp_path: Path, disk_calls: list[tuple[str, str]]
+) -> None:
+    with RunLog(tmp_path / "run", {}, console=quiet()) as log:
+        synced = [path for call, path in disk_calls if call == "sync"]
+        assert synced == [str(tmp_path), str(tmp_path / "run")] and (tmp_path / "run" / "metrics.jsonl").exists()
+        log.log(1, "train", {"loss/nll": 1.0})
+        disk_calls.clear()
+        log.rewind(0)
+    named = disk_calls.index(("rename", str(tmp_path / "run" / "metrics.jsonl")))
+    assert disk_calls[named - 1] == ("sync", str(tmp_path / "run" / ".metrics.jsonl.partial"))
 
 
 def test_nan_and_infinity_are_null_on_disk_and_themselves_for_sinks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rft.actor.loading import export
+from rft.registry import Target
 from rft.setup.assembly import Job
 from rft.train.checkpoint import shards
 from rft.train.checkpoint.manifest import read_manifest, write_manifest
@@ -126,13 +127,6 @@ def test_a_checkpoint_is_converted_and_back_in_parts(run, tiny, tmp_path, monkey
     )
     code, error = run(step, "--out", tmp_path / "average", "--average")
     assert code == 1 and "has no average of the weights (actor.ema=null); leave out --average" in error
-    facts = read_manifest(step)
-    config = facts["config"]
-    foreign = config["actor"] | {"tokenizer": {"_target_": "subprocess.check_call", "popenargs": ["true"]}}
-    write_manifest(step, facts["files"], {**facts, "config": config | {"actor": foreign}})
-    code, error = run(step, "--out", tmp_path / "foreign")
-    assert code == 1 and f"{step} names subprocess.check_call: a checkpoint may come from an untrusted source" in error
-    write_manifest(step, facts["files"], {**facts, "config": config})
     file = max(step.glob("*.safetensors"))
     flipped = bytearray(file.read_bytes())
     flipped[-1] ^= 1
@@ -142,6 +136,35 @@ def test_a_checkpoint_is_converted_and_back_in_parts(run, tiny, tmp_path, monkey
     code, error = run(tmp_path / "run", "--out", tmp_path / "damaged")
     assert code == 1 and "MANIFEST.json is missing; name a folder checkpoints/step_<number> of a run" in error
     assert not (tmp_path / "damaged").exists()
+
+
+def test_a_checkpoint_names_only_the_classes_of_a_policy(run, tiny, tmp_path):
+    """A reward runs the functions of its terms, and so no class of a reward may be the tokenizer of a checkpoint."""
+    Job(tiny("warmup=none", "steps=1", "eval.every=0", "checkpoint.export_every=2")).fit("")
+    step, ran = tmp_path / "run" / "checkpoints" / "step_00000001", tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef f(response, row): return 0.0\n")
+    facts = read_manifest(step)
+    config, file = facts["config"], f"{tmp_path / 'evil.py'}:f"
+    attack = {**config["reward"], "accuracy": "f", "terms": {"f": {"function": file, "weight": 1.0}}}
+    Target(attack, "actor.tokenizer").build()
+    assert ran.exists(), "to build the class runs the file"
+    ran.unlink()
+    attacks = {
+        "actor.tokenizer._target_": {"tokenizer": attack},
+        "actor.lora.targets.0._target_": {"lora": {"targets": [attack]}},
+        "actor._target_": {"_target_": attack["_target_"]},
+    }
+    for key, part in attacks.items():
+        write_manifest(step, facts["files"], {**facts, "config": config | {"actor": config["actor"] | part}})
+        code, error = run(step, "--out", tmp_path / "model")
+        assert code == 1 and f"{step} has {key}={attack['_target_']}: a checkpoint may come from an untrusted" in error
+        assert not ran.exists()
+    foreign = {"_target_": "subprocess.check_call", "popenargs": ["true"]}
+    for key in ("actor", "strategy"):
+        write_manifest(step, facts["files"], {**facts, "config": config | {key: foreign}})
+        code, error = run(step, "--out", tmp_path / "model")
+        assert code == 1 and f"{step} has {key}._target_=subprocess.check_call" in error
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.slow

@@ -18,9 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from rft.distributed import World
+from rft.logger.disk import rename, sync
 from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
-from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, sync, write_manifest
+from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside, step_of
 from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
 from rft.train.checkpoint.tree import join, places, split
@@ -309,8 +310,7 @@ class Checkpoints:
         final = self.folder / name_of(facts["step"])
         if os.path.lexists(final):
             remove(final)
-        partial.rename(final)
-        sync(self.folder)
+        rename(partial, final)
         self._link(final)
         self._prune()
 
@@ -347,8 +347,7 @@ class Checkpoints:
         if latest.is_dir() and not latest.is_symlink():  # a copy of the run that followed the link
             name = set_aside(latest)
             self._warn(f"{latest} is a folder, not a link to the newest checkpoint; it is renamed to {name}")
-        os.replace(link, latest)
-        sync(self.folder)
+        rename(link, latest)
 
     def _prune(self) -> None:
         """Removes the checkpoints that are not kept; damaged ones are neither counted nor removed."""

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rft.logger.disk import sync
 
 MANIFEST = "MANIFEST.json"
 TENSORS = ".safetensors"  # torch.distributed.checkpoint reads all such files of the folder
@@ -32,10 +33,8 @@ def write_manifest(folder: Path, files: Mapping[str, Mapping[str, Any]], facts: 
     """
     content = {**facts, "files": dict(files)}
     content["sha256"] = _digest(content)
-    with (folder / MANIFEST).open("wb") as file:
-        file.write(_text(content).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / MANIFEST).write_bytes(_text(content).encode())
+    sync(folder / MANIFEST)
     for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(path)
 
@@ -83,15 +82,6 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         if found != files[name]:
             return f"{name} has changed since it was written"
     return None
-
-
-def sync(path: Path) -> None:
-    """Waits until a file, or the names of a folder's files, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _text(content: Mapping[str, Any]) -> str:

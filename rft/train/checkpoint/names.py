@@ -4,6 +4,8 @@ import re
 import shutil
 from pathlib import Path
 
+from rft.logger.disk import make_folder
+
 STEP = re.compile(r"step_\d{8,}")
 
 
@@ -31,7 +33,7 @@ def set_aside(folder: Path) -> str:
 
 def make_empty(folder: Path) -> None:
     delete(folder)
-    folder.mkdir(parents=True)
+    make_folder(folder)
 
 
 def remove(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """The folder of a run: an unfinished run is continued where the command allows it, otherwise a free folder is taken."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rft.distributed import World
+from rft.logger.disk import make_folder, replacing
 from rft.logger.history import History
 from rft.registry import did_you_mean
 from rft.train.checkpoint.names import checkpoints_in
@@ -156,7 +156,7 @@ def _taken(folder: Path) -> bool:
 def _make(folder: Path, lock: RunLock) -> str:
     """Makes a folder and takes its lock; see `RunLock.take`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return lock.take(folder)
     except OSError as error:
         raise ValueError(f"output_dir: the folder {folder} cannot be made ({error}); set output_dir") from error
@@ -274,9 +274,5 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     """Writes a file that is complete on the disk when it has its name."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -54,6 +54,16 @@ def test_a_finished_run_with_a_damaged_result_is_continued(wanted, damage):
     assert found.path == wanted and "holds an unfinished run" in found.messages[0]
 
 
+def test_a_power_cut_leaves_no_run_without_its_config_and_no_result_without_its_numbers(wanted, disk_calls):
+    choose(wanted)
+    finish(wanted, 4)
+    for name in ("config.yaml", "result.json"):
+        at = disk_calls.index(("rename", str(wanted / name)))
+        assert disk_calls[at - 1 : at + 2 : 2] == [("sync", str(wanted / f".{name}.partial")), ("sync", str(wanted))]
+    made = disk_calls.index(("mkdir", str(wanted)))
+    assert ("sync", str(wanted.parent)) in disk_calls[made : disk_calls.index(("rename", str(wanted / "config.yaml")))]
+
+
 def test_a_folder_with_half_a_config_is_free(wanted):
     """The process was killed while it wrote the first file."""
     wanted.mkdir(parents=True)
