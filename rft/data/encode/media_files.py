@@ -109,7 +109,9 @@ def _samples_of_soundfile(data: bytes, name: str, reason: Exception) -> tuple[np
     try:
         frames, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)  # (N, channels)
     except soundfile.LibsndfileError as error:
-        raise ValueError(f"{name} cannot be read as audio ({error}); replace it, or remove the row") from error
+        raise ValueError(
+            f"{name} cannot be read as audio ({error.error_string}); replace it, or remove the row"
+        ) from error
     return frames.mean(1), rate
 
 

@@ -69,6 +69,13 @@ def has_parts(value: Any) -> bool:
     return bool(media_of(value))
 
 
+def text_of(content: Any) -> str:
+    """The text of a message's content, without its media."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] == "text")
+    return str(content)
+
+
 def with_data_urls(value: Any) -> Any:
     """Chat messages with the bytes of media as data: URLs, which `normalize_media` reads again; other values unchanged.
 

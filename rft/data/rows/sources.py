@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.data.encode.masks import conversation
-from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, undecoded
+from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, text_of, undecoded
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
 from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
@@ -349,7 +349,7 @@ def check_text(value: Any, field: str, where: str, cure: str) -> None:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         said = [message for message in messages if any(part for name, part in message.items() if name != "role")]
-        empty, size = not said, sum(_characters(message.get("content")) for message in messages)
+        empty, size = not said, sum(len(text_of(message.get("content"))) for message in messages)
     elif isinstance(value, list):
         empty, size = True, 0
     else:
@@ -363,10 +363,3 @@ def check_text(value: Any, field: str, where: str, cure: str) -> None:
             f"{where}: the field {field!r} has {size:,} characters, over {LONGEST:,}; remove the row (a quote that is "
             "not closed joins the rows after it)"
         )
-
-
-def _characters(content: Any) -> int:
-    """The characters of a message's text, without its media."""
-    if isinstance(content, list):
-        return sum(len(part["text"]) for part in content if part["type"] == "text")
-    return len(str(content))

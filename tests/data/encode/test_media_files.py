@@ -173,12 +173,12 @@ def test_damaged_audio_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
     class LibsndfileError(RuntimeError):
-        pass
+        error_string = "no"
 
     def read(file: io.BytesIO, dtype: str, always_2d: bool) -> tuple[np.ndarray, int]:
         assert dtype == "float32" and always_2d
         if file.read() == b"bad":
-            raise LibsndfileError("no")
+            raise LibsndfileError
         return np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), 8000
 
     fake = types.SimpleNamespace(read=read, LibsndfileError=LibsndfileError)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.parts import has_parts, media_of, normalize_media, undecoded, with_data_urls
+from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
 
 
 def png(color: str, side: int = 2) -> bytes:
@@ -229,6 +229,10 @@ def test_has_parts() -> None:
     assert has_parts([user("a"), user([text("a"), image(RED)])])
     for value in ("<image>", None, [], [user("a")], [user([text("a")])], [{"role": "assistant", "tool_calls": []}]):
         assert not has_parts(value) and media_of(value) == []
+
+
+def test_the_text_of_a_content() -> None:
+    assert text_of([text("a"), image(RED), text("b")]) == "ab" and text_of("a") == "a"
 
 
 def test_bytes_survive_a_file_of_json(folder: Path) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Literal
 
 from rft.data.encode.masks import conversation
+from rft.data.encode.parts import text_of
 from rft.ranges import Fraction
 from rft.reward.registry import REWARDS
 
@@ -57,7 +58,7 @@ def _wanted(row: Mapping[str, Any], language: str | None) -> str:
     prompt = row["prompt"]
     if isinstance(prompt, list):
         asked = [message["content"] for message in conversation(prompt, "the prompt") if message["role"] == "user"]
-        prompt = asked[-1] if asked else ""
+        prompt = text_of(asked[-1]) if asked else ""
     if (found := language_of(_prose(prompt))) is None:
         raise ValueError(f"the prompt {prompt!r:.80} has no words, so it is in no language; set the term's language")
     return found

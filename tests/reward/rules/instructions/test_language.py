@@ -38,6 +38,8 @@ def test_the_language_of_the_prompt():
     parts = [{"type": "text", "text": TEXTS["fr"]}]
     chat += [{"role": "assistant", "content": TEXTS["en"]}, {"role": "user", "content": parts}]
     assert rule(TEXTS["fr"], {"prompt": chat}) == 1.0, "the last message of the user"
+    chat[-1]["content"] = [{"type": "image", "image": "/a.png"}, *parts]
+    assert rule(TEXTS["fr"], {"prompt": chat}) == 1.0
     for prompt in ("12+7=", "$x^2$", [{"role": "system", "content": "Hello there"}]):
         with pytest.raises(ValueError, match=r"has no words, so it is in no language; set the term's language"):
             rule.call("gold", {"prompt": prompt})
