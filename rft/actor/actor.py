@@ -235,7 +235,8 @@ class Actor(TrainableModel):
         if "logprobs" in columns and "old_logprobs" not in rows.keys():
             rows["old_logprobs"] = columns["logprobs"].detach()
         loss, shares, statistics = update.objective(columns, rows)
-        self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
+        with self.world.wait.during(f"the backward pass of {self.key}"):
+            self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
         statistics |= {name: columns[name] for name in update.watch}
         self._record(metrics, micro, shares, statistics)
         if update.log_mismatch:
@@ -281,7 +282,8 @@ class Actor(TrainableModel):
         batch, network = micro.batch, self.network
         options = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
-        return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
+        with self.world.wait.during(f"the forward pass of {self.key}"):
+            return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
 
     @torch.no_grad()
     def _suspects(
