@@ -22,16 +22,19 @@ FAILURE = "rft/failure"  # key in the store of the process group: [rank, message
 
 
 class Wait:
-    """The collective of a World in which this process waits.
+    """The collective of a World in which this process waits, or the work in which the ranks need each other.
 
     Attributes:
         count: collectives that have begun so far, the same on all ranks that wait in one.
         name: of the collective; empty between collectives.
-        since: when it began, by `time.monotonic`.
+        work: what all ranks do together, with collectives that are none of a World; empty if there is nothing.
+        thread: the thread that does this work; None: the main thread.
+        since: when the collective or the work began, or a collective within the work ended, by `time.monotonic`.
     """
 
     def __init__(self) -> None:
-        self.count, self.name, self.since = 0, "", 0.0
+        self.count, self.name, self.work, self.since = 0, "", "", 0.0
+        self.thread: int | None = None
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
@@ -40,7 +43,18 @@ class Wait:
         try:
             yield
         finally:
-            self.name = ""
+            self.since, self.name = time.monotonic(), ""
+
+    @contextmanager
+    def during(self, work: str, thread: int | None = None) -> Iterator[None]:
+        """The block is work that needs all ranks, such as the forward pass of a sharded model."""
+        outer = self.work, self.thread
+        self.since, self.work, self.thread = time.monotonic(), work, thread
+        try:
+            yield
+        finally:
+            self.since = time.monotonic()
+            self.work, self.thread = outer
 
 
 class World:
@@ -50,7 +64,7 @@ class World:
         rank, size: the rank of this process, and the number of processes.
         device: where this process computes.
         mesh: a one-dimensional device mesh over all processes.
-        wait: the collective in which this process waits.
+        wait: the collective in which this process waits, or its work with all ranks.
     """
 
     def __init__(self, device: torch.device, mesh: DeviceMesh) -> None:

@@ -236,7 +236,8 @@ class Actor(TrainableModel):
         if "logprobs" in columns and "old_logprobs" not in rows.keys():
             rows["old_logprobs"] = columns["logprobs"].detach()
         loss, shares, statistics = update.objective(columns, rows)
-        self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
+        with self.world.wait.during(f"the backward pass of {self.key}"):
+            self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
         statistics |= {name: columns[name] for name in update.watch}
         self._record(metrics, micro, shares, statistics)
         if update.log_mismatch:
@@ -284,7 +285,8 @@ class Actor(TrainableModel):
         options |= self._forward_options
         if (facts := self.context.media) is not None:
             options["media"] = MediaInputs(micro.media, facts, micro.lacks_media)
-        return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
+        with self.world.wait.during(f"the forward pass of {self.key}"):
+            return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
 
     @torch.no_grad()
     def _suspects(

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from rft.distributed import PeerError, Wait, World, first_failure
@@ -25,8 +26,10 @@ from rft.errors import report_to_torchrun
 
 PACKAGE = Path(__file__).parent.parent
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+TORCH = Path(torch.__file__).parent
 EVERY = 1.0  # seconds between two signs of life
 SEARCH = 5.0  # seconds in which a rank that lost a connection looks for the cause
+LATE = 5.0  # seconds in which a rank that is in no collective leaves it to the others to publish which rank is late
 GRACE = 15.0  # seconds in which a rank may end by itself after another one has failed
 
 
@@ -35,23 +38,27 @@ class Beat(NamedTuple):
 
     Attributes:
         number: counts the signs; -1 at the end of the block.
-        calls, name: `count` and `name` of `Wait`.
-        place: of the main thread.
+        calls, name, work: `count`, `name` and `work` of `Wait`.
+        place: of the main thread, or of the thread of `Wait`.
+        blocked: this thread is within a function of torch.distributed.
     """
 
     number: int
     calls: int
     name: str
+    work: str
     place: str
+    blocked: bool
 
 
 class Watchdog:
     """Makes the first failure of any rank in the block the failure of all ranks.
 
     A rank that raises publishes its error. A rank that gives no sign of life for `dead_after_s` has died; the rank
-    before it finds that. A rank that waits for a living one in a collective for `collective_timeout_s` publishes which
-    rank it waited for. The other ranks then end: with a PeerError where their collective fails, and otherwise after 15
-    seconds, with exit status 1. Without torchrun, or with one rank, the block runs as if it were alone.
+    before it finds that. A rank that waits for a living one for `collective_timeout_s`, in a collective or in work that
+    needs all ranks, publishes which rank it waited for. The other ranks then end: with a PeerError where their
+    collective fails, and otherwise after 15 seconds, with exit status 1. Without torchrun, or with one rank, the block
+    runs as if it were alone.
 
     Args:
         world: all processes.
@@ -68,6 +75,7 @@ class Watchdog:
         self._dead_after = dead_after_s
         self._timeout = collective_timeout_s
         self._active = "RANK" in os.environ and world.size > 1
+        self._limited: set[dist.ProcessGroup] = set()  # the groups whose timeout is set
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._beats = 0
@@ -80,8 +88,7 @@ class Watchdog:
 
     def __enter__(self) -> None:
         if self._active:
-            # The watchdog, which can say more, is faster than the timeout of the process group.
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout + SEARCH + GRACE))
+            self._limit_groups()
             self._publish(self._beat())
             self._thread.start()
 
@@ -90,7 +97,7 @@ class Watchdog:
             return
         if not isinstance(error, Exception):
             self._end_thread()
-            self._publish(Beat(-1, 0, "", ""))
+            self._publish(Beat(-1, 0, "", "", "", False))
             return
         self._leaving = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; this one ends by itself
@@ -112,10 +119,21 @@ class Watchdog:
         self._ended.set()
         self._thread.join()
 
+    def _limit_groups(self) -> None:
+        """Sets the timeout of all groups, also of those that the run has made since: of meshes, of checkpoints."""
+        for group in set(dist.distributed_c10d._world.pg_map) - self._limited:
+            # The watchdog, which can say more, is faster than the timeout of a group.
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout + SEARCH + GRACE), group)
+            self._limited.add(group)
+
     def _beat(self) -> Beat:
-        wait = self._world.wait
+        wait, frames = self._world.wait, self._frames()
         self._beats += 1
-        return Beat(self._beats, wait.count, wait.name, where(stack_of(self._main)))
+        return Beat(self._beats, wait.count, wait.name, wait.work, where(frames), blocked(frames))
+
+    def _frames(self) -> list[tuple[FrameType, int]]:
+        """The frames of the thread that other ranks wait for."""
+        return stack_of(self._world.wait.thread or self._main)
 
     def _publish(self, beat: Beat) -> None:
         self._store.set(f"rft/beat/{self._world.rank}", json.dumps(beat))
@@ -138,6 +156,7 @@ class Watchdog:
         try:
             while not self._ended.wait(EVERY):
                 now = time.monotonic()
+                self._limit_groups()
                 self._publish(self._beat())
                 beat = self._read(following)
                 if beat != last or beat is None or beat.number < 0:
@@ -157,16 +176,22 @@ class Watchdog:
                 self._exit(where(stack_of(self._main)))
 
     def _check_timeout(self, wait: Wait) -> None:
-        """Ends the process where a collective takes too long."""
-        count, name, waited = wait.count, wait.name, time.monotonic() - wait.since
-        if not name or waited < self._timeout:
+        """Ends the process where a collective, or work that needs all ranks, takes too long."""
+        own, waited = (wait.count, wait.name, wait.work), time.monotonic() - wait.since
+        if not any(own[1:]) or waited < self._timeout:
             return
+        frames = self._frames()  # now: the thread leaves the collective when another rank ends
         beats = {rank: beat for rank in self._others() if (beat := self._read(rank)) is not None}
-        missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name) != (count, name)] or self._others()
+        missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name, beat.work) != own]
+        if not wait.name:
+            if not blocked(frames) and waited < self._timeout + LATE:
+                return  # this rank may be the one that the others wait for: they publish it
+            missing = [rank for rank, beat in beats.items() if not beat.blocked] or missing
+        missing = missing or self._others()
         at = f", which is at {beats[missing[0]].place}" if missing[0] in beats else ""
-        place = where(stack_of(self._main))  # now: the main thread leaves the collective when another rank ends
-        own = f"rank {self._world.rank} waited {waited:.0f} s in {place} for rank {missing[0]}{at}"
-        self._fail(missing[0], f"{own} (faults.collective_timeout_s={self._timeout:g})")
+        place = f"{where(frames)}{f' during {wait.work}' if wait.work else ''}"
+        text = f"rank {self._world.rank} waited {waited:.0f} s in {place} for rank {missing[0]}{at}"
+        self._fail(missing[0], f"{text} (faults.collective_timeout_s={self._timeout:g})")
         self._failure = first_failure(self._store, "")
         self._keep_store()
         self._exit(place)
@@ -224,6 +249,21 @@ def where(frames: Iterable[tuple[FrameType, int]]) -> str:
         else:
             call, place = "", f"{code.co_qualname} ({file.relative_to(PACKAGE.parent) if own else file.name}:{line})"
     return f"{call}{place}"
+
+
+def blocked(frames: Iterable[tuple[FrameType, int]]) -> bool:
+    """Whether the innermost frames, those of torch, are in a function of torch.distributed.
+
+    Args:
+        frames: with their lines, outermost first.
+    """
+    for frame, _ in reversed(list(frames)):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(TORCH / "distributed"):
+            return True
+        if not file.is_relative_to(TORCH):
+            return False
+    return False
 
 
 def causes(error: BaseException) -> Iterable[BaseException]:

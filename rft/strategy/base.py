@@ -242,7 +242,8 @@ class Strategy(ABC):
             loss: the sum of this rank's losses, a scalar.
         """
         state.scale.unscale(network.parameters())
-        norm = self.clip_grad_norm(network.parameters(), state.max_grad_norm)
+        with self.world.wait.during("the norm of the gradient"):
+            norm = self.clip_grad_norm(network.parameters(), state.max_grad_norm)
         total = self.world.all_sum(loss)
         finite = bool(torch.isfinite(norm + total))  # a clamp may hide a NaN loss from the gradient
         result = StepResult(total, norm, float(state.scheduler.get_last_lr()[0]), finite)

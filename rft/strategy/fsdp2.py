@@ -318,7 +318,7 @@ class FSDP2(Strategy):
         for name, tensor in tensors:
             whole: Tensor | None = tensor
             if isinstance(tensor, DTensor):
-                with record_function("full_tensor"):
+                with record_function("full_tensor"), self.world.wait.during(f"the gather of {name}"):
                     shard = tensor.to(self.world.device, copy=self._param_offload == "all")
                     assert isinstance(shard, DTensor)
                     whole = gather(shard, options)

@@ -185,7 +185,8 @@ class Trainer:
         """Loads the models of a checkpoint, without some keys of their states."""
         for key in saved.keys_of("actors"):
             template = self.models[key].state_to_fill()
-            self.models[key].load_state_dict(saved.fill("actors", key, template, left_out))
+            with self.world.wait.during(f"the loading of {key}"):
+                self.models[key].load_state_dict(saved.fill("actors", key, template, left_out))
 
     def precompute(self, stage: Stage, done: int | None) -> None:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
@@ -296,7 +297,10 @@ class Trainer:
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
         rewarded = self.probe(stage, numbers, texts)
+        problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
         done = last or self.reached(stage.stop_at, numbers)
+        if saves := bool(done or problem or stop or self.checkpoints.due(self.step)):
+            numbers |= self.checkpoints.wait_before(self.step, self.log.message)
         self.record(stage.name, numbers, texts)
         if self.exact and GAP in numbers and not numbers.get("staleness/mean"):  # older weights explain a gap
             self.exact = False  # one warning is enough
@@ -305,8 +309,7 @@ class Trainer:
         self.log.worst_tokens(
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
-        problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
-        if done or problem or stop or self.checkpoints.due(self.step):
+        if saves:
             self.save(number, stage, stage_step, done, numbers)
         if problem:
             raise ValueError(problem)

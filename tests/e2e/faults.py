@@ -21,6 +21,9 @@ FAULTS = {
     "killed at any write of a checkpoint": (
         "train/checkpoint/test_checkpoints_killed.py::test_after_a_kill_at_any_write_a_whole_checkpoint_is_read"
     ),
+    "one rank of two is killed while a checkpoint is written": (
+        f"{KILLS}::test_a_rank_of_two_that_is_killed_in_a_save_loses_nothing"
+    ),
     "killed again while it resumes": f"{KILLS}::test_a_kill_while_a_killed_run_resumes_loses_nothing",
     "killed while a checkpoint that is not kept is removed": (
         "train/checkpoint/test_checkpoints.py::test_what_a_kill_left_is_pruned"
@@ -58,7 +61,7 @@ FAULTS = {
         "e2e/test_reference.py::test_what_another_model_said_is_enough_to_go_on"
     ),
     "a power cut while a checkpoint, the config or the result is written": (
-        "train/checkpoint/test_checkpoints.py::"
+        "train/checkpoint/test_checkpoints_disk.py::"
         "test_a_power_cut_at_any_time_leaves_a_checkpoint_whole_or_without_its_name"
     ),
     "checkpoints is a file, or a link to a disk that is not there": (
@@ -92,6 +95,9 @@ FAULTS = {
     "a weight is not finite after an update": (
         f"{DIVERGED}::test_a_weight_that_is_not_finite_names_the_last_checkpoint"
     ),
+    "a score is not finite after algorithm.shaping, whatever faults.nonfinite is": (
+        f"{DIVERGED}::test_a_score_that_is_not_finite_after_shaping_stops_with_every_policy"
+    ),
     "a measured KL is not finite, with skip": (
         "algorithm/test_algorithm.py::test_controllers_are_steered_by_their_own_kl"
     ),
@@ -106,6 +112,8 @@ FAULTS = {
     "a rank lives, and others wait for it for faults.collective_timeout_s": (
         f"{WATCHDOG}::test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout"
     ),
+    "the same in the forward or backward pass of a sharded model, in a gather of weights, or while a checkpoint is "
+    "written": f"{WATCHDOG}::test_a_rank_that_hangs_in_work_that_needs_all_ranks_is_named[forward]",
     "a rank is slow": f"{WATCHDOG}::test_a_rank_that_is_slow_ends_nothing",
     "memory cannot be allocated, on a device or on the host": (
         "train/test_memory.py::test_the_term_is_that_of_the_plan_of_the_run"

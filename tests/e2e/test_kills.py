@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rft
+from tests.e2e.kills import contents
 
 SCRIPT = Path(__file__).parent / "kills.py"
 # One step of warm-up and three of training with checkpoints after steps 1, 2 and 4; groups wait in the source, the
@@ -122,3 +123,30 @@ def test_kills_at_random_moments_lose_nothing(outcomes):
     assert [outcome["different"] for outcome in found] == [[]] * len(trials)
     steps = [step for outcome in found for step in outcome["steps"]]
     assert steps.count(None) < count / 2 and len({*steps}) > 4, "most kills came before the end, and in several steps"
+
+
+@pytest.mark.slow
+def test_a_rank_of_two_that_is_killed_in_a_save_loses_nothing(sized, resolved, tmp_path):
+    """It has written its tensors of the checkpoint of step 2, and rank 0 waits to seal it."""
+    config = resolved(*sized("output_dir=run", *RUN, "checkpoint.every=1"))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(SCRIPT.with_name("killed_rank.py")), "."]
+
+    def run(*kill):
+        given = [*command, *map(json.dumps, kill)]
+        done = subprocess.run(given, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = run()
+    assert code == 0, said
+    whole = (tmp_path / "run").rename(tmp_path / "whole")
+    code, said = run((CHECKPOINTS, "save_tensors", 2, "after"))
+    assert code != 0 and "rank 1" in said, said
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [".step_00000002.partial", "latest", "step_00000001"]
+    code, said = run()
+    assert code == 0 and "after step 1" in said, said
+    found, expected = contents(tmp_path / "run"), contents(whole)
+    assert [name for name in {**expected, **found} if expected.get(name, "") != found.get(name, "")] == []

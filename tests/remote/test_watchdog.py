@@ -18,14 +18,14 @@ from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stac
 SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
 
 
-def run_ranks(kind, ranks, dead_after, timeout=60):
+def run_ranks(kind, ranks, dead_after, timeout=60, folder=""):
     """Exit statuses and errors of all ranks but 1, and the seconds until the last ended; processes without torchrun."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     root = {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(SCRIPT), kind, str(dead_after), str(timeout)]
+    command = [sys.executable, str(SCRIPT), kind, str(dead_after), str(timeout), str(folder)]
     processes = [
         subprocess.Popen(
             command, env=os.environ | root | shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
@@ -42,16 +42,16 @@ def run_ranks(kind, ranks, dead_after, timeout=60):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    ("kind", "dead_after", "text"),
+    ("kind", "ranks", "dead_after", "text"),
     [
-        ("raise", 60, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
-        ("kill", 60, "its process ended without an error message"),
-        ("stop", 5, "it gives no sign of life for 5 s (faults.dead_after_s)"),
+        ("raise", 3, 60, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
+        ("kill", 2, 60, "its process ended without an error message"),
+        ("kill", 3, 60, "its process ended without an error message"),
+        ("stop", 3, 5, "it gives no sign of life for 5 s (faults.dead_after_s)"),
     ],
 )
-def test_the_others_end_and_name_the_rank_and_the_collective(kind, dead_after, text, ranks):
+def test_the_others_end_and_name_the_rank_and_the_collective(kind, ranks, dead_after, text):
     codes, said, seconds = run_ranks(kind, ranks, dead_after)
     assert codes == [1] * (ranks - 1) and seconds < 60
     for rank, stderr in zip([0, 2], said, strict=False):
@@ -69,6 +69,24 @@ def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
         rf"\(watchdog_on_ranks\.py:\d+\) \(faults\.collective_timeout_s=5\); rank 0 waited in {place}",
         said[0],
     ), said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("forward", r"\w+ \(rft/actor/heads\.py:\d+\) during the forward pass of actor"),
+        ("checkpoint", r"Checkpoints\._finish \(rft/\S+:\d+\) during the writing of the checkpoint of step 1"),
+    ],
+)
+def test_a_rank_that_hangs_in_work_that_needs_all_ranks_is_named(kind, place, tmp_path):
+    """No collective of World waits: those of a sharded model are within torch, those of a checkpoint in a thread."""
+    codes, said, seconds = run_ranks(kind, 2, dead_after=60, timeout=5, folder=tmp_path)
+    assert codes == [1] and 5 < seconds < 60
+    expected = rf"rank 1 failed first: rank 0 waited \d+ s in {place} for rank 1, which is at hang \(watchdog_on_ranks"
+    assert re.search(expected, said[0]), said[0]
+    if kind == "checkpoint":
+        assert re.search(r"^[3-9] groups with a timeout of \{12\.0\} s", said[0], re.MULTILINE), said[0]
 
 
 @pytest.mark.slow

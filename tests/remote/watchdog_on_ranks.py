@@ -1,20 +1,28 @@
 """One of several processes whose rank 1 fails; run by test_watchdog.py, and by torchrun.
 
-watchdog_on_ranks.py <how rank 1 fails> <faults.dead_after_s> <faults.collective_timeout_s>
+watchdog_on_ranks.py <how rank 1 fails> <faults.dead_after_s> <faults.collective_timeout_s> <folder>
 """
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
+from torch.distributed.device_mesh import init_device_mesh
 
 from rft.distributed import leave, start
 from rft.logger.redact import redact, resolve
 from rft.remote import watchdog
+from rft.train.checkpoint import checkpoints
+from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from tests.helpers import make_batch, small_actor
 
 os.environ["RFT_TEST_FILE"] = "/home/someone/secret.jsonl"
+OPTIONS = CheckpointOptions(every=1, keep_last=1, keep_best=0, keep_every=0, export_every=2)
 SECRET = resolve(OmegaConf.create({"path": "${oc.env:RFT_TEST_FILE}"}))
 
 
@@ -36,8 +44,32 @@ def fail(kind):
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "hang":
         hang()
+    if kind == "checkpoint":
+        checkpoints.sync = lambda _: hang()
     if kind == "slow":
         slow()
+
+
+def forward(world):
+    """The forward pass of a sharded model, in whose first block rank 1 does not return."""
+    actor = small_actor(world, trains=False)
+    if world.rank == 1:
+        actor._blocks[0].mlp.register_forward_pre_hook(lambda *_: hang())
+    batch = make_batch()
+    actor.compute_outputs(batch, ("logprobs",), 1.0, None)
+
+
+def save(world):
+    """A checkpoint whose files rank 1 never syncs, and the groups of a mesh; the second checkpoint waits for it."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    saved = Checkpoints(Path(sys.argv[4]), OPTIONS, world, "accuracy", lambda _: None)
+    saved.write(1, {"w": torch.ones(3)}, lambda folder: None, None, False)
+    time.sleep(2 * watchdog.EVERY)
+    groups = dist.distributed_c10d._world.pg_map
+    limits = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+    sys.stderr.write(f"{len(groups)} groups with a timeout of {limits} s\n")
+    assert saved._group in groups and mesh.get_group("replicate") in groups
+    saved.wait()
 
 
 def main() -> None:
@@ -47,8 +79,12 @@ def main() -> None:
     try:
         with watchdog.Watchdog(world, dead_after, timeout, redact):
             world.gather(None)
+            if kind == "forward":
+                forward(world)
             if world.rank == 1:
                 fail(kind)
+            if kind == "checkpoint":
+                save(world)
             world.gather(world.rank)
     except ValueError as error:
         sys.stderr.write(f"rank {world.rank}: {type(error).__name__}: {error}\n")

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from rft.actor.base import NonFiniteError
+from rft.algorithm.scores.shaping import SHAPINGS
 from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
@@ -181,6 +182,17 @@ def config(tiny):
         return made
 
     return make
+
+
+@pytest.mark.parametrize("policy", ["skip", "drop_rows"])
+def test_a_score_that_is_not_finite_after_shaping_stops_with_every_policy(policy, tiny, monkeypatch):
+    """No update has begun that could be dropped, and the rows of a group are compared with this score."""
+    spoilt = lambda scores, batch: scores / (torch.arange(len(scores)) != 1)  # noqa: E731
+    monkeypatch.setitem(SHAPINGS._entries, "spoilt_scores", (spoilt, {}))
+    config = tiny("warmup=none", "steps=1", "eval.every=0", f"faults.nonfinite={policy}")
+    config["algorithm"]["shaping"] = {"spoilt": {"name": "spoilt_scores"}}
+    with pytest.raises(ValueError, match=r"rows \[1\] are not finite after algorithm\.shaping \(spoilt_scores\)"):
+        Job(config).fit("")
 
 
 def check_equal(skipped, without):

@@ -5,6 +5,7 @@ Runs on other machines may sample with the servers and send them new weights. Se
 """
 
 import asyncio
+import secrets
 import shutil
 import sys
 import time
@@ -23,6 +24,7 @@ from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.server.server_api import ServerApi, key_environment
 from rft.setup.components import Components
 
+RUN_VARIABLE = "RFT_SERVE_KEY"  # in which a run gets the key where `serve.token` names no variable
 PAUSE_S = 1.0  # seconds between checks of the servers
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -59,7 +61,8 @@ def serve_model(parts: Components, console: Console) -> None:
             )
         model = local_model(path, "serve.checkpoint" if found is not None else "actor.path")
     load_format = "dummy" if path is None else "auto"
-    key = key_named(options.token, "serve")
+    # Without a key every user of the machine could call the endpoints for developers.
+    key = secrets.token_urlsafe(32) if options.token is None else key_named(options.token, "serve")
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:
@@ -83,9 +86,15 @@ def serve_model(parts: Components, console: Console) -> None:
                 console.print(
                     f"    rollout={server_api.rollout} rollout.engine.servers.count=0 "
                     f"rollout.engine.servers.addresses=[{','.join(addresses)}]"
-                    + ("" if options.token is None else f" rollout.engine.servers.token={options.token}"),
+                    f" rollout.engine.servers.token={options.token or RUN_VARIABLE}",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
+                if options.token is None:
+                    console.print(
+                        "with the key of these servers in the variable, which is printed here alone:",
+                        highlight=False, soft_wrap=True,
+                    )  # fmt: skip
+                    console.print(f"    export {RUN_VARIABLE}={key}", highlight=False, markup=False, soft_wrap=True)
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
         console.print("stopping the servers")

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -135,6 +137,7 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[str | None] | None = None
+        self._written, self._writer = 0, 0  # the step of the last checkpoint, and the thread that writes it
 
     def due(self, step: int) -> bool:
         """True where a checkpoint is to be written after this step."""
@@ -207,6 +210,7 @@ class Checkpoints:
         facts: dict[str, Any] = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
         if self._command is not None:
             facts["config"] = self._command.compared()
+        self._written = step
         self._writing = self._thread.submit(self._finish, partial, tree, staged, facts)
 
     def wait(self) -> bool:
@@ -214,10 +218,26 @@ class Checkpoints:
         if self._writing is None:
             return True
         writing, self._writing = self._writing, None
-        problem = writing.result()
+        with self._world.wait.during(f"the writing of the checkpoint of step {self._written}", self._writer or None):
+            problem = writing.result()
         if problem is not None:
             self._warn(problem)
         return problem is None
+
+    def wait_before(self, step: int, say: Callable[[str], None]) -> dict[str, float]:
+        """Waits for the last checkpoint before that of a step. A collective.
+
+        Args:
+            say: prints a message for the user.
+
+        Returns:
+            The seconds of the wait, as a metric.
+        """
+        started = time.perf_counter()
+        if self._writing is not None and not self._writing.done():
+            say(f"the checkpoint of step {step} waits for that of step {self._written}, which is still being written")
+        self.wait()
+        return {"time/checkpoint_wait_s": time.perf_counter() - started}
 
     def end(self) -> None:
         """Waits until the last checkpoint of the run is on the disk. A collective.
@@ -274,6 +294,7 @@ class Checkpoints:
         """Writes a checkpoint in the thread of this rank; the problem if that fails, on every rank."""
         rank, size, group = self._world.rank, self._world.size, self._group
         assert group is not None
+        self._writer = threading.get_ident()
         problem, files = None, dict[str, Any]()
         try:
             save_tensors(tensors, partial, group)

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -68,14 +70,21 @@ def alive(pid):
 def test_servers_are_started_named_and_ended(tmp_path):
     port = free_port()
     serving = start(tmp_path, f"serve.port={port}", "serve.count=2")
-    said = [next(serving.stdout) for _ in range(3)]
+    said = [next(serving.stdout) for _ in range(5)]
     addresses = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
     assert said[0].strip() == "waiting for weights: no request is answered until a run sends them"
     assert said[1].strip() == f"addresses: {addresses.replace(',', ', ')}; a run samples there with"
     assert said[2].strip() == (
         f"rollout=vllm_server rollout.engine.servers.count=0 rollout.engine.servers.addresses=[{addresses}]"
+        " rollout.engine.servers.token=RFT_SERVE_KEY"
     )
-    assert paused(port) and paused(port + 1)
+    key = re.fullmatch(r"export RFT_SERVE_KEY=([\w-]{43})", said[4].strip())[1]
+    assert paused(port, key) and paused(port + 1, key)
+    for wrong in ("", "another"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            paused(port, wrong)
+    kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert kept == [], "the key is printed alone"
     pids = [int((tmp_path / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
     serving.send_signal(signal.SIGINT)
@@ -83,8 +92,9 @@ def test_servers_are_started_named_and_ended(tmp_path):
     assert not any(alive(pid) for pid in pids)
 
 
-def paused(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/is_paused") as answer:
+def paused(port, key):
+    address, headers = f"http://127.0.0.1:{port}/is_paused", {"Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
         return json.load(answer)["is_paused"]
 
 
@@ -102,8 +112,8 @@ def test_a_checkpoint_is_served_with_its_weights_and_answers_at_once(tmp_path):
     model, port = write_run(tmp_path / "run"), free_port()
     serving = start(tmp_path, f"serve.port={port}")
     assert next(serving.stdout).strip() == f"serving {model.resolve()}"
-    next(serving.stdout)
-    assert not paused(port)
+    *_, last = (next(serving.stdout) for _ in range(4))
+    assert not paused(port, last.strip().removeprefix("export RFT_SERVE_KEY="))
     serving.send_signal(signal.SIGINT)
     serving.communicate(timeout=60)
 

@@ -66,30 +66,6 @@ def test_nothing_to_go_on_from(tmp_path, checkpoints):
     assert saved.latest() is None and saved.read() is None
 
 
-def test_a_power_cut_at_any_time_leaves_a_checkpoint_whole_or_without_its_name(tmp_path, checkpoints, disk_calls):
-    """Before a name changes, all that it leads to is on the disk, and after it the folder with the name."""
-    run = tmp_path / "run"
-    run.mkdir()
-    disk_calls.clear()
-    saved = checkpoints(run)
-    write(saved, 1)
-    folder, partial = run / "checkpoints", run / "checkpoints" / ".step_00000001.partial"
-    named, linked = (disk_calls.index(("rename", str(folder / name))) for name in ("step_00000001", "latest"))
-    synced = {path: at for at, (call, path) in enumerate(disk_calls[:named]) if call == "sync"}
-    files = [path for path in (folder / "step_00000001").rglob("*") if path.is_file()]
-    assert len(files) == 4
-    for path in files:
-        own = partial / path.relative_to(folder / "step_00000001")
-        assert synced[str(own)] < synced[str(own.parent)], "first the file, then its name"
-    assert (
-        synced[str(partial / "actor")] < synced[str(partial)]
-        and synced[str(partial / "state.json")] < synced[str(partial / "MANIFEST.json")]
-    )
-    assert disk_calls.index(("mkdir", str(folder))) < synced[str(run)], "the name `checkpoints` is on the disk"
-    assert disk_calls[named + 1] == ("sync", str(folder)) and named + 1 < linked
-    assert disk_calls[linked + 1] == ("sync", str(folder))
-
-
 def test_what_is_written_is_read(tmp_path, checkpoints):
     saved = checkpoints(tmp_path)
     state = {"step": 10, "actors": {"actor": {"network": {"w": torch.arange(3.0)}, "optimizer": {"m": torch.ones(2)}}}}
