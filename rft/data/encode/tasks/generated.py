@@ -1,8 +1,8 @@
 """Rows of questions about generated media. Train and held-out sets share no media.
 
-Every row has one right answer and one wrong answer, the next one of the possible answers. As in `Symbolic`, a share of
-the demonstrations has the wrong answer: a model that imitates them learns the task as the rarer of two behaviours,
-which reinforcement learning then makes more frequent.
+Every row has one right answer and one wrong answer, the next one of the possible answers. A share of the demonstrations
+names both, "red or green", which is no right answer. As in `Symbolic`, a model that imitates demonstrations learns the
+task as the rarer of two behaviours, which reinforcement learning then makes more frequent.
 """
 
 import random
@@ -64,7 +64,7 @@ def rows_of(
         ask: draws a question.
         parts: makes the content parts of the media of a question, the same ones in every call.
         count: number of rows, all different.
-        slips: share of the demonstrations that have the wrong answer.
+        slips: share of the demonstrations that name the wrong answer after the right one.
         seed: seed of the questions.
         required: fields that the run reads.
 
@@ -86,7 +86,7 @@ def rows_of(
         good = zlib.crc32(repr(one).encode()) % 2 == 0
         judged = one.answer if good else one.wrong
         right = [one.answer.startswith(judged[: place + 1]) for place in range(len(judged))]
-        shown = one.wrong if slip else one.answer
+        shown = f"{one.answer} or {one.wrong}" if slip else one.answer
         prompt = [{"role": "user", "content": content}]
         values = (prompt, one.answer, one.answer, shown, one.answer, one.wrong, judged, good, list(judged), right)
         return dict(zip(FIELDS, values, strict=True))

@@ -41,7 +41,7 @@ class Shapes:
         questions: the questions, which are equally frequent.
         images: fewest and most images of a row.
         size: shortest and longest side of an image in pixels; multiples of 8.
-        slips: share of the demonstrations that have a wrong answer.
+        slips: share of the demonstrations that name a wrong answer after the right one.
         seed: seed of the random shapes.
 
     Raises:

@@ -40,7 +40,7 @@ class Tones:
         questions: the questions, which are equally frequent.
         seconds: shortest and longest duration of a tone; all tones of a sound have the same one.
         sampling_rate: samples per second.
-        slips: share of the demonstrations that have a wrong answer.
+        slips: share of the demonstrations that name a wrong answer after the right one.
         seed: seed of the random tones.
 
     Raises:
