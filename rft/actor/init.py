@@ -309,9 +309,11 @@ def language_model_class(config: PretrainedConfig) -> Any:
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The layers that are sharded one by one: the classes of `_no_split_modules` of transformers."""
+    """The layers that are sharded one by one: the outermost of the classes in `_no_split_modules` of transformers."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inside]
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.batch.scores import mean_of_scored, number_or_none
+from rft.batch.trajectory import plain_fields
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
@@ -93,7 +94,11 @@ class CanaryProbe:
         scores = self._reward.score(texts, answered)
         right = self._reward.accuracies(scores.terms, answered).tolist()
         records = [
-            {"prompt": row["prompt"], "response": text, "score": number_or_none(float(scores.total[number]))}
+            {
+                "prompt": plain_fields(row["prompt"]),
+                "response": text,
+                "score": number_or_none(float(scores.total[number])),
+            }
             | {"accuracy": number_or_none(right[number])}
             | term_scores({name: float(values[number]) for name, values in scores.terms.items()})
             for number, (row, text) in enumerate(zip(answered, texts, strict=True))

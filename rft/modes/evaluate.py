@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
 from rft.batch.scores import number_or_none
+from rft.batch.trajectory import plain_fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
@@ -177,7 +178,7 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
     """The answers to each prompt of a set, with their extracted answers and scores."""
     rows = []
     for number, row in enumerate(result.rows):
-        answer = {"prompt": row["prompt"], **{field: row[field] for field in reward.fields}}
+        answer = {"prompt": plain_fields(row["prompt"]), **{field: row[field] for field in reward.fields}}
         if result.greedy:
             greedy = result.greedy[number]
             answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}

@@ -95,6 +95,7 @@ class PlanJob(Job):
         """Checks the options of the plan; see `Components.check_mode`."""
         checks.make("ranks", self._ranks, "run.plan")
         checks.run(_check_strategy, "strategy", "ranks")
+        checks.run(_check_processor, "processor")
         if checks.has("run.plan") and checks.parts["run.plan"].prompt_tokens is None:
             checks.run(_check_streaming, "run.data")
             return
@@ -198,6 +199,11 @@ def _check_strategy(strategy: Target, ranks: int) -> None:
 def _check_streaming(data: Data) -> Iterator[str]:
     if data.streaming is not None:
         yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
+
+
+def _check_processor(processor: Target | None) -> Iterator[str]:
+    if processor is not None:
+        yield "mode=plan: the memory of media (actor.processor) is not counted yet; plan a model of text"
 
 
 def _check_epochs(epochs: float | None) -> Iterator[str]:

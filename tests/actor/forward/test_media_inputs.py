@@ -1,0 +1,86 @@
+"""What a forward reads of media: tensors, positions and forbidden logits; and which part of a model reads text."""
+
+import torch
+from tensordict import TensorDict
+
+from rft.actor.forward.media_inputs import (
+    FORBIDDEN,
+    MediaInputs,
+    forbidden_logits,
+    language_part,
+    media_elements,
+    own_positions,
+)
+from rft.actor.lora.adapters import linear_layers
+from rft.actor.packing.cost import model_cost, row_work
+from rft.batch.media import concat_media, media_entries
+from tests.families import family
+from tests.families.rows import batch_of, encoder, rows
+from tests.helpers import small_actor
+
+CPU = torch.device("cpu")
+
+
+def test_the_tensors_of_the_probe_follow_those_of_the_rows():
+    one = family("llava")
+    encode = encoder(one)
+    facts, batch = encode.media_facts, batch_of(encode, rows(one))
+    own = concat_media(media_entries(batch))
+    without = MediaInputs(own, facts).all_tensors(torch.bfloat16, CPU)
+    beside = MediaInputs(own, facts, with_probe=True).all_tensors(torch.bfloat16, CPU)
+    assert without["pixel_values"].dtype == torch.bfloat16 and len(without["pixel_values"]) == 3
+    assert torch.equal(beside["pixel_values"][:3], without["pixel_values"]) and len(beside["pixel_values"]) == 4
+    alone = MediaInputs({}, facts, with_probe=True).all_tensors(torch.float32, CPU)
+    assert torch.equal(alone["pixel_values"], facts.probe.media["pixel_values"])
+
+
+def test_forbidden_tokens_have_no_probability():
+    facts = encoder(family("llava")).media_facts
+    added = forbidden_logits(facts, 120, CPU)
+    assert added.nonzero()[:, 0].tolist() == facts.placeholders and added.min() == FORBIDDEN
+    assert float((torch.zeros(120) + added).softmax(0)[facts.placeholders].sum()) == 0.0
+    assert forbidden_logits(None, 120, CPU) is None
+
+
+def test_only_rows_with_media_of_such_a_model_have_positions_of_their_own():
+    one = family("qwen2_vl")
+    encode, model = encoder(one), one.model()
+    prompt = encode.prompt(rows(one)[0])
+    columns = {
+        "input_ids": torch.tensor([prompt]),
+        "mm_token_type_ids": torch.tensor([prompt.column("mm_token_type_ids")]),
+    }
+    positions, delta = own_positions(model.base_model, columns, prompt.media)
+    count = prompt.count(one.placeholders["image"])
+    side = round(count**0.5)
+    assert positions.shape == (3, 1, len(prompt)) and int(delta) == side - count  # an image moves on by its side
+    assert own_positions(model.base_model, columns, {}) is None
+    other = family("llava")
+    assert own_positions(other.model().base_model, columns, prompt.media) is None
+
+
+def test_towers_are_no_part_of_the_language_model():
+    model = family("llava").model()
+    part = language_part(model)
+    assert part is model.model.language_model
+    names, head = linear_layers(model)
+    assert head == ["lm_head"] and names and all(name.startswith("model.language_model.") for name in names)
+    from rft.distributed import start
+
+    text = small_actor(start("cpu")).plain_model()
+    assert language_part(text) is text.base_model
+
+
+def test_work_grows_with_the_media_of_a_row():
+    one = family("llava")
+    encode, model = encoder(one), one.model()
+    batch = batch_of(encode, rows(one))
+    cost = model_cost(model, encode.media_facts)
+    assert cost.media > 0 and model_cost(model).media == 0
+    numbers = media_elements(batch)
+    pixels = encode.media_facts.probe.media["pixel_values"].numel()
+    assert numbers.tolist() == [pixels, 0, 2 * pixels, 0]
+    plain = row_work(cost._replace(media=0.0), batch, torch.zeros(4, dtype=torch.int64))
+    work = row_work(cost, batch, torch.zeros(4, dtype=torch.int64))
+    assert torch.allclose(work - plain, cost.media * numbers)
+    assert media_elements(TensorDict({}, [2])).tolist() == [0, 0]

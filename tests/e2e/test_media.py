@@ -1,0 +1,91 @@
+"""Whole runs of the tiny models that read images and audio: every kind of task, resumed, exported and read again."""
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+from transformers import AutoModelForMultimodalLM
+
+from rft.data.encode.without_video import load_processor
+from rft.modes.evaluate import evaluate
+from rft.modes.plan.job import PlanJob
+from rft.setup.assembly import Job
+
+SMALL = (
+    "data.train.count=48", "data.eval.heldout.count=8", "warmup=none", "steps=2", "batch.prompts=4",
+    "algorithm.group_size=4", "eval.every=2", "checkpoint.every=1",
+)  # fmt: skip
+GIVEN = tuple(option for option in SMALL if not option.startswith("algorithm.group"))
+VISION = ("actor=tiny_vision", "data=shapes")
+RUNS = {
+    "grpo": (*VISION, *SMALL),
+    "grpo with two images": ("actor=tiny_vision", "data=shapes_several", *SMALL),
+    "grpo with audio": ("actor=tiny_audio", "data=tones", *SMALL),
+    "ppo": (*VISION, "algorithm=ppo", *SMALL),
+    "dynamic sampling": (*VISION, "algorithm/source=dynamic_sampling", *SMALL),
+    "sft": (*VISION, "algorithm=sft", *GIVEN),
+    "dpo": (*VISION, "algorithm=dpo", *GIVEN),
+    "kto": (*VISION, "algorithm=kto", *GIVEN),
+    "lora": (*VISION, "actor/lora=lora", "actor.lora.rank=2", *SMALL),
+    "a frozen tower": (*VISION, "actor.frozen=[model.visual.*]", *SMALL),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run(name, resolved, tmp_path):
+    score = tmp_path / "score.py"
+    score.write_text("def score(response, row):\n    return float(sum(map(ord, response)) % 7)\n")
+    sampled = (
+        () if name in ("sft", "dpo", "kto") else ("reward=function", f"reward.terms.function.function={score}:score")
+    )
+    config = resolved(*RUNS[name], *sampled, f"output_dir={tmp_path / 'run'}")
+    Job(config).fit("")
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    numbers = {key: value for row in logged for key, value in row.items() if isinstance(value, float)}
+    assert numbers["grad_norm"] > 0 and all(math.isfinite(value) for value in numbers.values())
+    if sampled:
+        assert numbers["rollout/logprob_gap"] < 1e-4
+    exported = tmp_path / "run" / "checkpoints" / "latest" / "actor"
+    model = AutoModelForMultimodalLM.from_pretrained(exported)
+    assert model.config.model_type == config["actor"]["model_config"]["model_type"]
+    assert type(load_processor(str(exported))).__name__.startswith("Qwen2")
+
+
+@pytest.mark.slow
+def test_a_stopped_run_continues_with_the_same_numbers(resolved, tmp_path):
+    def run(folder, steps):
+        Job(resolved(*RUNS["grpo"], f"output_dir={tmp_path / folder}", f"steps={steps}")).fit("")
+        lines = (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
+        return [
+            {k: v for k, v in json.loads(line).items() if k.startswith(("loss", "reward", "grad"))} for line in lines
+        ]
+
+    whole = run("whole", 3)
+    run("parts", 1)
+    assert run("parts", 3) == whole and len(whole) >= 3
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_with_its_media(resolved, tmp_path):
+    given = (*VISION, *SMALL, f"output_dir={tmp_path / 'run'}")
+    Job(resolved(*given)).fit("")
+    evaluate(resolved(*given, "mode=evaluate"), Console(quiet=True))
+    found = list((tmp_path / "run").rglob("*.json*"))
+    assert any("evaluat" in str(path) for path in found)
+
+
+def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path):
+    folder = f"output_dir={tmp_path / 'run'}"
+    with pytest.raises(
+        ValueError, match=r"actor\.processor: VLLMEngine samples from prompts of text alone; set rollout=hf"
+    ):
+        Job(resolved(*RUNS["grpo"], folder, "rollout=vllm"))
+    with pytest.raises(ValueError, match="message 0 has image, and the model of this run reads text alone"):
+        Job(resolved("data=shapes", "warmup=none", folder)).fit("")
+    with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
+        PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)
+    with pytest.raises(ValueError, match=r"strategy\.tensor_parallel=2: the actor takes media"):
+        Job(resolved(*RUNS["grpo"], folder, "strategy.tensor_parallel=2"))
+    assert not (tmp_path / "run").exists()
