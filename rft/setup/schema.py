@@ -140,6 +140,7 @@ class Plan:
 
     ranks: PositiveInt | None
     prompt_tokens: PositiveInt | None
+    offload: bool
     memory_gib: PositiveFloat | None
 
 

@@ -185,6 +185,11 @@ class Strategy(ABC):
         """The peak speed of one process's device, for `throughput/mfu`; None if it is not known."""
         return None
 
+    @classmethod
+    def unset_offloads(cls, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The options that would move memory to the host and are not set, each with its value; see `mode=plan`."""
+        return []
+
     def offloads(self, trains: bool) -> bool:
         """Whether the weights of a network, with gradients and optimizer state, are in host memory.
 

@@ -158,6 +158,13 @@ class FSDP2(Strategy):
         return self._param_offload == "all" or (self._param_offload == "frozen" and not trains)
 
     @classmethod
+    def unset_offloads(cls, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """See `Strategy.unset_offloads`. Some do not go together with other options; `check` refuses these."""
+        choices = {"param_offload": ("frozen", "all"), "optimizer_offload": (True,), "activation_offload": (True,)}
+        offers = [(name, value) for name, values in choices.items() for value in values]
+        return [(name, value) for name, value in offers if options[name] not in (value, "all")]
+
+    @classmethod
     def compute_dtype(cls, options: Mapping[str, Any]) -> str:
         """See `Strategy.compute_dtype`."""
         return str(options["dtype"])

@@ -17,6 +17,7 @@ from rft.algorithm.roles import ROLES
 from rft.modes.plan.config_origin import Origin
 from rft.modes.plan.job import Forecast, PlanJob
 from rft.modes.plan.memory_tracker import device_bytes, host_bytes
+from rft.modes.plan.offload import Saving, savings
 from rft.strategy.base import HOST
 
 TERMS = (
@@ -69,6 +70,8 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
         stages = [stage for stage in forecast.memory if (stage in SELDOM) == seldom]
         console.print(_memory(forecast, title, stages))
     console.print(_peak(forecast, job.run.plan.memory_gib))
+    if job.run.plan.offload:
+        console.print(_offload(savings(job, config, launched, forecast), forecast))
     return forecast.peak()[1] / GIB
 
 
@@ -153,6 +156,16 @@ def _peak(forecast: Forecast, room: float | None) -> Text:
     left = room - most / GIB
     fits = f"It fits in {room:g} GiB and leaves {left:,.2f}." if left >= 0 else f"It is {-left:,.2f} over {room:g} GiB."
     return Text.assemble(f"{peak} ", (fits, "green" if left >= 0 else "bold red"))
+
+
+def _offload(savings: Iterable[Saving], forecast: Forecast) -> Table:
+    unit, size = _unit(forecast.peak()[1])
+    table = _table(f"offload options that are not set, in {unit}")
+    for title in ("", "peak", "saves at most", "in the stage", "in CPU memory besides"):
+        table.add_column(title, justify="right" if title in ("peak", "saves at most") else "left", no_wrap=True)
+    for override, peak, stage, saved, host in savings:
+        table.add_row(override, f"{peak / size:,.2f}", f"{saved / size:,.2f}", stage, f"{host / size:,.2f}")
+    return table
 
 
 def _unit(most: int) -> tuple[str, int]:

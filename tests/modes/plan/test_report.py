@@ -48,3 +48,16 @@ def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(tmp_path):
     lines = {" ".join(line.split()) for line in out.splitlines()}
     assert "rows 8 a step, 4 of them on each rank" in lines  # four pairs
     assert not any(line.startswith("staleness") for line in lines)
+
+
+@pytest.mark.slow
+def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(tmp_path):
+    given = (*TINY, "plan.ranks=2", "plan.prompt_tokens=8", "algorithm/terms=[kl]", "reference.path=null")
+    out = say(tmp_path, *given, "plan.offload=true", "strategy.param_offload=frozen")
+    lines = [line.split() for line in out[out.index("offload options that are not set, in MiB") :].splitlines()]
+    found = {line[0]: line[1:] for line in lines if line and line[0].startswith("strategy.")}
+    assert list(found) == [f"strategy.{name}" for name in ("param_offload=all", "optimizer_offload=true",
+                                                           "activation_offload=true")]  # fmt: skip
+    assert all(float(saved) > 0 and float(host) > 0 and stage in out for _, saved, stage, host in found.values())
+    alone = say(tmp_path, *given, "strategy.param_offload=frozen", "strategy.optimizer_offload=true")
+    assert f"The peak is {found['strategy.optimizer_offload=true'][0]} MiB" in alone and "that are not set" not in alone
