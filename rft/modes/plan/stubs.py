@@ -45,6 +45,7 @@ class StubEncoder(Encoder):
     """
 
     def __init__(self, prompt: int, answer: int) -> None:
+        self.processor = None
         self.prompt_tokens = prompt
         self.answer_tokens = answer
 
