@@ -163,6 +163,11 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
                 f"{folder} has {key}={name}: a checkpoint may come from an untrusted source, so only the classes that "
                 "a policy needs are made here; resume the run with checkpoint.export_every=1"
             )
+    if config["actor"].pop("processor", None) is not None:
+        raise ValueError(
+            f"{folder}: the model takes media (actor.processor), and only its run can export it; use the checkpoint's "
+            "actor/, or continue the run with checkpoint.export_every=1"
+        )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))

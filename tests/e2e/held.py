@@ -67,7 +67,7 @@ def parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """The parts of an object by what leads to them."""
     if isinstance(thing, TensorDict):
         yield from ((f"[{name!r}]", column) for name, column in thing.items())
-    elif isinstance(thing, Mapping):
+    elif isinstance(thing, Mapping) and not type(thing).__module__.startswith("transformers."):
         for number, (key, value) in enumerate(thing.items()):
             yield f"[{key!r}]" if isinstance(key, NUMBERS | tuple) else f"[key {number}]", value
     elif isinstance(thing, CONTAINERS):

@@ -23,7 +23,7 @@ SIZES = (f"checkpoint.every={NEXT - 1}", "checkpoint.keep_last=9", "eval.at_star
 # What each process holds for itself, and why a checkpoint does not save it.
 EXCEPT = {
     r"^trainer\.world\.wait\.": "the collectives of this process",
-    r"^trainer\.checkpoints\._(group|writing|written)$": "the checkpoints that this process writes",
+    r"^trainer\.checkpoints\._(group|writing|written|writer)$": "the checkpoints that this process writes",
     r"^trainer\.log\.console\._stage\.": "the progress bar of this process",
     r"^trainer\.exact$": "each process warns once",
     r"^trainer\.evaluated$": "only read in the step that sets it",

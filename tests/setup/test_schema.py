@@ -18,6 +18,7 @@ CONFIG = Path(rft.__file__).parent / "config"
 # What a group's option needs beside it before it makes sense.
 COMPANIONS = {
     "actor/hf": ["actor.path=some/model"],
+    "actor/processor/pretrained": ["actor.processor.path=some/model"],
     "actor/tokenizer/pretrained": ["actor.tokenizer.path=some/model"],
     "algorithm/advantage/gae": ["algorithm/critic_loss=value"],
     "algorithm/advantage/gae_length_adaptive": ["algorithm/critic_loss=value"],
