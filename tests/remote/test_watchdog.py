@@ -45,15 +45,15 @@ def run_ranks(kind, ranks, dead_after, timeout=60, folder=""):
 @pytest.mark.parametrize(
     ("kind", "ranks", "dead_after", "text"),
     [
-        ("raise", 3, 60, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
-        ("kill", 2, 60, "its process ended without an error message"),
-        ("kill", 3, 60, "its process ended without an error message"),
+        ("raise", 3, 200, "data.train: ${oc.env:RFT_TEST_FILE} is damaged"),
+        ("kill", 2, 200, "its process ended without an error message"),
+        ("kill", 3, 200, "its process ended without an error message"),
         ("stop", 3, 5, "it gives no sign of life for 5 s (faults.dead_after_s)"),
     ],
 )
 def test_the_others_end_and_name_the_rank_and_the_collective(kind, ranks, dead_after, text):
     codes, said, seconds = run_ranks(kind, ranks, dead_after)
-    assert codes == [1] * (ranks - 1) and seconds < 60
+    assert codes == [1] * (ranks - 1) and seconds < 85  # processes start slowly beside others
     for rank, stderr in zip([0, 2], said, strict=False):
         expected = f"rank 1 failed first: {text}; rank {rank} waited in `gather` of main (watchdog_on_ranks.py:"
         assert expected in stderr, stderr
@@ -75,7 +75,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
-        ("forward", r"\w+ \(rft/actor/heads\.py:\d+\) during the forward pass of actor"),
+        ("forward", r"\w+ \(rft/actor/forward/backbone\.py:\d+\) during the forward pass of actor"),
         ("checkpoint", r"Checkpoints\._finish \(rft/\S+:\d+\) during the writing of the checkpoint of step 1"),
     ],
 )

@@ -63,9 +63,12 @@ def four_ranks(on_ranks, one_rank):
 
 
 def close_weights(found, expected):
-    """The bias of keys has no gradient but rounding, since a softmax does not depend on it, and AdamW enlarges that."""
+    """The bias of keys has no gradient but rounding, since a softmax does not depend on it, and AdamW enlarges that.
+
+    Other biases differ by up to 1.2e-5 on some processors, whose matrix products sum in another order.
+    """
     keys = {name for name in expected if name.endswith("k_proj.bias")}
-    for names, tolerance in ((keys, 1e-4), (expected.keys() - keys, 1e-5)):
+    for names, tolerance in ((keys, 1e-4), (expected.keys() - keys, 3e-5)):
         close({name: found[name] for name in names}, {name: expected[name] for name in names}, tolerance)
 
 
