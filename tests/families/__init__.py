@@ -83,7 +83,7 @@ def sound(seed: int, samples: int = 3200) -> np.ndarray:
 
 
 def family(name: str) -> Family:
-    """Builds a family anew: a test may change its configuration and its processor."""
+    """Builds a new family, whose configuration and processor a test may change."""
     return FAMILIES[name]()
 
 

@@ -304,8 +304,8 @@ def _delta(layer: Any, weight: Tensor) -> Tensor:
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     """The names of all linear layers but the head, without those of towers of media; and that of the head, if any."""
-    inside = {id(module) for module in (*language_part(model).modules(), model.get_output_embeddings())}
-    modules = {name: module for name, module in model.named_modules() if id(module) in inside}
+    towers = {*model.base_model.modules()} - {*language_part(model).modules()}
+    modules = {name: module for name, module in model.named_modules() if module not in towers}
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     head = [name for name, module in linear.items() if module is model.get_output_embeddings()]
     return [name for name in linear if name not in head], head
