@@ -183,6 +183,5 @@ def test_the_alphabet_of_the_tiny_model_has_every_character(name):
     rows = load(count=600, questions=data.questions, images=tuple(data.images))
     texts = [text for row in rows for text in (question_of(row), row["answer"], row["rejected"], row["demonstration"])]
     assert set("".join(texts)) <= set(alphabet)
-    assert {row["answer"] for row in rows} == {*COLOURS.values(), *CORNERS.values(), *"0123"} | (
-        {"first", "second"} if name == "shapes_several" else set()
-    )
+    others = set(CORNERS.values()) if name == "shapes" else {"first", "second"}
+    assert {row["answer"] for row in rows} == {*COLOURS.values(), *"0123", *others}
