@@ -8,6 +8,7 @@ from rich.console import Console
 from transformers import AutoModelForMultimodalLM
 
 from rft.data.encode.without_video import load_processor
+from rft.distributed import stop
 from rft.modes.evaluate import evaluate
 from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
@@ -84,6 +85,7 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
         Job(resolved(*RUNS["grpo"], folder, "rollout=vllm"))
     with pytest.raises(ValueError, match="message 0 has image, and the model of this run reads text alone"):
         Job(resolved("data=shapes", "warmup=none", folder)).fit("")
+    stop()  # the plan simulates a process group of its own
     with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
         PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)
     with pytest.raises(ValueError, match=r"strategy\.tensor_parallel=2: the actor takes media"):
