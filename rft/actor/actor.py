@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
@@ -23,6 +23,7 @@ from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
+from rft.actor.parts import lr_factors
 from rft.actor.reference import AdapterReference
 from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
@@ -193,10 +194,17 @@ class Actor(TrainableModel):
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         """See `TrainableModel.begin_training`."""
         max_norm = math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm
+        factors = lr_factors(self._named_parameters(), optimizer.lr_factors or {})
         self.train_state = self.strategy.begin_training(
-            self.network, lambda: optimizer.build(self.network, self._blocks, updates), max_norm
+            self.network, lambda: optimizer.build(self.network, self._blocks, updates, factors), max_norm
         )
         self.average = None if self._ema is None else WeightAverage(self.network, self._ema)
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters by their names in the whole model; a tied one by each of its names."""
+        outside = f"{self._plain.base_model_prefix}." if isinstance(self.network, ValueNetwork) else ""
+        for name, parameter in self.network.model.named_parameters(remove_duplicate=False):
+            yield f"{outside}{name}", parameter
 
     @torch.no_grad()
     def compute_outputs(

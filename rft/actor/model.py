@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
-from rft.actor.frozen import freeze
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
@@ -20,6 +19,7 @@ from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention
+from rft.actor.parts import freeze
 from rft.strategy.base import Strategy
 
 Head = Literal["lm", "value", "score", "step"]

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
-from rft.actor.frozen import check_frozen
 from rft.actor.init import read_config
 from rft.actor.moe import ROUTER_BALANCE, check_routers
+from rft.actor.parts import check_parts
 from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
@@ -148,7 +148,7 @@ class Job(Components):
         for role in ROLES:
             checks.run(partial(self.check_helper, role), "tokenizer")
         for model in (self.actor, *self.helpers.values()):
-            checks.run(partial(self.check_frozen, model), "tokenizer")
+            checks.run(partial(self.check_model_parts, model), "tokenizer")
         checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
         counting = self.counting_world(world)
         if not checks.has("tokenizer", "encoder", "train"):
@@ -197,14 +197,20 @@ class Job(Components):
             if model.factory.has_weights:
                 self.read_loadable_config(model, tokenizer)
 
-    def check_frozen(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks that the patterns of `frozen` name parameters of the model.
+    def check_model_parts(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Checks that the patterns of `frozen` and `lr_factors` name parameters of the model.
 
         Raises:
             ValueError: names the key and the cure.
         """
-        if model.factory.has_weights and (frozen := model.options["frozen"]):
-            check_frozen(self.read_model_config(model, tokenizer), model.options["head"], frozen, model.key)
+        if not model.factory.has_weights:
+            return
+        options, optimizers = model.options, {f"{model.key}.optimizer": model.options["optimizer"]}
+        if model is self.actor and self.run.warmup is not None:
+            optimizers["warmup.optimizer"] = self.run.warmup.optimizer
+        factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
+        if options["frozen"] or factors:
+            check_parts(self.read_model_config(model, tokenizer), options, factors, model.key)
 
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
         """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model."""

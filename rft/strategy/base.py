@@ -61,6 +61,11 @@ class TrainState:
     scale: LossScale
     max_grad_norm: float
 
+    def lr(self) -> float:
+        """The learning rate of the next step, of parameters whose factor is 1."""
+        lr: float = self.optimizer.defaults["lr"] * self.scheduler.lr_lambdas[0](self.scheduler.last_epoch)
+        return lr
+
 
 class StepResult(NamedTuple):
     """The outcome of an optimizer step.
@@ -68,7 +73,7 @@ class StepResult(NamedTuple):
     Attributes:
         loss: summed over all ranks.
         grad_norm: before clipping, over all ranks.
-        lr: the learning rate of the step.
+        lr: the learning rate of the step, of parameters whose factor is 1.
         finite: False where the loss or the gradient is not finite; the weights are unchanged then.
     """
 
@@ -251,7 +256,7 @@ class Strategy(ABC):
             norm = self.clip_grad_norm(network.parameters(), state.max_grad_norm)
         total = self.world.all_sum(loss)
         finite = bool(torch.isfinite(norm + total))  # a clamp may hide a NaN loss from the gradient
-        result = StepResult(total, norm, float(state.scheduler.get_last_lr()[0]), finite)
+        result = StepResult(total, norm, state.lr(), finite)
         if finite:
             state.optimizer.step()
             state.scheduler.step()

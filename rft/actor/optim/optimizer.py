@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from rft.conditions import ReadIf
 from rft.ranges import Fraction, NonNegativeInt, Range
 
 Beta = Annotated[float, Range(low=0, below=1)]
+LrFactor = Annotated[float, Range(above=0, high=10_000, hint="frozen stops the training of a part")]
 RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
 STEP = inspect.unwrap(torch.optim.AdamW.step)  # without hooks: a plain AdamW of the process adds them to its class
 
@@ -54,6 +55,8 @@ class Optimizer:
         name: `adamw`, `adamw_8bit` (the state of matrices takes two bytes per weight instead of eight), or `muon` (for
             the matrices of the blocks; AdamW updates the other parameters).
         lr: peak learning rate.
+        lr_factors: None, or patterns of parameter names, and the factors of `lr` for the parameters that they match;
+            the first pattern that matches holds. See `rft.actor.parts`.
         betas, eps: those of AdamW.
         weight_decay: for matrices only, not for biases and norms.
         max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
@@ -64,6 +67,7 @@ class Optimizer:
 
     name: Literal["adamw", "adamw_8bit", "muon"]
     lr: Annotated[float, Range(low=0, high=10)]
+    lr_factors: dict[str, LrFactor] | None
     betas: tuple[Beta, Beta]
     eps: Annotated[float, Range(low=0, high=1)]
     weight_decay: Annotated[float, Range(low=0, high=100)]
@@ -78,13 +82,14 @@ class Optimizer:
         return self.schedule != "constant"
 
     def build(
-        self, network: nn.Module, blocks: Iterable[nn.Module], updates: int
+        self, network: nn.Module, blocks: Iterable[nn.Module], updates: int, factors: Mapping[nn.Parameter, float]
     ) -> tuple[AdamW, torch.optim.lr_scheduler.LambdaLR]:
         """The optimizer of the trainable parameters of a network, and its schedule.
 
         Args:
             blocks: the parts of the network whose matrices Muon updates.
             updates: total number of updates.
+            factors: of the learning rates of parameters; the others have the factor 1.
         """
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
 
@@ -96,13 +101,16 @@ class Optimizer:
             }
             return self.name if special[self.name] else "adamw"
 
-        groups: dict[tuple[str, float], list[nn.Parameter]] = {}
+        groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
         for parameter in network.parameters():
             if parameter.requires_grad:
                 decay = self.weight_decay if parameter.dim() >= 2 else 0.0
-                groups.setdefault((rule_of(parameter), decay), []).append(parameter)
+                groups.setdefault((rule_of(parameter), decay, factors.get(parameter, 1.0)), []).append(parameter)
         optimizer = AdamW(
-            [{"params": group, "rule": rule, "weight_decay": decay} for (rule, decay), group in groups.items()],
+            [
+                {"params": group, "rule": rule, "weight_decay": decay, "lr": factor * self.lr}
+                for (rule, decay, factor), group in groups.items()
+            ],
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

@@ -33,7 +33,7 @@ def options(**changes):
 def build(made, *parameters, updates=1):
     """The optimizer of parameters that all stand in a block."""
     network = nn.ParameterList(parameters)
-    return made.build(network, [network], updates)
+    return made.build(network, [network], updates, {})
 
 
 def gradients(parameters, seed):
@@ -112,7 +112,7 @@ def test_a_network_without_biases_has_one_group():
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
 def test_which_rule_moves_what(name):
     model = load_model(None, read_config(None, QWEN, 19, "actor"), 0)
-    made, _ = options(name=name).build(model, blocks(model), 1)
+    made, _ = options(name=name).build(model, blocks(model), 1, {})
     rules = {id(p): group["rule"] for group in made.param_groups for p in group["params"]}
     found = {parameter: rules[id(tensor)] for parameter, tensor in model.named_parameters()}
     vectors = {parameter for parameter, tensor in model.named_parameters() if tensor.dim() < 2}
@@ -213,7 +213,7 @@ class Test8Bit:
         model = load_model(None, read_config(None, QWEN | {"hidden_size": 64}, 400, "actor"), 0)
         held = {}
         for name in ("adamw", "adamw_8bit"):
-            made, _ = options(name=name).build(model, blocks(model), 1)
+            made, _ = options(name=name).build(model, blocks(model), 1, {})
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             made.step()

@@ -1,14 +1,16 @@
-"""Patterns that are refused before weights are loaded, and what a frozen part holds and does."""
+"""Patterns that are refused before weights are loaded; what a frozen part holds, and how far a part moves."""
 
 import re
 
 import pytest
 import torch
 
-from rft.actor.frozen import check_frozen, freeze
 from rft.actor.init import load_model, read_config
+from rft.actor.lora.adapters import Lora
+from rft.actor.parts import check_parts, freeze, lr_factors
 from rft.distributed import start
 from rft.setup.assembly import Job
+from tests.actor.lora.lora_on_ranks import lora_options
 from tests.helpers import MODEL, OPTIMIZER, close, job
 from tests.strategy import updates_on_ranks
 
@@ -56,12 +58,12 @@ def test_a_tied_weight_goes_by_either_name():
 )
 def test_what_is_refused(patterns, head, said):
     with pytest.raises(ValueError) as caught:
-        check_frozen(shape(), head, patterns, "actor")
+        check_parts(shape(), {"head": head, "frozen": patterns, "lora": None}, {}, "actor")
     assert re.fullmatch(said, str(caught.value)), caught.value
 
 
 def test_a_value_head_alone_may_train():
-    check_frozen(shape(), "value", ["model.*"], "critic")
+    check_parts(shape(), {"head": "value", "frozen": ["model.*"], "lora": None}, {}, "critic")
 
 
 PATTERNS = ["model.layers.0.*", "model.norm.weight", "*.q_proj.weight"]  # 11, 1 and 1 parameters
@@ -100,3 +102,49 @@ def test_it_is_refused_before_anything_is_loaded(tiny, monkeypatch):
         ValueError, match=r"^actor\.frozen=\['\*norm\*'\]: with actor\.lora no weight of the model itself"
     ):
         Job(tiny("actor/lora=lora", "actor.frozen=[*norm*]"))
+
+
+def test_the_first_pattern_that_matches_gives_the_factor():
+    first, second, tied = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    named = [("a.first", first), ("b.second", second), ("embed", tied), ("head", tied)]
+    assert lr_factors(named, {"head": 3.0, "*.first": 0.5, "a.*": 9.0, "embed": 7.0}) == {first: 0.5, tied: 3.0}
+
+
+def test_a_part_moves_by_its_own_learning_rate():
+    """AdamW without decay moves a weight in proportion to the learning rate, and the gradient of a step is the same."""
+    plain = {"weight_decay": 0.0}
+    factors = plain | {"lr_factors": {"model.layers.1.*": 0.25, "model.layers.*": 2.0}}
+    for head in ("lm", "value"):
+        made = job(head=head, updates=1)
+        still = updates_on_ranks.perform(made | {"optimizer": OPTIMIZER | {"lr": 0.0}}, start("cpu"))["weights"]
+        one, scaled = (
+            updates_on_ranks.perform(made | {"optimizer": OPTIMIZER | more}, start("cpu"))["weights"]
+            for more in (plain, factors)
+        )
+        expected = {}
+        for name, weight in still.items():
+            factor = 0.25 if ".layers.1." in f".{name}" else 2.0 if ".layers." in f".{name}" else 1.0
+            expected[name] = weight + factor * (one[name] - weight)
+        assert {*expected} == {*scaled} and any(".layers.1." in name for name in expected)
+        close(scaled, expected)
+
+
+def test_factors_of_adapters():
+    both = {"head": "lm", "frozen": [], "lora": Lora(**lora_options())}
+    check_parts(shape(), both, {"actor.optimizer": {"*lora_B*": 16.0}}, "actor")  # LoRA+ (2402.12354)
+    with pytest.raises(ValueError, match=r"^actor\.optimizer\.lr_factors='\*norm\*': matches none of the 28 "):
+        check_parts(shape(), both, {"actor.optimizer": {"*norm*": 2.0}}, "actor")
+
+
+def test_factors_are_refused_before_anything_is_loaded(tiny, monkeypatch):
+    monkeypatch.setattr("rft.actor.model.load_with_head", None)
+    for change, key in (
+        ("actor.optimizer.lr_factors={model.visual.*: 0.1}", "actor.optimizer.lr_factors='model.visual.*'"),
+        ("warmup.optimizer.lr_factors={x: 0.1}", "warmup.optimizer.lr_factors='x'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(key) + r": matches none of the \d+ parameters"):
+            Job(tiny(change)).fit("")
+    with pytest.raises(ValueError, match=r"lr_factors='model\.norm\.\*': matches none of the"):
+        Job(tiny("actor.frozen=[model.norm.*]", "actor.optimizer.lr_factors={model.norm.*: 2}")).fit("")
+    with pytest.raises(ValueError, match=r"actor\.optimizer\.lr_factors\.x=0: it must be above 0; frozen"):
+        Job(tiny("actor.optimizer.lr_factors={x: 0}"))
