@@ -7,13 +7,14 @@ still share it afterwards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 Media = Mapping[str, Tensor]
+Row = dict[str, Any]
 
 
 class SharedMedia(NamedTuple):
@@ -50,6 +51,17 @@ def media_entries(batch: TensorDictBase) -> list[TensorDict]:
 def has_media(batch: TensorDictBase) -> bool:
     """Whether any row of a batch has media."""
     return any(len(entry.keys()) > 0 for entry in media_entries(batch))
+
+
+def keep_once(group: Sequence[Row]) -> list[Row]:
+    """Rows of one prompt without their media, except the first: what a checkpoint keeps of a group."""
+    return [*group[:1], *({name: value for name, value in row.items() if name != "media"} for row in group[1:])]
+
+
+def share_again(group: Sequence[Row]) -> list[Row]:
+    """The rows of `keep_once` with the media of the first, which they share."""
+    media = group[0].get("media") if group else None
+    return list(group) if media is None else [row | {"media": media} for row in group]
 
 
 def concat_media(entries: Iterable[TensorDict]) -> dict[str, Tensor]:

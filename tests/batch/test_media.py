@@ -1,7 +1,6 @@
 """Media follow their rows: through padding, trimming, mini-batches, ranks, micro-batches and checkpoints."""
 
 import copy
-import io
 import pickle
 from itertools import chain
 from pathlib import Path
@@ -15,9 +14,10 @@ from rft.actor.packing.micro_batches import MicroBatcher, first_token
 from rft.batch.balance import Balance, drop_padding, restore_padding, send, work
 from rft.batch.collate import collate, dummy_row, mini_batches, trim
 from rft.batch.columns import kind_of
-from rft.batch.media import concat_media, has_media, media_entries, share_media, stack_media
+from rft.batch.media import concat_media, has_media, keep_once, media_entries, share_again, share_media, stack_media
 from rft.distributed import start
 from rft.metrics import Metrics
+from rft.train.checkpoint.tree import join, split
 
 
 def picture(number, patches):
@@ -283,20 +283,19 @@ def test_a_rank_knows_which_micro_batches_of_others_have_media_that_it_lacks(ran
     assert any(lacks for _, lacks in found[2]) and not all(lacks for micros in found for _, lacks in micros)
 
 
-def test_rows_with_media_that_wait_for_the_next_step_survive_a_checkpoint():
-    """What a source keeps in its state are rows as `collate` takes them."""
-    surplus = [rows_of([media] * 2, [3, 4], [number, number]) for number, media in enumerate(MEDIA)]
-    file = io.BytesIO()
-    torch.save({"sources": [{"surplus": surplus[:3]}, {"surplus": surplus[3:]}]}, file)
-    once = len(file.getvalue())
-    file.seek(0)
-    states = torch.load(file, map_location="cpu", weights_only=False)["sources"]
-    for group, media in zip(chain(*(state["surplus"] for state in states)), MEDIA, strict=True):
-        batch = collate(group)
-        same_media(batch, [media, media])
-        if media:
-            one, other = media_entries(batch)
-            assert one is other, "still shared"
-    copied = [copy.deepcopy([row]) for group in surplus for row in group]
-    torch.save(copied, file := io.BytesIO())
-    assert len(file.getvalue()) > once, "shared media are written once"
+def test_media_of_a_group_exist_once_in_the_batch_between_ranks_and_in_a_checkpoint():
+    """In groups of 16; the numbers of bytes are those of the media and of nothing larger."""
+    groups = [rows_of([media] * 16, [3] * 16, range(16)) for media in (picture(0, [5000]), sound(1, 20_000), None)]
+    once = sum(tensor.nbytes for group in groups[:2] for tensor in group[0]["media"].values())
+    batch = collate([row for group in groups for row in group])
+    storages = {tensor.data_ptr(): tensor.nbytes for entry in media_entries(batch) for tensor in entry.values()}
+    assert sum(storages.values()) == once
+    text = len(pickle.dumps(drop_padding(batch.exclude("media"))))
+    assert once < len(pickle.dumps(drop_padding(batch))) - text < once + 2_000
+
+    node, tensors = split([keep_once(group) for group in groups])
+    assert sum(tensor.nbytes for name, tensor in tensors.items() if "/media/" in name) == once
+    for group, expected in zip(join(node, tensors), groups, strict=True):
+        media = [expected[0]["media"]] * 16
+        same_media(collate(share_again(group)) if media[0] else collate(group), media)
+        assert len({id(row.get("media")) for row in share_again(group)}) == 1, "still shared"

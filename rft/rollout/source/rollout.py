@@ -14,6 +14,7 @@ from torch import Tensor
 from rft.algorithm.scores.groups import informative_groups
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.media import keep_once, share_again
 from rft.batch.scores import Scores, is_scored
 from rft.batch.trajectory import Trajectory, to_row
 from rft.data.base import CheckContext, Source, SourceFacts
@@ -251,12 +252,13 @@ class RolloutSource(Source):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, and the groups of all ranks that are kept for the next step."""
-        return self._row_sampler.state_dict() | {"surplus": self._all_groups(self._surplus)}
+        surplus = self._all_groups([keep_once(group) for group in self._surplus])
+        return self._row_sampler.state_dict() | {"surplus": surplus}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Source.load_state_dict`."""
         self._row_sampler.load_state_dict(state)
-        self._surplus = state["surplus"][self._local]
+        self._surplus = [share_again(group) for group in state["surplus"][self._local]]
 
 
 def check_term(key: str, term: str, context: CheckContext) -> None:

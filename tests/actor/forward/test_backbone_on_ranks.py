@@ -28,9 +28,9 @@ def test_two_ranks_train_as_one_does(name, one_rank, two_ranks):
     one, two = one_rank[name], two_ranks[name]
     torch.testing.assert_close(two["columns"], one["columns"], rtol=0, atol=1e-5)
     assert (one["columns"] != 0).any()
-    for mine, theirs in zip(one["numbers"], two["numbers"], strict=True):
+    for expected, numbers in zip(one["numbers"], two["numbers"], strict=True):
         for number in ("loss/nll", "grad_norm"):
-            assert theirs[number] == pytest.approx(mine[number], rel=1e-4), number
+            assert numbers[number] == pytest.approx(expected[number], rel=1e-4), number
     keys = {key for key in one["weights"] if key.endswith("k_proj.bias") or ".qkv.bias" in key}  # no gradient but noise
     rest = one["weights"].keys() - keys
     close({k: two["weights"][k] for k in rest}, {k: one["weights"][k] for k in rest}, 2e-4)
