@@ -345,9 +345,10 @@ class Actor(TrainableModel):
         weights = self.export_weights()
         try:
             if self.world.rank == 0:
-                write_export(weights, folder, self.plain_model(), self.adapters, self.tokenizer, self._head)
-                if self.context.media is not None:
-                    self.context.media.save(folder)
+                media = self.context.media
+                save_processor = None if media is None else media.save
+                model = self.plain_model()
+                write_export(weights, folder, model, self.adapters, self.tokenizer, self._head, save_processor)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass

@@ -1,7 +1,7 @@
 """Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -158,14 +158,16 @@ def write_export(
     adapters: Adapters | None,
     tokenizer: PreTrainedTokenizerBase,
     head: str,
+    save_processor: Callable[[Path], None] | None,
     dtype: torch.dtype = DTYPE,
 ) -> None:
-    """Writes a policy with its tokenizer: a folder that transformers loads, or an adapter that peft loads.
+    """Writes a policy with its tokenizer and its processor: a folder that transformers loads, or an adapter that peft loads.
 
     Args:
         weights: names and whole tensors: of the adapters where they are exported alone, else those of `exported`.
         model: the structure and the configs, which are changed; its weights are not read.
         head: of the actor.
+        save_processor: see `MediaFacts.save`; None for a model of text.
         dtype: of the weights.
 
     Raises:
@@ -173,6 +175,8 @@ def write_export(
     """
     saved = with_end_token(tokenizer) if head == "score" else tokenizer
     saved.save_pretrained(folder)
+    if save_processor is not None:
+        save_processor(folder)
     if adapters is not None and adapters.exported_alone:
         adapters.save({name: tensor.to("cpu", dtype) for name, tensor in weights}, folder)
         return

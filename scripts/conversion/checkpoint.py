@@ -25,8 +25,9 @@ from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.model import empty_like, write_export
 from rft.algorithm.roles import POLICY
+from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
-from rft.setup.parts import actor_of, strategy_of
+from rft.setup.parts import actor_of, processor_of, strategy_of
 from rft.strategy.base import DTYPES
 from rft.train.checkpoint.checkpoints import STATE
 from rft.train.checkpoint.manifest import damage, read_manifest
@@ -38,7 +39,12 @@ CPU = torch.device("cpu")
 # that their options name, as the terms of a reward do.
 TARGETS = {
     "actor._target_": {"rft.actor.actor.Actor"},
-    "actor.tokenizer._target_": {f"rft.data.encode.tokenizer.{name}" for name in ("bpe", "characters", "pretrained")},
+    "actor.tokenizer._target_": {
+        f"rft.data.encode.tokenizer.{name}" for name in ("bpe", "characters", "characters_and_tokens", "pretrained")
+    },
+    "actor.processor._target_": {
+        f"rft.data.encode.processors.{name}" for name in ("mel_frames", "patches", "pretrained")
+    },
     "strategy._target_": {"rft.strategy.fsdp2.FSDP2"},
 }
 
@@ -53,6 +59,7 @@ class SavedPolicy:
         config_entries: see `Evaluator.config_entries`.
         options: of `actor`.
         tokenizer: of the run.
+        processor: of the run; None for a model of text.
         seed: of the run.
         dtype: of weights beside adapters.
     """
@@ -62,6 +69,7 @@ class SavedPolicy:
     config_entries: Mapping[str, float]
     options: Mapping[str, Any]
     tokenizer: PreTrainedTokenizerBase
+    processor: MediaProcessor | None
     seed: int
     dtype: torch.dtype
 
@@ -82,7 +90,8 @@ class SavedPolicy:
             weights = adapters.tensors()
         else:
             weights = self._weights(model, path, drawing, adapters)
-        write_export(weights, out, model, adapters, self.tokenizer, self.options["head"], dtype)
+        save_processor = None if self.processor is None else self.processor.save
+        write_export(weights, out, model, adapters, self.tokenizer, self.options["head"], save_processor, dtype)
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
@@ -163,12 +172,8 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
                 f"{folder} has {key}={name}: a checkpoint may come from an untrusted source, so only the classes that "
                 "a policy needs are made here; resume the run with checkpoint.export_every=1"
             )
-    if config["actor"].pop("processor", None) is not None:
-        raise ValueError(
-            f"{folder}: the model takes media (actor.processor), and only its run can export it; use the checkpoint's "
-            "actor/, or continue the run with checkpoint.export_every=1"
-        )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
+    processor = processor_of(config["actor"])
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     saved = state["actors"][POLICY]
@@ -184,6 +189,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         config_entries={} if average else state["config_entries"],
         options=actor.options,
         tokenizer=tokenizer,
+        processor=None if processor is None else processor.build(tokenizer=tokenizer),
         seed=config["seed"],
         dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],
     )

@@ -55,6 +55,10 @@ CASES = {  # the folder of actor.path, and overrides
     "path-experts": ("experts", ()),
     "path-experts-adapters": ("experts", LORA),
 }
+VISION = (
+    "actor=tiny_vision", "data=shapes", "data.train.count=16", "data.eval.heldout.count=4", "batch.prompts=4",
+    "algorithm.group_size=2", "rollout.max_new_tokens=4", "reward=exact", "actor.ema=0.5",
+)  # fmt: skip
 BACK = ("tied", "experts", "score", "step", "tied-path-adapters-alone")
 
 
@@ -176,6 +180,7 @@ def test_a_checkpoint_becomes_what_its_run_exports(ranks, run, resolved, sized, 
         where = (f"output_dir={tmp_path / 'runs' / name}", "warmup=none", "steps=1")
         given = () if path is None else (f"actor.path={tmp_path / path}", "actor.model_config=null")
         configs[name] = resolved(*sized(*given, *overrides, *where))
+    configs["vision"] = resolved(*VISION, f"output_dir={tmp_path / 'runs' / 'vision'}", "warmup=none", "steps=1")
     if ranks == 1:
         for config in configs.values():
             Job(config).fit("")
