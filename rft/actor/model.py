@@ -161,7 +161,7 @@ def write_export(
     save_processor: Callable[[Path], None] | None,
     dtype: torch.dtype = DTYPE,
 ) -> None:
-    """Writes a policy with its tokenizer and its processor: a folder that transformers loads, or an adapter that peft loads.
+    """Writes a policy, its tokenizer and processor: a folder that transformers loads, or an adapter that peft loads.
 
     Args:
         weights: names and whole tensors: of the adapters where they are exported alone, else those of `exported`.
