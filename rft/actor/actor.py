@@ -337,9 +337,9 @@ class Actor(TrainableModel):
         weights = self.export_weights()
         try:
             if self.world.rank == 0:
-                write_export(weights, folder, self.plain_model(), self.adapters, self.tokenizer, self._head)
-                if self.context.media is not None:
+                if self.context.media is not None:  # with its tokenizer, which that of the export replaces
                     self.context.media.save(folder)
+                write_export(weights, folder, self.plain_model(), self.adapters, self.tokenizer, self._head)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass
