@@ -17,8 +17,8 @@ from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
 from rft.strategy.fsdp2 import FSDP2
 from rft.strategy.gather import to_local
-from tests.helpers import yaml_options
 from tests.families import family
+from tests.helpers import yaml_options
 from tests.reward.models import test_base_media, test_judge, test_process_model, test_scalar
 from tests.reward.reward_of import reward_of
 

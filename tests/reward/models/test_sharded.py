@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rft.distributed import SINGLE_PROCESS, start
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import yaml_options
 from tests.families import family
+from tests.helpers import yaml_options
 from tests.reward.models import test_base_media, test_judge, test_scalar
 from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, sharded
 from tests.reward.models.test_scalar import save
