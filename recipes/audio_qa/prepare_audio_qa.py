@@ -1,4 +1,4 @@
-"""Writes the rows of this recipe: of parquet files with the columns `audio`, `question` and `answer`, or generated ones.
+"""Writes the rows of this recipe: of parquet files with columns `audio`, `question` and `answer`, or generated ones.
 
 A generated row asks for the pitch of the tones of rft's own audio task.
 """
@@ -7,6 +7,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from rft.data.encode.saved_media import write_rows
 from rft.data.encode.tasks.tones import Tones
@@ -39,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> None:
         file = given.folder / f"{name}.jsonl"
         count = (given.generated or 0) // (8 if number else 1)
         rows = of_file(given.parquet[number]) if given.parquet else generated(bool(number), count)
-        print(f"{file}: {write_rows(rows, file)} rows")
+        Console().print(f"{file}: {write_rows(rows, file)} rows")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from rich.console import Console
 
 from rft.data.encode.saved_media import write_rows
 from rft.data.rows.sources import FileRows
@@ -57,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sets = [rows[: given.generated], rows[given.generated :]]
     for name, part in zip(("train", "test"), sets, strict=True):
         file = given.folder / f"{name}.jsonl"
-        print(f"{file}: {write_rows(part, file)} rows")
+        Console().print(f"{file}: {write_rows(part, file)} rows")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from rft.data.encode.saved_media import write_rows
 from rft.data.encode.tasks.shapes import Shapes
 from rft.data.rows.sources import FileRows
@@ -45,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
             if given.parquet
             else generated(held_out, count // 8 if held_out else count)
         )
-        print(f"{file}: {write_rows(rows, file)} rows")
+        Console().print(f"{file}: {write_rows(rows, file)} rows")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
     assert found[0]["prompt"][0]["content"][1] == {"type": "text", "text": "é?"} and found[3] == rows[3]
     [(_, first)], [(_, second), (_, third)] = (media_of(found[row]["prompt"]) for row in (0, 2))
     assert np.array_equal(open_media("image", first), image)
-    assert open(second, "rb").read() == jpeg
+    assert Path(second).read_bytes() == jpeg
     assert np.array_equal(open_audio(third, 16000), tone["array"])
     assert write_rows([], tmp_path / "empty.jsonl") == 0
 
@@ -72,7 +73,7 @@ def test_sounds_are_sent_with_their_format_and_texts_stay():
 def test_what_cannot_be_sent_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a file of 5 bytes cannot be read as an image"):
         openai_messages(user({"type": "image", "image": b"wrong"}))
-    with pytest.raises(ValueError, match="missing.png cannot be read"):
+    with pytest.raises(ValueError, match=r"missing\.png cannot be read"):
         openai_messages(user({"type": "image", "image": str(tmp_path / "missing.png")}))
     with pytest.raises(ValueError, match="video is not sent to servers"):
         openai_messages(user({"type": "video", "video": b"1"}))

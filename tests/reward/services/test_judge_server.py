@@ -92,13 +92,6 @@ def test_every_response_is_asked_about_once(server, monkeypatch):
     )
 
 
-def test_media_are_refused(server):
-    prompt = [{"role": "user", "content": [{"type": "image", "image": b"x"}, {"type": "text", "text": "1+1"}]}]
-    with pytest.raises(FunctionError, match=r"^the reward term 'judge' failed on row 0") as caught:
-        judge(server).score(RESPONSES[:1], [ROWS[0] | {"prompt": prompt}])
-    assert "the row has media, which are not sent to a served judge" in str(caught.value) and not server.asked
-
-
 def test_what_fails_once_is_asked_again(server):
     server.faults = [500, 429, "garbage", "silent"]
     call = {"deadline_s": 0.5, "concurrency": 4}
