@@ -91,9 +91,7 @@ def test_a_reward_model_of_rows_with_media_scores_those_of_a_run(algorithm, term
     Job(resolved(*VISION, *SMALL, "steps=1", *scored, f"output_dir={run}")).fit("")
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last[f"reward/{term}"] != 0 and last["grad_norm"] > 0
-    with pytest.raises(
-        ValueError, match=r"actor\.model_config: a qwen2_5_vl reads more than text; set actor/processor"
-    ):
+    with pytest.raises(ValueError, match=r"actor\.model_config: a qwen2_5_vl reads more than text; set"):
         Job(resolved(*VISION, f"algorithm={algorithm}", "actor/processor=none", f"output_dir={run}")).fit("")
 
 
