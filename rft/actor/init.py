@@ -22,7 +22,9 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
+from rft.actor.loading.classifiers import media_classifier
 from rft.actor.loading.drawing import Drawing, NotRecordedError
 from rft.actor.loading.stored import (
     StoredWeights,
@@ -51,19 +53,35 @@ class Classifier(NamedTuple):
         types: the config classes that have such a model.
         labels: number of labels.
         title: what messages call the model.
+        generic: makes the class of a model that takes media, where transformers has none.
     """
 
     kind: Any
     types: Any
     labels: int
     title: str
+    generic: type
+
+    def class_of(self, config: PretrainedConfig) -> Any:
+        """The class that loads the model; None where there is no such classifier."""
+        return self.kind if type(config) in self.types else media_classifier(type(config), self.generic)
 
 
 CLASSIFIERS = {  # by the head of the actor
     "score": Classifier(
-        AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, 1, "sequence classifier"
+        AutoModelForSequenceClassification,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        1,
+        "sequence classifier",
+        GenericForSequenceClassification,
     ),
-    "step": Classifier(AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, 2, "token classifier"),
+    "step": Classifier(
+        AutoModelForTokenClassification,
+        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+        2,
+        "token classifier",
+        GenericForTokenClassification,
+    ),
 }
 
 
@@ -142,12 +160,12 @@ def load_with_head(
     config = copy.deepcopy(config)
     forget_moments(config)
     config.num_labels, config.get_text_config().pad_token_id = classifier.labels, pad
-    if type(config) not in classifier.types:
+    if (kind := classifier.class_of(config)) is None:
         raise ValueError(
             f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
             "another model"
         )
-    return load_model(path, config, seed, classifier.kind, headed=False, drawing=drawing)
+    return load_model(path, config, seed, kind, headed=False, drawing=drawing)
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:

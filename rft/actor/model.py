@@ -174,9 +174,9 @@ def write_export(
         OSError, SafetensorError: a file cannot be written.
     """
     saved = with_end_token(tokenizer) if head == "score" else tokenizer
-    saved.save_pretrained(folder)
-    if save_processor is not None:
+    if save_processor is not None:  # with its tokenizer, which that of the export replaces
         save_processor(folder)
+    saved.save_pretrained(folder)
     if adapters is not None and adapters.exported_alone:
         adapters.save({name: tensor.to("cpu", dtype) for name, tensor in weights}, folder)
         return

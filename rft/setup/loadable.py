@@ -49,6 +49,8 @@ def check_loadable(
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
     _check_heads(config, where)
+    if head in CLASSIFIERS:
+        _check_reader(config, head, where, media)
     model = _causal_model(config, where, media) if head not in CLASSIFIERS else None
     if path is not None and (adapter := find_adapter(path)) is not None:
         if model is not None:
@@ -106,6 +108,17 @@ def _causal_model(config: PretrainedConfig, where: str, media: bool) -> PreTrain
     if model.base_model is model:
         raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
     return model
+
+
+def _check_reader(config: PretrainedConfig, head: str, where: str, media: bool) -> None:
+    """Raises a ValueError if the run has a processor and the classifier reads text alone, or the other way round."""
+    reads_more = config.get_text_config() is not config
+    if media and not reads_more:
+        raise ValueError(f"{where}: a {config.model_type} reads text alone; set actor/processor=none")
+    if reads_more and not media and type(config) not in CLASSIFIERS[head].types:
+        raise ValueError(
+            f"{where}: a {config.model_type} reads more than text; set actor/processor=pretrained, or {TEXT}"
+        )
 
 
 def _check_heads(config: PretrainedConfig, where: str) -> None:

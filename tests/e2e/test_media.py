@@ -77,6 +77,24 @@ def test_a_checkpoint_is_evaluated_with_its_media(resolved, tmp_path):
     assert any("evaluat" in str(path) for path in found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "term"), [("reward_model", "model"), ("process_reward_model", "process_model")])
+def test_a_reward_model_of_rows_with_media_scores_those_of_a_run(algorithm, term, resolved, tmp_path):
+    small = [option for option in GIVEN if not option.startswith("steps")]
+    trained, run = tmp_path / "scorer", tmp_path / "run"
+    Job(resolved(*VISION, f"algorithm={algorithm}", *small, "steps=1", f"output_dir={trained}")).fit("")
+    exported = trained / "checkpoints" / "latest" / "actor"
+    processor = load_processor(str(exported))
+    ends = processor.tokenizer("a").input_ids[-1] == processor.tokenizer.eos_token_id
+    assert ends == (term == "model")
+    scored = (f"reward/terms=[exact_match,{term}]", f"reward.terms.{term}.path={exported}")
+    Job(resolved(*VISION, *SMALL, "steps=1", *scored, f"output_dir={run}")).fit("")
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last[f"reward/{term}"] != 0 and last["grad_norm"] > 0
+    with pytest.raises(ValueError, match=r"actor\.model_config: a qwen2_5_vl reads more than text; set"):
+        Job(resolved(*VISION, f"algorithm={algorithm}", "actor/processor=none", f"output_dir={run}")).fit("")
+
+
 def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path):
     folder = f"output_dir={tmp_path / 'run'}"
     with pytest.raises(

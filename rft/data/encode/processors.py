@@ -16,10 +16,26 @@ def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str) -> MediaProcess
     Raises:
         ValueError: no processor can be loaded from `path`.
     """
+    processor = media_processor(path, tokenizer)
+    if processor is None:
+        raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
+    return processor
+
+
+def media_processor(path: str, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
+    """The processor of a model on disk or on the hub; None if it takes no media.
+
+    Args:
+        path: folder, or name on the hub.
+        tokenizer: of the model; it gets the chat template of the processor.
+
+    Raises:
+        ValueError: no processor can be loaded; begins with the path.
+    """
     processor = load_processor(path)
     kinds = [kind for kind in ("image", "audio") if f"{kind}_token" in vars(processor)]
     if not kinds:
-        raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
+        return None
     if processor.chat_template is not None:
         tokenizer.chat_template = processor.chat_template
     slots = slots_of_template(processor, kinds)

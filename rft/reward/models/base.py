@@ -1,18 +1,30 @@
 """The abstract classes of reward terms that are models of this process."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
+from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.init import CLASSIFIERS, attention, check_classifier, read_config
+from rft.batch.encoded import EncodedText
+from rft.batch.media import concat_media
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.parts import media_of
+from rft.data.encode.processor import MediaProcessor
+from rft.data.encode.processors import media_processor
 from rft.distributed import World
 from rft.ranges import PositiveInt
 from rft.reward.models.held import HeldModel
@@ -21,11 +33,13 @@ from rft.reward.models.sharded import ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
 from rft.strategy.base import Strategy
 
-DUMMY = torch.zeros(1, dtype=torch.int64)  # the text of a forward in which other ranks have rows and this one has none
+DUMMY = EncodedText([0])  # the text of a forward in which other ranks have rows and this one has none
 
 
 class ModelTerm(Term):
     """A term that computes with a model on the device of the run. Every rank holds the whole model, or a shard of it.
+
+    A model that takes media reads those of the rows with the processor beside it.
 
     Args:
         key: supplied; the term's place in the yaml.
@@ -67,6 +81,16 @@ class ModelTerm(Term):
         self._check_config()
         self._tokenized()
 
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Checks that the model takes the media of the row, see `Term.check_row`."""
+        found = dict.fromkeys(kind for field in self.reads for kind, _ in media_of(row.get(field)))
+        taken = () if not found or self._processor is None else tuple(self._processor.slots)
+        if refused := [kind for kind in found if kind not in taken]:
+            raise ValueError(
+                f"{self._key}.path={self._path}: the row has {' and '.join(refused)}, and this model reads "
+                f"{' and '.join(['text', *taken])} alone; name a model that reads it, or remove the row"
+            )
+
     def place(self, device: torch.device, offload: Offload) -> None:
         """See `Term.place`."""
         self._model = DeviceModel(self._load)
@@ -93,12 +117,12 @@ class ModelTerm(Term):
     @torch.no_grad()
     def compute_fullest(self, length: int) -> None:
         """Computes a forward of as many texts of a length as one has; for `mode=plan`."""
-        self._compute([DUMMY.expand(length)] * max(1, self._cap // length))
+        self._compute([EncodedText(DUMMY * length)] * max(1, self._cap // length))
 
     @property
     @abstractmethod
     def _auto_class(self) -> Any:
-        """The auto class of transformers that loads the model."""
+        """The class, or auto class of transformers, that loads the model."""
 
     @abstractmethod
     def _check_config(self) -> None:
@@ -129,32 +153,59 @@ class ModelTerm(Term):
     def _configure(self, model: PreTrainedModel) -> None:
         """Sets what a forward reads from the configs of a loaded model."""
 
-    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
-        """The outputs (N, ...) of N texts, token ids (T,) each, on the CPU: what `_outputs` calls."""
+    def _forward(self, model: PreTrainedModel, texts: list[EncodedText]) -> Tensor:
+        """The outputs (N, ...) of N texts on the CPU: what `_outputs` calls."""
         raise NotImplementedError(f"{type(self).__name__} states shards=False and calls no `_outputs`")
 
-    def _outputs(self, encode: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+    def _inputs(self, texts: Sequence[EncodedText], model: PreTrainedModel, left: bool = False) -> dict[str, Tensor]:
+        """What a forward of N texts takes: ids, mask and columns (N, T), padded on one side, and the media."""
+        width = max(map(len, texts))
+
+        def pad(numbers: list[int], filler: int) -> list[int]:
+            padding = [filler] * (width - len(numbers))
+            return padding + numbers if left else numbers + padding
+
+        names = dict.fromkeys(name for text in texts for name in text.columns)
+        columns = {name: [pad(text.column(name), 0) for text in texts] for name in names}
+        columns["input_ids"] = [pad(list(text), self._pad) for text in texts]
+        columns["attention_mask"] = [pad([1] * len(text), 0) for text in texts]
+        found = {name: torch.tensor(column, device=model.device) for name, column in columns.items()}
+        if self._processor is not None:
+            media = concat_media(TensorDict(dict(text.media or {}), batch_size=[]) for text in texts)
+            found |= MediaInputs(media, self._processor.facts).all_tensors(model.dtype, model.device)
+        return found
+
+    def _outputs(self, encode: Callable[[], Sequence[EncodedText]]) -> list[Tensor]:
         """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
 
         Args:
-            encode: makes the texts, token ids (T,) each. If it fails, this rank still computes with the others.
+            encode: makes the texts. If it fails, this rank still computes with the others.
         """
-        texts: Sequence[Tensor] = ()
+        texts: Sequence[EncodedText] = ()
         try:
             texts = encode()
         finally:
             found = self._compute(texts)
         return found
 
-    def _compute(self, texts: Sequence[Tensor]) -> list[Tensor]:
+    def _compute(self, texts: Sequence[EncodedText]) -> list[Tensor]:
         own = list(self._forwards([len(text) for text in texts]))
         found: dict[int, Tensor] = {}
         if count := self._model.forwards(len(own)):
             with self._model.loaded() as model:
                 for chosen in [*own, *[[]] * (count - len(own))]:
-                    outputs = self._forward(model, [texts[n] for n in chosen] or [DUMMY])
-                    found |= dict(zip(chosen, outputs, strict=bool(chosen)))
+                    outputs = self._forward(model, self._with_probe([texts[n] for n in chosen] or [DUMMY]))
+                    found |= dict(zip(chosen, outputs[: len(chosen)], strict=True))
         return [found[n] for n in range(len(texts))]
+
+    def _with_probe(self, texts: list[EncodedText]) -> list[EncodedText]:
+        """The texts, and a small one with media behind them where they have none and other ranks may have some.
+
+        FSDP gathers the weights of a tower only if every rank runs it.
+        """
+        if self._processor is None or not self.collective or any(text.media for text in texts):
+            return texts
+        return [*texts, self._processor.probe]
 
     def _forwards(self, lengths: list[int]) -> Iterator[list[int]]:
         """Positions of the texts of each forward, the longest first."""
@@ -179,8 +230,18 @@ class ModelTerm(Term):
         return tokenizer
 
     @cached_property
+    def _processor(self) -> MediaProcessor | None:
+        """The processor beside a model that takes media; None of a model of text."""
+        if type(self._config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+            return None
+        try:
+            return media_processor(self._path, self._tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{self._key}.path={error}") from error
+
+    @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(self._tokenizer, **self._rendering)
+        return Encoder(self._tokenizer, **self._rendering, processor=self._processor)
 
     @cached_property
     def _pad(self) -> int:
@@ -204,7 +265,7 @@ class ClassifierTerm(ModelTerm):
 
     @property
     def _auto_class(self) -> Any:
-        return CLASSIFIERS[self.head].kind
+        return CLASSIFIERS[self.head].class_of(self._config)
 
     def _check_config(self) -> None:
         check_classifier(self._config, self.head, f"{self._key}.path={self._path}")
@@ -212,9 +273,7 @@ class ClassifierTerm(ModelTerm):
     def _configure(self, model: PreTrainedModel) -> None:
         model.config.get_text_config().pad_token_id = self._pad
 
-    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+    def _forward(self, model: PreTrainedModel, texts: list[EncodedText]) -> Tensor:
         """The logits of N texts: (N, labels), or (N, T, labels) of a model of tokens."""
-        ids = pad_sequence(texts, batch_first=True, padding_value=self._pad)
-        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
-        logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
+        logits: Tensor = model(**self._inputs(texts, model)).logits
         return logits.float().cpu()

@@ -6,9 +6,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
+from rft.actor.init import language_model_class
+from rft.batch.encoded import EncodedText
 from rft.ranges import PositiveInt
 from rft.reward.models.base import ModelTerm
 from rft.reward.models.grade import Grade, about_one
@@ -48,11 +53,12 @@ class Judge(ModelTerm):
 
     @property
     def _auto_class(self) -> Any:
-        return AutoModelForCausalLM
+        return language_model_class(self._config)
 
     def _check_config(self) -> None:
         kinds = self._config.architectures or []
-        if not {*kinds} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:
+        known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()}
+        if not {*kinds} & known:
             raise ValueError(
                 f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is not a language "
                 "model; reward/terms=[model] accepts models that return scores"
@@ -65,30 +71,21 @@ class Judge(ModelTerm):
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
 
-        def encode() -> list[Tensor]:
-            return [torch.tensor(question) for question in self._questions(responses, rows)]
+        return [float(score) for score in self._outputs(lambda: self._questions(responses, rows))]
 
-        return [float(score) for score in self._outputs(encode)]
-
-    def _forward(self, model: PreTrainedModel, texts: list[Tensor]) -> Tensor:
+    def _forward(self, model: PreTrainedModel, texts: list[EncodedText]) -> Tensor:
         """The probability (N,) of the good verdict after N questions."""
         good, bad = self._verdicts
-        ids, mask = self._padded([question.tolist() for question in texts], model.device)  # (N, T)
-        places = (mask.cumsum(1) - 1).clamp(min=0)
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=1).logits
+        inputs = self._inputs(texts, model, left=True)
+        if self._processor is None:  # a model with media counts positions in its own way, and by distance alone
+            inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        logits = model(**inputs, logits_to_keep=1).logits
         odds = logits[:, -1, good].float() - logits[:, -1, bad].float()
         return odds.sigmoid().cpu()
 
-    def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[list[int]]:
+    def _questions(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[EncodedText]:
         asked = [self._question.ask(row, response=text) for text, row in zip(responses, rows, strict=True)]
         return self._encoder.prompts([{"prompt": text} for text in asked])
-
-    def _padded(self, questions: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Ids and mask (N, T) on the device, left-padded."""
-        most = max(map(len, questions))
-        ids = [[self._pad] * (most - len(question)) + question for question in questions]
-        mask = [[0] * (most - len(question)) + [1] * len(question) for question in questions]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     @cached_property
     def _verdicts(self) -> tuple[int, int]:
@@ -149,8 +146,8 @@ class WritingJudge(Judge):
         scores = [0.0] * len(questions)
         with self._model.loaded() as model:
             for chosen in self._forwards([len(question) + self._new for question in questions]):
-                ids, mask = self._padded([questions[n] for n in chosen], model.device)  # (N, T)
-                written = model.generate(input_ids=ids, attention_mask=mask)[:, ids.shape[1] :]
+                inputs = self._inputs([questions[n] for n in chosen], model, left=True)
+                written = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :]
                 texts = self._tokenizer.batch_decode(written, skip_special_tokens=True)
                 for n, text in zip(chosen, texts, strict=True):
                     scores[n] = self._grade(text)
@@ -164,4 +161,5 @@ class WritingJudge(Judge):
             max_new_tokens=self._new,
             eos_token_id=sorted({*ends, self._tokenizer.eos_token_id}),
             pad_token_id=self._pad,
+            suppress_tokens=None if self._processor is None else list(self._processor.placeholders),
         )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rft.batch.encoded import EncodedText
 from rft.ranges import PositiveInt
 from rft.reward.models.base import ClassifierTerm
 
@@ -55,13 +56,13 @@ class ProcessRewardModel(ClassifierTerm):
         """See `Term.values`."""
         ends: list[list[int]] = []  # of the steps of each response
 
-        def encode() -> list[Tensor]:
+        def encode() -> list[EncodedText]:
             found = [
                 self._encoder.steps(row, self._steps(response), self._separator)
                 for response, row in zip(responses, rows, strict=True)
             ]
             ends.extend(places for _, places in found)
-            return [torch.tensor(ids) for ids, _ in found]
+            return [ids for ids, _ in found]
 
         scored = zip(self._outputs(encode), ends, strict=True)
         return [float(self._aggregate(logits[places].softmax(1)[:, 1])) for logits, places in scored]

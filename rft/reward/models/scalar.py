@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, read_moments
+from rft.batch.encoded import EncodedText
 from rft.ranges import PositiveInt
 from rft.reward.models.base import ClassifierTerm
 
@@ -46,9 +46,9 @@ class RewardModel(ClassifierTerm):
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """See `Term.values`."""
 
-        def encode() -> list[Tensor]:
+        def encode() -> list[EncodedText]:
             return [
-                torch.tensor(self._encoder.example({**row, "response": response})[0])
+                self._encoder.example({**row, "response": response})[0]
                 for response, row in zip(responses, rows, strict=True)
             ]
 

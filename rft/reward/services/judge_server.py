@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft.data.encode.saved_media import openai_messages
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import ServerClient
@@ -67,9 +68,8 @@ class ServedJudge(Term):
         """See `Term.values`; of one response. A `Failure` has one of the reasons of `Servers.post`."""
         (response,), (row,) = responses, rows
         question = self._question.ask(row, response=response)
-        if not isinstance(question, str):
-            raise ValueError(f"{self._key}: the row has media, which are not sent to a served judge; use a local one")
-        body = self._body | {"messages": [*self._system, {"role": "user", "content": question}]}
+        asked = [{"role": "user", "content": question}] if isinstance(question, str) else openai_messages(question)
+        body = self._body | {"messages": [*self._system, *asked]}
         return await self._servers.post("/chat/completions", body, self._read)
 
     def _read(self, answer: Any) -> list[float]:

@@ -17,8 +17,9 @@ from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
 from rft.strategy.fsdp2 import FSDP2
 from rft.strategy.gather import to_local
+from tests.families import family
 from tests.helpers import yaml_options
-from tests.reward.models import test_judge, test_process_model, test_scalar
+from tests.reward.models import test_base_media, test_judge, test_process_model, test_scalar
 from tests.reward.reward_of import reward_of
 
 NODES = {"scalar": test_scalar.node, "steps": test_process_model.node, "judge": test_judge.node}
@@ -107,12 +108,24 @@ def scores(world: World, folder: Path) -> dict[tuple[int, str], Any]:
     return found
 
 
+def with_media(world: World, folder: Path) -> list[float]:
+    """Scores of three rows by a model that takes media; only the rows of rank 0 have some."""
+    reward = sharded(world, {"media": test_scalar.node(folder / "media", template="chat", micro_batch_tokens=16)})
+    rows, found = test_base_media.rows(family("qwen2_5_vl")), torch.zeros(3)
+    share = [[0, 2], [1]][world.rank]
+    responses = [test_base_media.RESPONSES[row] for row in share]
+    found[share] = reward.score(responses, [rows[row] for row in share]).terms["media"]
+    summed: list[float] = world.all_sum(found).tolist()
+    return summed
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world, folder = start("cpu"), Path(sys.argv[1])
     results = {
         "scores": scores(world, folder),
         "peaks": {shard: world.gather(peak(world, folder, shard)) for shard in (True, False)},
+        "media": with_media(world, folder),
         "without prompt": world.gather(without_prompt(world, folder)),
     }
     if world.rank == 0:

@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rft.distributed import SINGLE_PROCESS, start
 from rft.strategy.fsdp2 import FSDP2
+from tests.families import family
 from tests.helpers import yaml_options
-from tests.reward.models import test_judge, test_scalar
+from tests.reward.models import test_base_media, test_judge, test_scalar
 from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, sharded
 from tests.reward.models.test_scalar import save
 from tests.reward.reward_of import reward_of
@@ -63,6 +64,7 @@ def test_shards_in_host_memory_have_the_same_scores(folder):
 
 @pytest.fixture(scope="module")
 def two_ranks(torchrun, folder):
+    test_base_media.save(folder / "media", "qwen2_5_vl", "score")
     torchrun("tests/reward/models/sharded_on_ranks.py", folder)
     return torch.load(folder / "results.pt", weights_only=True)
 
@@ -74,6 +76,13 @@ def test_two_ranks_have_these_scores_however_the_rows_fall(folder, two_ranks, ca
     for term, expected in whole(folder, micro_batch_tokens=cap).items():
         expected = torch.zeros(len(ROWS)) if name == "nothing" else expected
         torch.testing.assert_close(two_ranks["scores"][cap, name][term], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_gather_the_tower_together_where_one_of_them_has_rows_with_media(folder, two_ranks):
+    reward = reward_of({"media": test_scalar.node(folder / "media", template="chat")}, "media")
+    expected = reward.score(test_base_media.RESPONSES, test_base_media.rows(family("qwen2_5_vl"))).terms["media"]
+    torch.testing.assert_close(torch.tensor(two_ranks["media"]), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

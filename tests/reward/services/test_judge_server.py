@@ -1,5 +1,7 @@
 """A judge behind an address: what it is asked, what becomes of its answers, and of answers that do not come."""
 
+import base64
+import io
 import json
 import threading
 from collections import Counter
@@ -8,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rft.errors import FunctionError
+from tests.families import picture
 from tests.helpers import yaml_options
 from tests.reward.models.test_scalar import RESPONSES, ROWS
 from tests.reward.reward_of import reward_of
@@ -28,7 +31,7 @@ class Scripted(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server, question = self.server, body["messages"][-1]["content"]
         with server.lock:
-            server.asked[question] += 1
+            server.asked[json.dumps(question) if isinstance(question, list) else question] += 1
             fault = server.faults.pop(0) if server.faults else None
         server.last = body, self.headers["Authorization"]
         if fault == "silent":
@@ -38,7 +41,8 @@ class Scripted(BaseHTTPRequestHandler):
         elif fault is not None:
             self._say(fault, {"error": "out of order"})
         else:
-            self._say(200, {"choices": [{"message": {"content": TEXTS[question]}}]})
+            text = "Verdict: yes" if isinstance(question, list) else TEXTS[question]
+            self._say(200, {"choices": [{"message": {"content": text}}]})
 
     def _say(self, status, thing):
         text = json.dumps(thing).encode()
@@ -86,13 +90,6 @@ def test_every_response_is_asked_about_once(server, monkeypatch):
         and body["max_tokens"] == 8
         and body.items() >= extra.items()
     )
-
-
-def test_media_are_refused(server):
-    prompt = [{"role": "user", "content": [{"type": "image", "image": b"x"}, {"type": "text", "text": "1+1"}]}]
-    with pytest.raises(FunctionError, match=r"^the reward term 'judge' failed on row 0") as caught:
-        judge(server).score(RESPONSES[:1], [ROWS[0] | {"prompt": prompt}])
-    assert "the row has media, which are not sent to a served judge" in str(caught.value) and not server.asked
 
 
 def test_what_fails_once_is_asked_again(server):
@@ -143,3 +140,18 @@ def test_what_fails_for_good_is_unscored_or_ends_the_run_by_name(server, faults,
 def test_what_cannot_be_is_refused_by_name(server, changes, message):
     with pytest.raises(ValueError, match=rf"^reward\.terms\.judge\.{message}"):
         judge(server, **changes).check()
+
+
+def test_the_media_of_a_row_are_sent_as_parts_of_the_question(server):
+    picture(0).save(file := io.BytesIO(), "png")
+    content = [{"type": "image", "image": file.getvalue()}, {"type": "text", "text": "how many"}]
+    reward = judge(server, system="Be just.")
+    assert reward.score(["2"], [{"prompt": [{"role": "user", "content": content}]}]).total.tolist() == [1.0]
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    assert server.last[0]["messages"] == [
+        {"role": "system", "content": "Be just."},
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "how many=2"}],
+        },
+    ]
