@@ -42,6 +42,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
         "scripts/mutate.py: pickle.loads": "of a child process",
     },
+    "modalities": {
+        "rft.logger.media: image": "the type of a file, as HTML and tracking services name it",
+        "rft.logger.media: audio": "the type of a file, as HTML and tracking services name it",
+    },
     "mirror": {
         "tests/test_architecture.py: mirrors no module": "the tree as a whole",
         "tests/test_docs.py: mirrors no module": "the pages",

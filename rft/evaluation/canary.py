@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.batch.scores import mean_of_scored, number_or_none
-from rft.batch.trajectory import plain_fields
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.parts import with_data_urls
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, collect, share, term_scores
@@ -93,15 +93,16 @@ class CanaryProbe:
         answered = [row for row in rows for _ in range(samples)]
         scores = self._reward.score(texts, answered)
         right = self._reward.accuracies(scores.terms, answered).tolist()
+        asked = [with_data_urls(row)["prompt"] for row in rows]
         records = [
             {
-                "prompt": plain_fields(row["prompt"]),
+                "prompt": asked[number // samples],
                 "response": text,
                 "score": number_or_none(float(scores.total[number])),
             }
             | {"accuracy": number_or_none(right[number])}
             | term_scores({name: float(values[number]) for name, values in scores.terms.items()})
-            for number, (row, text) in enumerate(zip(answered, texts, strict=True))
+            for number, text in enumerate(texts)
         ]
         groups = {index: records[place * samples : (place + 1) * samples] for place, index in enumerate(indices)}
         found = [record for group in collect(self._world, groups, len(self._rows)) for record in group]

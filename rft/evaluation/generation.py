@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rft.batch.scores import UNSCORED, mean_of_scored, number_or_none
-from rft.batch.trajectory import plain_fields
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
@@ -66,7 +65,7 @@ class GenerationResult(SetResult):
         if not self.greedy:
             return []
         return [
-            {"prompt": plain_fields(row["prompt"]), "response": answers.texts[0], "score": number_or_none(right)}
+            {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(right)}
             | term_scores({name: values[0] for name, values in answers.terms.items()})
             for row, answers, right in zip(self.rows, self.greedy, self.metrics["accuracy"], strict=True)
         ]

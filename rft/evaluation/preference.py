@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, score_moments
 from rft.batch.collate import collate
-from rft.batch.trajectory import plain_fields
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
@@ -71,7 +70,7 @@ class PairResult(SetResult):
     def texts(self) -> list[dict[str, Any]]:
         """Both responses, the chosen one first."""
         return [
-            {"prompt": plain_fields(row["prompt"]), "response": row[field], "score": score}
+            {"prompt": row["prompt"], "response": row[field], "score": score}
             for row, pair in zip(self.rows, self.scores, strict=True)
             for field, score in zip(("chosen", "rejected"), pair, strict=True)
         ]

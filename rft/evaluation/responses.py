@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rft.data.encode.media_folder import name_media
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.sources import row_converter
@@ -59,7 +60,7 @@ def read_responses(path: str, columns: Columns, match: str) -> list[Record]:
 
 
 def _key(value: Any) -> str:
-    simple = plain(value)
+    simple = plain(name_media({"value": value})["value"])
     return simple if isinstance(simple, str) else identity(simple)
 
 

@@ -31,6 +31,8 @@ from rft.logger.history import (
 )
 from rft.logger.redact import redact
 
+Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
+
 REPORT_EVERY = 60.0  # seconds; during a run the report is rewritten after an evaluation, at most this often
 STARTED: list[Path] = []  # the run folders that this process opened, in order; a sweep reads it
 
@@ -47,7 +49,7 @@ class Sink(Protocol):
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receives the sampled texts that `trajectories/` gets; see `RunLog.samples`."""
+        """Receives the lines that `trajectories/` gets; see `RunLog.samples` and `rft.logger.media`."""
 
     def rewind(self, step: int) -> None:
         """Drops numbers after the step, if the backend can."""
@@ -79,6 +81,8 @@ class RunLog:
         sinks: further receivers; their `check` has passed.
         console: the terminal; by default a new one on stdout.
         report: the page that is rewritten during the run and at its end; by default none.
+        store: writes the media of a row of sampled texts into the run folder, and returns a row that names them by
+            paths relative to the folder of its file; by default rows have no media.
     """
 
     def __init__(
@@ -88,11 +92,13 @@ class RunLog:
         sinks: Sequence[Sink] = (),
         console: RunConsole | None = None,
         report: Report | None = None,
+        store: Store | None = None,
     ) -> None:
         self.run = run
         self.console = console or RunConsole()
         self._sinks = sinks
         self._report = report
+        self._store = store
         make_folder(run)
         STARTED.append(run)
         self._file = (run / METRICS).open("a", encoding="utf-8")
@@ -173,8 +179,10 @@ class RunLog:
             self._reported = time.perf_counter()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes sampled texts: rows with `prompt`, `response`, `score` and any other JSON values."""
+        """Writes sampled texts: rows with `prompt`, `response`, `score` and any other JSON values, and their media."""
         path = self.run / TRAJECTORIES / f"step_{step:08d}.jsonl"
+        if self._store is not None:
+            rows = [self._store(row, self.run, path.parent) for row in rows]
         write_atomically(path, "".join(map(_line, rows)))
         for sink in self._sinks:
             sink.samples(step, rows)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.logger.media import MEDIA, media_files
 from rft.logger.service import COMPLETIONS, check_package, completions_table
 
 REFUSED = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not take in the name of a metric
@@ -38,6 +39,7 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
+        self._folder = run
         note = run / "mlflow_id"
         try:
             self._client = MlflowClient(self.tracking_uri)
@@ -63,11 +65,13 @@ class MLflow:
         )
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs a table of the sampled texts as an artifact, one for each step."""
+        """Logs a table of the sampled texts as an artifact, one for each step, and the files of media that it names."""
         if self.log_completions:
             columns, data = completions_table(step, rows)
             table = dict(zip(columns, map(list, zip(*data, strict=True)), strict=True))
             self._client.log_table(self._id, table, f"{COMPLETIONS}/step_{step:08d}.json")
+            for file in dict.fromkeys(media_files([*map(dict, rows)], self._folder)):
+                self._client.log_artifact(self._id, str(file.path), MEDIA)
 
     def rewind(self, step: int) -> None:
         """MLflow keeps what was logged: steps that are taken twice show twice."""

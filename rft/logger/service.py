@@ -5,7 +5,10 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from rft.logger.media import media_files
 
 COMPLETIONS = "completions"  # the key of the table, as TRL names it
 
@@ -31,6 +34,29 @@ def completions_table(step: int, rows: Sequence[Mapping[str, Any]]) -> tuple[lis
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     return ["step", *names], [[step, *(_cell(row.get(name)) for name in names)] for row in rows]
+
+
+def table_with_media(
+    step: int, rows: Sequence[Mapping[str, Any]], run: Path, package: ModuleType
+) -> tuple[list[str], list[list[Any]]]:
+    """`completions_table` with further columns for media, such as `image 1`, of objects of the package.
+
+    Args:
+        run: the run folder, which has the files.
+        package: of the service; see `MediaFile.wrapped`.
+    """
+    columns, data = completions_table(step, rows)
+    cells: list[dict[str, Any]] = []  # of each row, by the name of the column
+    for row in rows:
+        found: dict[str, Any] = {}
+        for file in media_files(dict(row), run):
+            number = 1 + sum(name.startswith(f"{file.kind} ") for name in found)
+            found[f"{file.kind} {number}"] = file.wrapped(package)
+        cells.append(found)
+    names = sorted({name for found in cells for name in found})
+    return [*columns, *names], [
+        [*row, *(found.get(name) for name in names)] for row, found in zip(data, cells, strict=True)
+    ]
 
 
 def _cell(value: Any) -> Any:

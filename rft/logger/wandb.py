@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
+from rft.logger.service import COMPLETIONS, check_package, run_id, table_with_media
 
 
 class Wandb:
@@ -37,6 +37,7 @@ class Wandb:
     def open(self, run: Path, config: dict[str, Any]) -> None:
         import wandb
 
+        self._folder = run
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
@@ -58,11 +59,11 @@ class Wandb:
         self._run.log({"step": step, "stage": stage, **numbers})
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs a `wandb.Table` of the sampled texts; W&B shows the newest one and keeps those of earlier steps."""
+        """Logs a `wandb.Table` of the sampled texts and their media; W&B shows the newest one, and keeps the others."""
         if self.log_completions:
             import wandb
 
-            columns, data = completions_table(step, rows)
+            columns, data = table_with_media(step, rows, self._folder, wandb)
             self._run.log({"step": step, COMPLETIONS: wandb.Table(columns=columns, data=data)})
 
     def rewind(self, step: int) -> None:

@@ -15,9 +15,9 @@ from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
 from rft.batch.scores import number_or_none
-from rft.batch.trajectory import plain_fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
+from rft.data.encode.media_folder import store_media
 from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
@@ -161,7 +161,11 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     written, answers = folder / names[0], folder / names[1]
     if results:
-        rows = [{"set": name, **row} for name, result in results.items() for row in answer_rows(result, job.reward)]
+        rows = [
+            store_media({"set": name, **row}, folder, folder)
+            for name, result in results.items()
+            for row in answer_rows(result, job.reward)
+        ]
         write_atomically(answers, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     report |= {"intervals": {name: intervals(result) for name, result in results.items()}}
     write_atomically(written, json.dumps(report, indent=1, ensure_ascii=False))
@@ -178,7 +182,7 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
     """The answers to each prompt of a set, with their extracted answers and scores."""
     rows = []
     for number, row in enumerate(result.rows):
-        answer = {"prompt": plain_fields(row["prompt"]), **{field: row[field] for field in reward.fields}}
+        answer = {"prompt": row["prompt"], **{field: row[field] for field in reward.fields}}
         if result.greedy:
             greedy = result.greedy[number]
             answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}

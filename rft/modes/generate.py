@@ -14,6 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.data.encode.media_files import whole_file
+from rft.data.encode.media_folder import store_media
 from rft.data.encode.parts import normalize_media, with_data_urls
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows
@@ -96,19 +98,19 @@ def complete(
         found = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
         all_rows = {number: group for groups in world.gather(found) for number, group in groups.items()}
         if world.rank == 0:
-            append(Path(options.output), [output_row(rows[number], all_rows[number]) for number in range(start, end)])
+            output = Path(options.output)
+            append(output, [output_row(rows[number], all_rows[number], output.parent) for number in range(start, end)])
         show(end)
 
 
-def output_row(row: Row, completions: list[Completion]) -> Row:
-    """A row of the output: the row of the input with its completions."""
+def output_row(row: Row, completions: list[Completion], folder: Path) -> Row:
+    """A row of the output: the row of the input with its completions.
+
+    Args:
+        folder: of the output. The bytes of media become files of `media/` in it.
+    """
     found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
-    return written(row) | {"completions": found}
-
-
-def written(row: Row) -> Row:
-    """A row as the output has it: the bytes of media as texts."""
-    return {name: with_data_urls(value) for name, value in row.items()}
+    return store_media(row, folder, folder, whole_file) | {"completions": found}
 
 
 def append(output: Path, rows: Rows) -> None:
@@ -156,7 +158,7 @@ def checked(row: Row, field: str, where: str, folder: Path) -> Row:
         raise ValueError(f"{where}: {error}") from error
     check_text(row[field], field, where, cure)
     try:
-        json.dumps(written(row))
+        json.dumps(with_data_urls(row))
     except TypeError as error:
         raise ValueError(f"{where}: the output is jsonl, which cannot hold a field ({error}); remove it") from error
     return row

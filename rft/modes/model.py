@@ -11,7 +11,6 @@ from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.base import ModelContext
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.actor.model import empty_like
 from rft.algorithm.roles import POLICY
@@ -118,9 +117,7 @@ class Answering(Components):
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            context = ModelContext(
-                POLICY, self.world, strategy, self.loaded_tokenizer, self.run.seed, media=self.encoder.media_facts
-            )
+            context = self.policy_context(self.world, strategy, self.loaded_tokenizer, self.encoder)
             policy = self.actor.factory(context, **self.actor.options | without_training)
             yield self.evaluator(self.world, {POLICY: policy}, None, self.encoder, sets)
 

@@ -5,6 +5,8 @@ import hashlib
 import html
 from collections.abc import Sequence
 
+LONGEST = 1600  # characters of a text that a page shows
+
 STYLE = """
 :root { color-scheme: light dark; --page: #f6f6f3; --card: #fff; --ink: #1d2026; --soft: #667085; --rule: #e4e4de;
   --grid: #ecece7; --band: #64748b12; --good: #15803d; --bad: #c2410c;
@@ -49,12 +51,17 @@ tr + tr td { border-top: 1px solid var(--rule); } td.n, th.n { text-align: right
 td { white-space: nowrap; } td small { display: block; white-space: normal; max-width: 60ch; }
 td.n small { color: var(--soft); white-space: nowrap; }
 a { color: var(--c0); } .failed { color: var(--bad); font-weight: 600; }
-details.card + details.card, section.card { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
+details.card + details.card, .note + .card, section.card { margin-top: 10px; }
+summary { cursor: pointer; font-weight: 600; }
 summary span { font-weight: 400; color: var(--soft); }
 .sample { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) 74px; gap: 4px 18px; padding: 10px 0;
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }
 .sample small { display: block; color: var(--soft); } .sample .facts { grid-column: 1 / -1; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, monospace; }
+.medium { display: inline-block; vertical-align: top; max-width: 100%; margin: 4px 8px 6px 0; }
+img.medium { max-height: 300px; border: 1px solid var(--rule); border-radius: 6px; background: #fff; }
+img.tiny { width: 128px; image-rendering: pixelated; }
+.medium[controls] { width: 300px; height: 40px; }
 .score { align-self: start; justify-self: end; border-radius: 7px; padding: 1px 9px; font-weight: 650; color: #fff;
   font-variant-numeric: tabular-nums; }
 pre { margin: 10px 0 0; overflow-x: auto; font: 12.5px/1.5 ui-monospace, monospace; } pre .key { color: var(--c0); }
@@ -96,8 +103,15 @@ for (const chart of charts) {
   });
   chart.svg.addEventListener('pointerleave', () => charts.forEach(clear));
 }
+for (const node of document.querySelectorAll('[data-same]'))
+  node.src = document.getElementById(node.dataset.same).src;
 addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(node => { node.open = true; }));
 """
+
+
+def cut(text: str, most: int) -> str:
+    """A text, or its first `most` characters and the number of the others."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 
 
 def page(title: str, subtitle: str, body: Sequence[str]) -> str:
@@ -109,7 +123,9 @@ def page(title: str, subtitle: str, body: Sequence[str]) -> str:
     """
     # only the page's own script may run: unescaped text could not execute
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; media-src data:"
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -22,7 +22,8 @@ from rft.logger.history import (
 )
 from rft.logger.log import Report
 from rft.report.chart import Curve, draw
-from rft.report.page import page
+from rft.report.media import MOST_MIB, PageMedia
+from rft.report.page import LONGEST, cut, page
 from rft.report.scaling import scaling_fit
 
 REPORT = "report.html"
@@ -45,7 +46,6 @@ TOGETHER = (  # metrics that share a chart, and the title of the chart
 )
 FILES_SHOWN = 6
 ROWS_SHOWN = 6
-LONGEST = 1600  # characters of a text
 
 
 def write_report(run: Path) -> Path:
@@ -152,8 +152,14 @@ def _samples(run: Path) -> Iterator[str]:
     low, high = min([0.0, *scores]), max([1.0, *scores])
     if texts:
         yield "<h2>Sampled texts</h2>"
+    media = PageMedia(run, [_spread(rows, ROWS_SHOWN) for _, rows in reversed(texts)])
+    if media.found:
+        yield (
+            f'<p class="note">The page holds at most {MOST_MIB} MiB of media, those of the last steps first; the '
+            "others are links to the folder of the run.</p>"
+        )
     for index, (step, rows) in enumerate(texts):
-        shown = "".join(_sample(row, low, high) for row in _spread(rows, ROWS_SHOWN))
+        shown = "".join(_sample(row, low, high, media) for row in _spread(rows, ROWS_SHOWN))
         opened = " open" if index in (0, len(texts) - 1) else ""
         here = [float(row["score"]) for row in rows if row.get("score") is not None]
         mean = f", mean score {short(sum(here) / len(here))}" if here else ""
@@ -161,7 +167,7 @@ def _samples(run: Path) -> Iterator[str]:
         yield (f'<details class="card"{opened}><summary>Step {step} <span>{count}</span></summary>{shown}</details>')
 
 
-def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
+def _sample(row: Mapping[str, Any], low: float, high: float, media: PageMedia) -> str:
     score = row.get("score")
     badge = ""
     if score is not None:
@@ -171,10 +177,10 @@ def _sample(row: Mapping[str, Any], low: float, high: float) -> str:
     elif "score" in row:
         badge = '<b class="score" style="background: #777">no score</b>'
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
-    line = " · ".join(f"{html.escape(key)} {html.escape(_cut(_plain(value), 120))}" for key, value in facts.items())
+    line = " · ".join(f"{html.escape(key)} {html.escape(cut(_plain(value), 120))}" for key, value in facts.items())
     return (
-        f'<div class="sample"><div class="question"><small>prompt</small>{_text(row.get("prompt", ""))}</div>'
-        f"<div><small>response</small>{_text(row.get('response', ''))}</div>{badge}"
+        f'<div class="sample"><div class="question"><small>prompt</small>{_text(row.get("prompt", ""), media)}</div>'
+        f"<div><small>response</small>{_text(row.get('response', ''), media)}</div>{badge}"
         f'<small class="facts">{line}</small></div>'
     )
 
@@ -207,15 +213,13 @@ def _spread(things: Sequence[Any], most: int) -> list[Any]:
     return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]
 
 
-def _text(value: Any) -> str:
-    return f'<div class="text">{html.escape(_cut(_plain(value), LONGEST))}</div>'
+def _text(value: Any, media: PageMedia) -> str:
+    if media.has(value):
+        return media.messages(value)
+    return f'<div class="text">{html.escape(cut(_plain(value), LONGEST))}</div>'
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return short(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"

@@ -20,6 +20,7 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
+from rft.data.encode.media_folder import store_media
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
@@ -84,7 +85,9 @@ class Job(Components):
     def train_in(self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan) -> dict[str, float]:
         """Loads the models and trains in a run folder; returns the last value of every metric."""
         run, folder, public = self.run, chosen.path, public_config(self.config)
-        opened = RunLog(folder, public, self.sinks, report=RUN_REPORT) if world.rank == 0 else SilentLog()
+        opened: RunLog = SilentLog()
+        if world.rank == 0:
+            opened = RunLog(folder, public, self.sinks, report=RUN_REPORT, store=store_media)
         with opened as log, self.watchdog(world):
             for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
@@ -385,7 +388,7 @@ class Job(Components):
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""
         strategy = self.strategy.build(world=world)
-        return ModelContext(POLICY, world, strategy, loaded.tokenizer, self.run.seed, media=loaded.encoder.media_facts)
+        return self.policy_context(world, strategy, loaded.tokenizer, loaded.encoder)
 
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.base import ColumnModel
+from rft.actor.base import ColumnModel, ModelContext
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, Role
 from rft.batch.encoded import MediaFacts
@@ -100,6 +100,12 @@ class Components:
         self.check_context: CheckContext = parts["context"]
         self.warmup_algorithm: Algorithm | None = parts["warmup_algorithm"]
         self.warmup_source: Target | None = parts["warmup_source"]
+
+    def policy_context(
+        self, world: World, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, encoder: Encoder
+    ) -> ModelContext:
+        """What the policy is built with."""
+        return ModelContext(POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts)
 
     def check_mode(self, checks: Checks) -> None:
         """Adds the checks of one mode. The job of a mode may override it.

@@ -4,14 +4,17 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 from rich.console import Console
 
 import rft
+from rft.data.encode.media_folder import store_media
 from rft.logger.console import RunConsole
 from rft.logger.history import History, read_lines, trajectory_files
 from rft.logger.log import RunLog, Sink
 from rft.registry import Target
+from tests.data.media_parts import BLUE, RED, image, text, user
 
 TEXTS: list[dict[str, Any]] = [
     {"set": "train", "prompt": "reverse 12=", "response": "Größe 21\n", "score": 1.0, "reward/format": 0.5},
@@ -24,6 +27,14 @@ def build(name: str, **options: Any) -> Any:
     path = Path(rft.__file__).parent / "config" / "logger" / f"{name}.yaml"
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     return Target(node[name] | options, f"logger.{name}").build()
+
+
+def media_rows(run: Path) -> list[dict[str, Any]]:
+    """Written rows with two pictures, with a sound, and without media, whose files are in the run folder."""
+    sound = {"type": "audio", "audio": {"array": np.zeros(80, np.float32), "sampling_rate": 8000}}
+    prompts = ([user([image(RED), image(BLUE), text("?")])], [user([sound])], "plain")
+    rows = [{"prompt": prompt, "response": "a", "score": 1.0} for prompt in prompts]
+    return [store_media(row, run, run / "trajectories") for row in rows]
 
 
 def write_run(run: Path, sink: Sink, first: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.logger.records import TEXTS, build, numbers_of, write_run
+from tests.logger.records import TEXTS, build, media_rows, numbers_of, write_run
 
 BLOCK, FULL, LAST = 2**15, 1, 4  # of LevelDB's log
 
@@ -28,14 +28,18 @@ def log_records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def history(run: Path) -> list[dict[str, Any]]:
-    """The rows of all offline files of a run folder."""
+def records(run: Path) -> list[Any]:
+    """What all offline files of a run folder hold."""
     record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     paths = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
-    found = [record.FromString(data) for path in paths for data in log_records(path.read_bytes())]
+    return [record.FromString(data) for path in paths for data in log_records(path.read_bytes())]
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """The rows of all offline files of a run folder."""
     return [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
-        for one in found
+        for one in records(run)
         if one.HasField("history")
     ]
 
@@ -60,6 +64,24 @@ def test_an_offline_run_is_continued_under_its_id_and_has_the_numbers_and_texts_
             "columns": ["step", *TEXTS[0]],
             "data": [[step, *TEXTS[0].values()], [step, *TEXTS[1].values(), None]],
         }
+
+
+def test_the_table_has_the_pictures_and_sounds_of_its_rows(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run, rows = tmp_path / "run", media_rows(tmp_path / "run")
+    sink = build("wandb", mode="offline", log_completions=True)
+    sink.open(run, {})
+    sink.samples(1, rows)
+    sink.close(failed=False)
+    [artifact] = [one.artifact for one in records(run) if one.HasField("artifact")]
+    contents = {entry.path.rpartition("/")[2]: Path(entry.local_path) for entry in artifact.manifest.contents}
+    stored = {path.name: path.read_bytes() for path in (run / "media").iterdir()}
+    assert len(stored) == 3
+    assert {name: contents[name].read_bytes() for name in stored} == stored
+    table = json.loads(contents["completions.table.json"].read_text())
+    assert table["columns"] == ["step", *rows[0], "audio 1", "image 1", "image 2"]
+    shown = [[None if cell is None else cell["_type"] for cell in row[-3:]] for row in table["data"]]
+    assert shown == [[None, "image-file", "image-file"], ["audio-file", None, None], [None, None, None]]
 
 
 def test_without_completions_no_text_is_sent(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_field_that_json_cannot_hold_names_its_row(tmp_path):
 
 
 def test_media_of_the_input_are_in_its_prompts_and_in_the_output(tmp_path):
-    """The output can be read again: paths are absolute, and bytes are texts."""
+    """The output can be read again: paths are absolute, and bytes are in files beside it, each once."""
     (tmp_path / "a.png").write_bytes(b"x")
     file = tmp_path / "rows.jsonl"
     rows = [{"question": "<image>a", "image": {"path": "a.png"}}, {"question": "b", "image": "data:;base64,eA=="}]
@@ -94,8 +94,14 @@ def test_media_of_the_input_are_in_its_prompts_and_in_the_output(tmp_path):
     found = read(str(file), "question")
     values = [str(tmp_path / "a.png"), b"x"]
     assert [media_of(row["question"]) for row in found] == [[("image", value)] for value in values]
-    (tmp_path / "out.jsonl").write_text("".join(json.dumps(output_row(row, [])) + "\n" for row in found))
-    assert read(str(tmp_path / "out.jsonl"), "question") == [row | {"completions": []} for row in found]
+    lines = [output_row(row, [], tmp_path) for row in [*found, found[1]]]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [stored] = (tmp_path / "media").iterdir()
+    assert stored.read_bytes() == b"x" and stored.suffix == ".bin"
+    again = read(str(tmp_path / "out.jsonl"), "question")
+    assert [media_of(row["question"]) for row in again] == [
+        [("image", value)] for value in (values[0], str(stored), str(stored))
+    ]
     file.write_text(json.dumps({"question": "a", "image": "b.png"}))
     with pytest.raises(ValueError, match=r"rows\.jsonl line 1: the field 'image': there is no file .*/b\.png"):
         read(str(file), "question")

@@ -304,7 +304,11 @@ class Encoder:
         The first piece has all media of the text, which ends with the last cut.
         """
         cuts = list(cuts)
-        whole = self._encode([self._between(rich, 0, cut) for cut in cuts])
+        texts = [self._between(rich, 0, cut) for cut in cuts]
+        if self.processor is not None and rich.media and len(texts[0].media) == len(rich.media):
+            whole = self.processor.prefixes(rich, cuts)
+        else:
+            whole = self._encode(texts)
         pieces: list[EncodedText] = []
         tokens: list[int] = []
         done = 0

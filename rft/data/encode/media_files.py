@@ -1,5 +1,6 @@
-"""Opens images and audio: the files, bytes and arrays in the content parts of rows."""
+"""Opens images and audio, the files, bytes and arrays in the content parts of rows, and makes small files of them."""
 
+import base64
 import io
 import struct
 import wave
@@ -9,10 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rft.logger.media import FORMATS
+
 if TYPE_CHECKING:  # an optional package, imported when the first image is opened
     from PIL.Image import Image
 
 LARGEST = 64_000_000  # pixels of an image, of three bytes each; a small file can claim any number
+FORMS = (str, bytes, np.ndarray)  # of an image, beside that of PIL
+SMALL = 2**20  # bytes of a file for people
+SIDE = 1024  # pixels of its longer side, if a picture is drawn again
+BEGINNINGS = {  # of files, and their suffix; WAV and WebP, which begin alike, have another rule
+    b"\x89PNG": "png",
+    b"\xff\xd8\xff": "jpg",
+    b"GIF8": "gif",
+    b"ID3": "mp3",
+    b"\xff\xfb": "mp3",
+    b"\xff\xf3": "mp3",
+    b"fLaC": "flac",
+    b"OggS": "ogg",
+}
 # What pillow raises for damaged files, beside an error of its own.
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error)
 
@@ -63,9 +79,7 @@ def open_audio(value: Any, sampling_rate: int) -> np.ndarray:
         ValueError: the file is damaged or empty, or a package that its format or rate needs is missing; names the file.
     """
     name = _name(value)
-    samples, rate = (value["array"], value["sampling_rate"]) if isinstance(value, Mapping) else _samples(value, name)
-    if not samples.size or not np.isfinite(samples).all():
-        raise ValueError(f"{name} has no samples, or one that is not finite; replace it, or remove the row")
+    samples, rate = _sound(value, name)
     if rate == sampling_rate:
         return samples
     try:
@@ -76,6 +90,77 @@ def open_audio(value: Any, sampling_rate: int) -> np.ndarray:
             f"resamples it (pip install soxr), or convert the file"
         ) from error
     return np.asarray(soxr.resample(samples, rate, sampling_rate), np.float32)
+
+
+def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
+    """The content of a file that people look at or listen to, and its suffix, one of `FORMATS`.
+
+    A file of such a format and of at most `SMALL` bytes is unchanged. Other images are drawn with at most `SIDE` pixels
+    a side; other audio becomes WAV of 16 bits and one channel, of which the beginning fits into `SMALL` bytes.
+
+    Args:
+        kind: one of `KINDS`.
+        value: in the normal form, or a data: URL.
+
+    Returns:
+        None for a kind of which no small file is made, and for a value of another form or a file that is not there.
+
+    Raises:
+        ValueError: the file is damaged; names it.
+    """
+    if isinstance(value, str):
+        if value.startswith("data:"):
+            value = base64.b64decode(value.partition(",")[2])
+        elif not Path(value).is_absolute() or not Path(value).is_file():
+            return None
+    if isinstance(value, str | bytes):
+        data = _read(value)
+        suffix = _suffix(data)
+        if len(data) <= SMALL and FORMATS.get(suffix, "").startswith(f"{kind}/"):
+            return data, suffix
+    if kind == "image" and (isinstance(value, FORMS) or type(value).__module__.startswith("PIL.")):
+        return _drawn(open_media(kind, value))
+    sound = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
+    return _played(*_sound(value, _name(value))) if kind == "audio" and sound else None
+
+
+def whole_file(kind: str, value: Any) -> tuple[bytes, str] | None:
+    """The content of a medium that is bytes, and the suffix of a file of it; None for another, such as a path."""
+    return (value, _suffix(value) or "bin") if isinstance(value, bytes) else None
+
+
+def _suffix(data: bytes) -> str:
+    """The suffix of a file by its first bytes; empty for another format."""
+    if data[:4] == b"RIFF":
+        return {b"WAVE": "wav", b"WEBP": "webp"}.get(data[8:12], "")
+    return next((suffix for beginning, suffix in BEGINNINGS.items() if data.startswith(beginning)), "")
+
+
+def _drawn(picture: "Image") -> tuple[bytes, str]:
+    picture.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    if file.tell() <= SMALL:
+        return file.getvalue(), "png"
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=85)
+    return file.getvalue(), "jpg"
+
+
+def _played(samples: np.ndarray, rate: int) -> tuple[bytes, str]:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setparams((1, 2, int(rate), 0, "NONE", ""))
+        file.writeframes((samples[: SMALL // 2].clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+    return made.getvalue(), "wav"
+
+
+def _sound(value: Any, name: str) -> tuple[np.ndarray, int]:
+    """The samples (N,) of audio, the mean of its channels, and its sampling rate."""
+    samples, rate = (value["array"], value["sampling_rate"]) if isinstance(value, Mapping) else _samples(value, name)
+    if not samples.size or not np.isfinite(samples).all():
+        raise ValueError(f"{name} has no samples, or one that is not finite; replace it, or remove the row")
+    return samples, rate
 
 
 def _samples(value: str | bytes, name: str) -> tuple[np.ndarray, int]:

@@ -7,7 +7,7 @@ last two, `{array, sampling_rate}` with an array (N,) of float32.
 
 import base64
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+
+from rft.data.encode.media_files import small_file
+from rft.logger.media import FORMATS
 
 Messages = list[dict[str, Any]]
 
@@ -76,21 +79,41 @@ def text_of(content: Any) -> str:
     return str(content)
 
 
-def with_data_urls(value: Any) -> Any:
-    """Chat messages with the bytes of media as data: URLs, which `normalize_media` reads again; other values unchanged.
+def map_media(row: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A row with `change(kind, value)` in the place of each medium's value in its chat messages.
 
     Args:
-        value: in the normal form.
+        row: in the normal form; values of media in another form may be in fields that `normalize_media` does not read.
+        change: returns the value itself where it is not changed.
     """
-    if not has_parts(value):
-        return value
-    found = []
-    for message in value:
-        content = message.get("content")
-        if isinstance(content, list):
-            content = [{name: _data_url(inner) for name, inner in part.items()} for part in content]
-        found.append(message | {"content": content})
-    return found
+
+    def changed(part: Any) -> Any:
+        kind = _kind(part)
+        return {**part, kind: change(kind, part[kind])} if kind is not None and kind in part else part
+
+    def message(found: Any) -> Any:
+        content = found.get("content")
+        return found | {"content": [changed(part) for part in content]} if isinstance(content, list) else found
+
+    return {name: [message(m) for m in value] if _is_chat(value) else value for name, value in row.items()}
+
+
+def with_data_urls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with data: URLs, which `normalize_media` reads again, in the place of media that are not files.
+
+    Bytes are unchanged in the URL. Images in memory are drawn, and audio is written, as by `small_file`.
+
+    Args:
+        row: in the normal form.
+    """
+
+    def url(kind: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        made = (value, "") if isinstance(value, bytes) else small_file(kind, value)
+        return value if made is None else _data_url(*made)
+
+    return map_media(row, url)
 
 
 def undecoded(features: Any) -> Any:
@@ -287,10 +310,8 @@ def _from_base64(data: Any) -> bytes:
     return found
 
 
-def _data_url(value: Any) -> Any:
-    if not isinstance(value, bytes):
-        return value
-    return f"data:application/octet-stream;base64,{base64.b64encode(value).decode()}"
+def _data_url(data: bytes, suffix: str) -> str:
+    return f"data:{FORMATS.get(suffix, 'application/octet-stream')};base64,{base64.b64encode(data).decode()}"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -56,6 +56,7 @@ class MediaProcessor:
         slots: as given.
         placeholders: ids of the tokens that stand for embeddings of media; no text may contain them otherwise.
         columns: names of the columns of tokens that the processor returns beside the ids.
+        probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
     """
 
@@ -65,7 +66,12 @@ class MediaProcessor:
         tokens = {kind: str(vars(processor)[f"{kind}_token"]) for kind in slots}
         self._markers = {kind: self._marker(slot, tokens[kind]) for kind, slot in slots.items()}
         self._plain = self._processor = processor
-        self.placeholders = self._find_placeholders(tokens.values())
+        every, media = "".join(slots.values()), self._probe_media()
+        one = self._outputs(RichText(every, media))
+        two = self._outputs(RichText(every * 2 + self.tokenizer.eos_token * 3, media * 2))
+        self.placeholders = self._find_placeholders(tokens.values(), every, one["input_ids"][0].tolist())
+        self.columns = _find_columns(one, two)
+        self._stacked = _find_stacked(one, two) - {*self.columns}
         self._processor = copy.copy(processor)  # its tokenizer has a token for each quoted placeholder
         self._processor.tokenizer = copy.deepcopy(self.tokenizer)
         quoted = self.tokenizer.convert_ids_to_tokens(self.placeholders)
@@ -77,8 +83,7 @@ class MediaProcessor:
             ).input_ids
             for token, literal in self._literals.items()
         }
-        self.columns = self._find_columns()
-        self._stacked = self._find_stacked()
+        self.probe = self._encoded(one)
 
     def _marker(self, slot: str, token: str) -> str:
         """The token in a slot by which it is found in a text."""
@@ -92,12 +97,6 @@ class MediaProcessor:
         """A text of the user, in which placeholders are quoted: they are tokenized as plain characters."""
         for token, literal in self._literals.items():
             text = text.replace(token, literal)
-        return text
-
-    def unescape(self, text: str) -> str:
-        """The text that `escape` got."""
-        for token, literal in self._literals.items():
-            text = text.replace(literal, token)
         return text
 
     def take_media(self, messages: Messages, as_parts: bool) -> tuple[list[dict[str, Any]], Parts]:
@@ -134,7 +133,10 @@ class MediaProcessor:
 
     def count(self, text: str) -> int:
         """The slots in a rendered text."""
-        return len(re.findall("|".join(map(re.escape, set(self._markers.values()))), text))
+        return sum(1 for _ in self._slots_in(text))
+
+    def _slots_in(self, text: str) -> Iterable[re.Match[str]]:
+        return re.finditer("|".join(map(re.escape, set(self._markers.values()))), text)
 
     def encode(self, rich: RichText) -> EncodedText:
         """The token ids of a text, without a BOS token, with the columns and the media that the model reads.
@@ -142,7 +144,25 @@ class MediaProcessor:
         Raises:
             ValueError: a medium cannot be opened, or the processor does not take it.
         """
-        outputs = self._outputs(rich)
+        return self._encoded(self._outputs(rich))
+
+    def prefixes(self, rich: RichText, cuts: Sequence[int]) -> list[EncodedText]:
+        """What `encode` returns for the text up to each cut. All media stand before the first cut, and are opened once.
+
+        Args:
+            cuts: ascending numbers of characters; the last is the length of the text.
+        """
+        whole = self.encode(rich)
+        start = max(match.end() for match in self._slots_in(rich.text))  # no token crosses the end of a slot
+        found = self._processor.tokenizer([rich.text[start:cut] for cut in cuts], add_special_tokens=False).input_ids
+        ends = [[token for own in ids for token in self._spelled.get(own, (own,))] for ids in found]
+        size = len(whole) - len(ends[-1])
+        if whole[size:] != ends[-1] or any(any(whole.column(name)[size:]) for name in self.columns):
+            # such as where a tokenizer drops white space behind a slot
+            return [self.encode(RichText(rich.text[:cut], rich.media)) for cut in cuts]
+        return [whole.part(0, size) + end for end in ends]
+
+    def _encoded(self, outputs: dict[str, Tensor]) -> EncodedText:
         ids = outputs.pop("input_ids")[0].tolist()
         outputs.pop("attention_mask", None)
         columns = {name: outputs.pop(name)[0].tolist() for name in self.columns}
@@ -157,7 +177,7 @@ class MediaProcessor:
         return EncodedText(ids, columns, media or None)
 
     def _outputs(self, rich: RichText) -> dict[str, Tensor]:
-        given: dict[str, list[Any]] = {}
+        given: dict[str, Any] = {}
         for kind, value in rich.media:
             opened = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
             given.setdefault(ARGUMENTS[kind], []).append(opened)
@@ -166,6 +186,8 @@ class MediaProcessor:
                 f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
                 "not at all, or twice"
             )
+        if "audio" in given:
+            given["sampling_rate"] = self.sampling_rate
         try:
             outputs = self._processor(text=[rich.text], **given, add_special_tokens=False, return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
@@ -177,40 +199,14 @@ class MediaProcessor:
         """Samples per second of the audio that the model reads."""
         return int(self._processor.feature_extractor.sampling_rate)
 
-    def _find_placeholders(self, tokens: Iterable[str]) -> list[int]:
+    def _find_placeholders(self, tokens: Iterable[str], slots: str, expanded: list[int]) -> list[int]:
         """The ids of these tokens, and of the special tokens to which the processor expands the slots."""
-        slots, special = self._probe_texts[0], set(self.tokenizer.all_special_ids)
-        expanded = Counter(self._outputs(RichText(slots, self._probe_media))["input_ids"][0].tolist())
-        added = expanded - Counter(self.tokenizer(slots, add_special_tokens=False).input_ids)
+        special = set(self.tokenizer.all_special_ids)
+        added = Counter(expanded) - Counter(self.tokenizer(slots, add_special_tokens=False).input_ids)
         return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(added.keys() & special)})
 
-    def _find_columns(self) -> tuple[str, ...]:
-        """The outputs that have one number for each token, by texts of two lengths."""
-        texts = [self._outputs(RichText(text, self._probe_media)) for text in self._probe_texts]
-        sizes = [output["input_ids"].shape for output in texts]
-        assert sizes[0] != sizes[1]
-        return tuple(
-            name
-            for name in texts[0]
-            if name not in ("input_ids", "attention_mask")
-            and all(output[name].shape == size for output, size in zip(texts, sizes, strict=True))
-        )
-
-    def _find_stacked(self) -> frozenset[str]:
-        """The outputs (1, n, ...) of the n media of a text; others begin with n, or with what n media have in all."""
-        one, two = (
-            self._outputs(RichText(self._probe_texts[0] * count, self._probe_media * count)) for count in (1, 2)
-        )
-        names = one.keys() - {"input_ids", "attention_mask", *self.columns}
-        return frozenset(name for name in names if len(one[name]) == len(two[name]) == 1)
-
-    @property
-    def _probe_texts(self) -> tuple[str, str]:
-        slots = "".join(self.slots.values())
-        return slots, slots + self.tokenizer.eos_token * 3
-
-    @property
     def _probe_media(self) -> Parts:
+        """One medium of each type."""
         from PIL import Image
 
         values: dict[str, Callable[[], Any]] = {
@@ -221,11 +217,6 @@ class MediaProcessor:
         return tuple((kind, values[kind]()) for kind in self.slots)
 
     @cached_property
-    def probe(self) -> EncodedText:
-        """A short text with one medium of each type, the same on every rank."""
-        return self.encode(RichText(self._probe_texts[0], self._probe_media))
-
-    @cached_property
     def facts(self) -> MediaFacts:
         """What models and engines know of the processor."""
         return MediaFacts(self.placeholders, self.probe, self._stacked, self.save)
@@ -233,6 +224,26 @@ class MediaProcessor:
     def save(self, folder: Path) -> None:
         """Writes the processor beside the tokenizer of an exported model."""
         self._plain.save_pretrained(folder)
+
+
+def _find_columns(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The outputs that have one number for each token, by two texts; the longer one is not twice as long.
+
+    Args:
+        one, two: outputs of a text with one medium of each type, and of a text with two, and more tokens behind them.
+    """
+    return tuple(
+        name
+        for name in one
+        if name not in ("input_ids", "attention_mask")
+        and all(output[name].shape == output["input_ids"].shape for output in (one, two))
+    )
+
+
+def _find_stacked(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> frozenset[str]:
+    """The outputs (1, n, ...) of the n media of a text; others begin with n, or with what n media have in all."""
+    names = one.keys() - {"input_ids", "attention_mask"}
+    return frozenset(name for name in names if len(one[name]) == len(two[name]) == 1)
 
 
 def refuse_media(messages: Messages) -> list[dict[str, Any]]:

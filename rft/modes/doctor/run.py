@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.actor.base import ModelContext, TrainableModel, trainable
+from rft.actor.base import TrainableModel, trainable
 from rft.algorithm.roles import POLICY
 from rft.data.base import given_texts
 from rft.distributed import World
@@ -75,14 +75,7 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
             """A copy of the policy that computes in this dtype."""
             options = spread.reference_options(job.strategy.options, dtype)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
-            context = ModelContext(
-                POLICY,
-                world,
-                spread(world=world, **options),
-                loaded.tokenizer,
-                run.seed,
-                media=loaded.encoder.media_facts,
-            )
+            context = job.policy_context(world, spread(world=world, **options), loaded.tokenizer, loaded.encoder)
             actor = trainable(Target(node, POLICY, CONTEXT).build(context=context))
             actor.copy_weights_from(trainer.policy)
             return actor

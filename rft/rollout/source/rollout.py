@@ -19,6 +19,7 @@ from rft.batch.scores import Scores, is_scored
 from rft.batch.trajectory import Trajectory, to_row
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.parts import has_parts, with_data_urls
 from rft.data.sampler import make_sampler
 from rft.errors import Checks
 from rft.metrics import Metrics
@@ -159,12 +160,14 @@ class RolloutSource(Source):
             metrics.mean("rollout/greedy_score", greedy.total, is_scored(greedy.total))
             shared = [{"greedy_scores": score} for score in greedy.total]
             scores = scores.drop_unknown(greedy.total.repeat_interleave(context.group_size))
+        plain = [with_data_urls(row) if has_parts(row["prompt"]) else row for row in rows]  # once for a group
         groups, place = [], 0
-        for position, columns, trajectories in zip(positions, shared, answers, strict=True):
+        for position, written, columns, trajectories in zip(positions, plain, shared, answers, strict=True):
             group = []
             for sample, trajectory in enumerate(trajectories):
                 unit = position * context.group_size + sample
-                row = to_row(trajectory, group=position, unit=unit, turns=self._forced_stop is not None)
+                text = replace(trajectory, row=written)
+                row = to_row(text, group=position, unit=unit, turns=self._forced_stop is not None)
                 scores.add_to(row, place)
                 group.append(row | columns)
                 place += 1

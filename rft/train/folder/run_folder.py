@@ -16,6 +16,7 @@ from yaml import YAMLError
 from rft.distributed import World
 from rft.logger.disk import make_folder, replacing
 from rft.logger.history import History
+from rft.logger.media import MEDIA
 from rft.registry import did_you_mean
 from rft.train.checkpoint.names import checkpoints_in
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
@@ -149,7 +150,7 @@ def _taken(folder: Path) -> bool:
     """Whether the folder holds files; those of an evaluation before the run, a lock and half a config do not count."""
     if not folder.is_dir():
         return folder.exists()
-    free = (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, LOCK, PARTIAL_CONFIG)
+    free = (EVALUATION, ANSWERS, RESCORED, RESCORED_ANSWERS, MEDIA, LOCK, PARTIAL_CONFIG)
     return any(path.name not in free for path in folder.iterdir())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import LARGEST, open_audio, open_media
+from rft.data.encode.media_files import LARGEST, open_audio, open_media, small_file
 
 COLORS = ((255, 0, 0), (0, 0, 255))
 
@@ -200,3 +200,31 @@ def test_another_rate_is_resampled_or_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "soxr", types.SimpleNamespace(resample=resample))  # type: ignore[arg-type]
     found = open_audio(data, 16000)
     assert found.dtype == np.float32 and found.tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_small_files_of_known_formats_are_unchanged(picture: Image.Image, tmp_path: Path) -> None:
+    for ending, suffix in (("PNG", "png"), ("JPEG", "jpg"), ("GIF", "gif"), ("WEBP", "webp")):
+        data = encoded(picture, ending)
+        assert small_file("image", data) == (data, suffix)
+    for beginning, suffix in ((b"ID3", "mp3"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"RIFFxxxxWAVE", "wav")):
+        assert small_file("audio", beginning) == (beginning, suffix)
+    (tmp_path / "a").write_bytes(encoded(picture, "PNG"))
+    assert small_file("image", str(tmp_path / "a")) == (encoded(picture, "PNG"), "png")
+
+
+def test_other_media_become_files_that_a_browser_shows(picture: Image.Image, tmp_path: Path) -> None:
+    for value in (encoded(picture, "BMP"), picture, np.asarray(picture)):
+        data, suffix = small_file("image", value) or (b"", "")
+        assert suffix == "png" and pixels(data) == COLORS
+    data, suffix = small_file("audio", {"array": np.array([0.5, -1, 2], np.float32), "sampling_rate": 8000}) or (
+        b"",
+        "",
+    )
+    assert suffix == "wav" and np.allclose(open_audio(data, 8000), [0.5, -1, 1], atol=1e-4)
+
+
+def test_what_is_no_medium_has_no_small_file(tmp_path: Path) -> None:
+    for kind in ("image", "audio"):
+        for value in (None, {}, {"bytes": b"x"}, "relative.png", str(tmp_path / "none"), "https://a/b.png", 3):
+            assert small_file(kind, value) is None
+    assert small_file("video", b"x") is None and small_file("video", str(tmp_path)) is None

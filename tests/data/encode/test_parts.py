@@ -1,7 +1,6 @@
 """Rows with media in the formats of other projects, in the normal form: parts with values."""
 
 import base64
-import io
 import json
 import subprocess
 import sys
@@ -13,29 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rft.data.encode.media_files import open_audio, open_media
 from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
+from tests.data.media_parts import BLUE, RED, image, text, user
 
-
-def png(color: str, side: int = 2) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), color).save(file, "PNG")
-    return file.getvalue()
-
-
-RED, BLUE = png("red"), png("blue")
 URL = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
-
-
-def text(value: str) -> dict[str, Any]:
-    return {"type": "text", "text": value}
-
-
-def image(value: Any) -> dict[str, Any]:
-    return {"type": "image", "image": value}
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
 
 
 @pytest.fixture
@@ -238,10 +219,29 @@ def test_the_text_of_a_content() -> None:
 def test_bytes_survive_a_file_of_json(folder: Path) -> None:
     path = str(folder / "media" / "b.png")
     prompt = [user([image(RED), text("a"), image(path)]), {"role": "assistant", "content": None}, user("b")]
-    written = json.loads(json.dumps(with_data_urls(prompt)))
-    assert written[0]["content"][1:] == prompt[0]["content"][1:]
-    assert normalize_media({"prompt": written}, None)["prompt"] == prompt
-    assert with_data_urls("a") == "a" and with_data_urls(b"x") == b"x"
+    written = json.loads(json.dumps(with_data_urls({"prompt": prompt})))
+    assert written["prompt"][0]["content"][1:] == prompt[0]["content"][1:]
+    assert normalize_media(written, None)["prompt"] == prompt
+    plain = {"prompt": "a", "raw": b"x", "answer": {"type": "image", "image": b"x"}, "list": [{"a": 1}, 2]}
+    assert with_data_urls(plain) == plain
+
+
+def test_what_is_in_memory_survives_a_file_of_json() -> None:
+    samples = np.array([0, 0.5, -0.5], np.float32)
+    parts = [image(Image.new("RGB", (3, 2), "red")), image(np.full((2, 2, 3), 7, np.uint8))]
+    parts.append({"type": "audio", "audio": {"array": samples, "sampling_rate": 16000}})
+    written = json.loads(json.dumps(with_data_urls({"prompt": [user(parts)]})))
+    media = [value for _, value in media_of(normalize_media(written, None)["prompt"])]
+    assert open_media("image", media[0]).size == (3, 2)
+    assert open_media("image", media[1]).getpixel((1, 1)) == (7, 7, 7)
+    assert np.allclose(open_audio(media[2], 16000), samples, atol=1e-4)
+
+
+def test_values_of_another_form_are_unchanged() -> None:
+    """Fields that `normalize_media` does not read may have what they like."""
+    parts = [image({"bytes": b"x"}), {"type": "image"}, {"type": "audio", "audio": None}, image("rel.png"), "a"]
+    row = {"of the user": [user(parts), user(None), {}]}
+    assert with_data_urls(row) == row
 
 
 def test_features_of_media_are_not_decoded_and_others_are() -> None:

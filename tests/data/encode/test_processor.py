@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.processor import MediaProcessor, RichText
 from rft.data.encode.truncation import PromptLimit
 from tests.families import family
 from tests.families.rows import encoder, medium, rows
@@ -69,7 +70,6 @@ def test_a_quoted_placeholder_is_spelled(name):
         alone = encode.prompt({"prompt": user(medium(one, 0), text("say !"))})
         assert both.count(placeholder) == alone.count(placeholder)
     assert one.placeholders[kind] in encode.processor.placeholders
-    assert encode.processor.unescape(encode.processor.escape(f"a {quote} b")) == f"a {quote} b"
 
 
 def test_what_the_model_does_not_take_is_named():
@@ -114,3 +114,38 @@ def test_the_probe_has_one_medium_of_each_kind():
         assert facts.probe.media and set(facts.placeholders) & set(facts.probe)
     assert encoder(family("idefics3")).media_facts.stacked == {"pixel_values", "pixel_attention_mask"}
     assert encoder(family("llava")).media_facts.stacked == frozenset()
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl", "gemma3", "qwen2_audio"])
+def test_a_supervised_row_is_processed_once(name, monkeypatch):
+    """The tokens, columns and media are those of the texts up to each cut, which the processor gets one by one."""
+    one = family(name)
+    encode = encoder(one)
+    processor, calls = encode.processor, []
+    quote = processor.tokenizer.convert_ids_to_tokens(processor.placeholders[0])
+    row = {"prompt": user(medium(one, 0), text(f" say {quote} ")), "response": f"it {quote} is"}
+    outputs = processor._outputs
+    monkeypatch.setattr(processor, "_outputs", lambda rich: calls.append(rich) or outputs(rich))
+    ids, trains = encode.example(row)
+    assert [len(rich.media) for rich in calls] == [1]
+    monkeypatch.setattr(
+        processor,
+        "prefixes",
+        lambda rich, cuts: [processor.encode(RichText(rich.text[:cut], rich.media)) for cut in cuts],
+    )
+    apart, same_trains = encode.example(row)
+    assert len(calls) == 3
+    assert ids == apart and trains == same_trains
+    assert all(ids.column(column) == apart.column(column) for column in processor.columns)
+    assert ids.media.keys() == apart.media.keys()
+    assert all(torch.equal(tensor, apart.media[key]) for key, tensor in ids.media.items())
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_audio"])
+def test_two_calls_describe_a_processor(name, monkeypatch):
+    calls, outputs = [], MediaProcessor._outputs
+    monkeypatch.setattr(MediaProcessor, "_outputs", lambda self, rich: calls.append(rich) or outputs(self, rich))
+    processor = encoder(family(name)).processor
+    assert len(calls) == 2
+    again = processor.encode(calls[0])
+    assert processor.probe == again and processor.probe.media.keys() == again.media.keys()

@@ -1,44 +1,18 @@
 """Rows with media, as the files of other projects have them, through the yaml of their format."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
-from PIL import Image
 
 from rft.data.encode.media_files import open_media
 from rft.data.encode.parts import media_of
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text
 from rft.registry import Target
-
-
-def png(color: str) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (3, 2), color).save(file, "PNG")
-    return file.getvalue()
-
-
-RED, BLUE = png("red"), png("blue")
-
-
-def text(value: str) -> dict[str, Any]:
-    return {"type": "text", "text": value}
-
-
-def image(value: Any) -> dict[str, Any]:
-    return {"type": "image", "image": value}
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content}
+from tests.data.media_parts import BLUE, RED, assistant, image, text, user
 
 
 @pytest.fixture(autouse=True)

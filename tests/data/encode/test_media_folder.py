@@ -1,0 +1,78 @@
+"""Media of rows become small files, each once, and the rows name them and can be written as JSON."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rft.data.encode.media_files import open_media, whole_file
+from rft.data.encode.media_folder import name_media, store_media
+from rft.data.encode.parts import media_of, normalize_media
+from rft.logger.media import media_files
+from tests.data.media_parts import BLUE, RED, image, png, text, user
+
+
+def test_each_medium_is_one_file_however_many_rows_have_it(tmp_path: Path) -> None:
+    lines = tmp_path / "trajectories"
+    (tmp_path / "a.png").write_bytes(RED)
+    url = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+    forms = [RED, str(tmp_path / "a.png"), url]
+    rows = [{"prompt": [user([image(form), text("?")])], "response": "x"} for form in [*forms, BLUE]]
+    stored = [store_media(row, tmp_path, lines) for row in rows]
+    assert len(list((tmp_path / "media").iterdir())) == 2
+    assert stored[0] == stored[1] == stored[2] != stored[3]
+    name = stored[0]["prompt"][0]["content"][0]["image"]
+    assert name.startswith("../media/") and name.endswith(".png")
+    assert (lines / name).resolve().read_bytes() == RED
+    read = normalize_media(json.loads(json.dumps(stored[0])), lines)
+    assert Path(media_of(read["prompt"])[0][1]).read_bytes() == RED, "the readers of rows read the lines"
+    [file] = media_files(stored[0], tmp_path)
+    assert file.path == tmp_path / "media" / Path(name).name
+
+
+def test_a_row_has_what_json_can_hold_and_text_is_unchanged(tmp_path: Path) -> None:
+    row = {"prompt": [user("a")], "response": "<image>", "score": 0.5, "steps": [1, None], "x": {"type": "image"}}
+    assert store_media(row, tmp_path, tmp_path) == row
+    given = {"prompt": "a", "picture": Image.new("RGB", (2, 2)), "raw": b"x", "sound": {"array": np.zeros(3)}}
+    found = store_media(given, tmp_path, tmp_path)
+    assert found == {"prompt": "a", "picture": "<Image>", "raw": "<bytes>", "sound": {"array": "<ndarray>"}}
+    assert not list(tmp_path.iterdir())
+
+
+def test_media_of_other_fields_and_other_forms_are_no_error(tmp_path: Path) -> None:
+    parts: list[Any] = [image("no file"), image(str(tmp_path / "none.png")), {"type": "video", "video": b"x"}]
+    assert store_media({"prompt": [user(parts)]}, tmp_path, tmp_path)["prompt"][0]["content"][2]["video"] == "<bytes>"
+    assert not (tmp_path / "media").exists()
+    with pytest.raises(ValueError, match="a file of 3 bytes cannot be read as an image"):
+        store_media({"chosen": [user([image(b"bad")])]}, tmp_path, tmp_path)
+
+
+def test_large_media_are_small_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 255, (1500, 1200, 3), np.uint8)
+    sound = {"array": np.zeros(2_000_000, np.float32), "sampling_rate": 16000}
+    row = {"prompt": [user([image(picture), {"type": "audio", "audio": sound}])]}
+    files = list(media_files(store_media(row, tmp_path, tmp_path), tmp_path))
+    assert [file.mime for file in files] == ["image/jpeg", "audio/wav"]
+    assert all(file.path.stat().st_size <= 2**20 + 44 for file in files)
+    assert open_media("image", str(files[0].path)).size == (819, 1024)
+
+
+def test_whole_files_are_not_changed(tmp_path: Path) -> None:
+    large = png("red", 1200)
+    row = {"prompt": [user([image(large), image(b"unknown"), image("/a.png")])]}
+    parts = store_media(row, tmp_path, tmp_path, whole_file)["prompt"][0]["content"]
+    assert [(tmp_path / part["image"]).read_bytes() for part in parts[:2]] == [large, b"unknown"]
+    assert [part["image"].rpartition(".")[2] for part in parts] == ["png", "bin", "png"]
+    assert parts[2] == image("/a.png")
+
+
+def test_equal_media_have_equal_names(tmp_path: Path) -> None:
+    given = {"prompt": [user([image(Image.new("RGB", (2, 2), "red")), text("?")])]}
+    stored = store_media(given, tmp_path, tmp_path)
+    assert name_media(given) == name_media(normalize_media(stored, tmp_path))
+    assert name_media(given) != name_media({"prompt": [user([image(BLUE), text("?")])]})
