@@ -56,6 +56,9 @@ def read_zero(folder: Path) -> Iterator[tuple[str, Tensor]]:
         parts = torch.cat([model["frozen_param_fragments"][name].reshape(-1) for model in models])
         found[name] = parts[: shape.numel()].view(shape)
     read = _stage_3 if FLAT_3 in optimizers[0] else _stage_1_2
+    if read is _stage_1_2:  # stage 1 has frozen weights here alone
+        known = {name for group in first["param_shapes"] for name in group} | first["shared_params"].keys()
+        found = {name: tensor for name, tensor in first["module"].items() if name not in known} | found
     for name, tensor in chain(found.items(), read(first["param_shapes"], optimizers, folder)):
         yield name, tensor
         yield from ((alias, tensor) for alias, shared in first["shared_params"].items() if shared == name)
