@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.options import check_positive
 from bench.results import machine, show
-from bench.reward_servers import REQUESTS, ROWS, plain_posts, serving
+from bench.reward_servers import KEY, REQUESTS, ROWS, plain_posts, serving
 from bench.reward_yaml import build_reward, options
 from rft.reward import REWARDS
 from rft.reward.rules.gsm8k import gsm8k
@@ -100,7 +100,7 @@ def scored(
 ) -> Callable[[], list[float]]:
     """Scores all texts with a rule by its name; NaN where there is no score."""
     own: dict[str, Any] = {} if kind == "inline" else {"concurrency": workers, "deadline_s": 10.0}
-    own |= {} if addresses is None else {"http": {"addresses": addresses, "rows_per_request": ROWS}}
+    own |= {} if addresses is None else {"http": {"addresses": addresses, "token": KEY, "rows_per_request": ROWS}}
     term = {"name": name, "weight": 1.0, "call": {"workers": kind, "failed": "drop_row", **own}, **NODE}
     return of_term(name, term, texts, rows)
 

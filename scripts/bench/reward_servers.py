@@ -1,6 +1,8 @@
 """The server of the section `reward`, and plain requests to it."""
 
 import asyncio
+import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -9,22 +11,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.process import environment
-from rft.remote.http_client import httpx
+from rft.remote.http_client import bearer, httpx
 from rft.remote.server_process import free_port
 from rft.reward.services.protocol import SCORE, score_body
 
 ROWS = 64  # of a request
+KEY = "RFT_BENCH_KEY"  # the environment variable with the token of the server
 REQUESTS = 8  # at the same time
 
 
 @contextmanager
 def serving(options: dict[str, Any]) -> Iterator[str]:
-    """Serves the rule `gsm8k` in another process; gives its address."""
+    """Serves the rule `gsm8k` in another process, with a random token in `KEY`; gives its address."""
+    os.environ[KEY] = secrets.token_urlsafe(32)
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "rft.main", "mode=serve", "reward/terms=[gsm8k]", "reward.accuracy=gsm8k"]
     command += [f"reward.terms.gsm8k.{name}={value}" for name, value in options.items()]
     with tempfile.TemporaryDirectory() as folder:
-        command += [f"serve.port={port}", f"output_dir={folder}"]
+        command += [f"serve.port={port}", f"serve.token={KEY}", f"output_dir={folder}"]
         server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
@@ -48,7 +52,7 @@ def plain_posts(address: str, texts: list[str], rows: list[dict[str, Any]]) -> C
                 answer = await client.post(address + SCORE, json=score_body(texts[chosen], rows[chosen], None))
             return [result["total"] for result in answer.json()["results"]]
 
-        async with httpx.AsyncClient(timeout=None) as client:
+        async with httpx.AsyncClient(timeout=None, headers=bearer(os.environ[KEY])) as client:
             found = await asyncio.gather(*(post(client, start) for start in range(0, len(texts), ROWS)))
         return [score for scores in found for score in scores]
 

@@ -2,7 +2,8 @@
 
 The layout is that of DeepSpeed's `deepspeed/utils/zero_to_fp32.py`. Each rank has a file `*_optim_states.pt` with its
 part of every parameter group, flat. In stages 1 and 2 the parts of a group follow each other, and the parameters in
-them. In stage 3 each parameter is cut into equal parts, the last one padded, and a rank has its part of each.
+them, with gaps where `parameter_alignment` aligns them (DeepSpeed 0.19). In stage 3 each parameter is cut into equal
+parts, the last one padded, and a rank has its part of each.
 """
 
 import math
@@ -20,6 +21,7 @@ from conversion.model_folder import read_pickled
 
 NAME = re.compile(r"(bf16_)?(zero_pp_rank_\d+_)?mp_rank_00_(model|optim)_states\.pt")
 FLAT_1_2, FLAT_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
+GAPS = "param_alignment_paddings"  # of each group the elements after each of its parameters; older files have none
 
 
 class Inert:
@@ -48,23 +50,28 @@ def read_zero(folder: Path) -> Iterator[tuple[str, Tensor]]:
     if len(optimizers) != (wanted := max(count) if isinstance(count, list) else count):
         raise ValueError(f"{folder} has {len(optimizers)} files *_optim_states.pt of {wanted}; copy all of them there")
     first = models[0]
-    found = {name: first["module"][name].float() for name in first["buffer_names"]}
+    buffers = {name: first["module"][name] for name in first["buffer_names"]}
+    found = {name: buffer.float() if buffer.is_floating_point() else buffer for name, buffer in buffers.items()}
     for name, shape in (first.get("frozen_param_shapes") or {}).items():
         parts = torch.cat([model["frozen_param_fragments"][name].reshape(-1) for model in models])
         found[name] = parts[: shape.numel()].view(shape)
     read = _stage_3 if FLAT_3 in optimizers[0] else _stage_1_2
+    if read is _stage_1_2:  # stage 1 has frozen weights here alone
+        known = {name for group in first["param_shapes"] for name in group} | first["shared_params"].keys()
+        found = {name: tensor for name, tensor in first["module"].items() if name not in known} | found
     for name, tensor in chain(found.items(), read(first["param_shapes"], optimizers, folder)):
         yield name, tensor
         yield from ((alias, tensor) for alias, shared in first["shared_params"].items() if shared == name)
 
 
 def _stage_1_2(shapes: list[Any], optimizers: list[Any], folder: Path) -> Iterator[tuple[str, Tensor]]:
+    gaps = optimizers[0].get(GAPS) or [[0] * len(group) for group in shapes]
     for number, group in enumerate(shapes):
         flat = torch.cat([optimizer[FLAT_1_2][number] for optimizer in optimizers])
         offset = 0
-        for name, shape in group.items():
+        for (name, shape), gap in zip(group.items(), gaps[number], strict=True):
             yield name, flat[offset : offset + shape.numel()].view(shape)
-            offset += shape.numel()
+            offset += shape.numel() + gap
         _check_length(offset, len(flat), 2 * len(optimizers), folder)
 
 

@@ -1,7 +1,8 @@
 """Reads the model of a verl checkpoint of FSDP: a state dict of DTensors for each rank.
 
 The layout is that of verl's `verl/model_merger/fsdp_model_merger.py`: a mesh ("fsdp",), or ("ddp", "fsdp") of which the
-first row has a whole model; plain tensors are parts of the first dimension.
+first row has a whole model. Plain tensors are whole on every rank: buffers, and with FSDP1 the weights of a model that
+is not sharded (`fsdp_size` 1).
 """
 
 from collections.abc import Iterator
@@ -47,7 +48,12 @@ def _parts(state: dict[str, Any], ranks: int, folder: Path) -> int:
 
 def _whole(parts: list[Any], name: str, folder: Path) -> Tensor:
     if not isinstance(parts[0], DTensor):
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        first: Tensor = parts[0]
+        if not all(torch.equal(first, part) for part in parts[1:]):
+            raise ValueError(
+                f"{folder}: {name} is whole on every rank, and not equal there; copy the files there again"
+            )
+        return first
     placement = parts[0].placements[-1]
     local = [part._local_tensor for part in parts]
     if isinstance(placement, Replicate):

@@ -27,14 +27,17 @@ def score(response, row):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """The address of a server of the function."""
+def server(tmp_path, monkeypatch):
+    """The address of a server of the function, whose random key is in the environment."""
     (tmp_path / "rewards.py").write_text(FUNCTION)
     command = [sys.executable, "-m", "rft.main", "mode=serve", "reward=function", f"serve.port={(port := free_port())}"]
     command += [f"reward.terms.function.function={tmp_path / 'rewards.py'}:score", f"output_dir={tmp_path}/server"]
     environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
     serving = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert next(serving.stdout).startswith("serving the reward terms function at http://127.0.0.1:")
+    said = [next(serving.stdout) for _ in range(4)]
+    assert said[1].rstrip().endswith("reward.terms.remote.token=RFT_SERVE_KEY")
+    monkeypatch.setenv("RFT_SERVE_KEY", said[3].removeprefix("    export RFT_SERVE_KEY=").rstrip())
     yield f"http://127.0.0.1:{port}"
     serving.send_signal(signal.SIGTERM)
     serving.communicate(timeout=60)
@@ -55,9 +58,9 @@ def test_values_of_a_server_train_the_same_weights(server, tiny, tmp_path):
     own = {"function": f"{tmp_path / 'rewards.py'}:score"}
     numbers, weights = fit("inline", own | {"call": {"failed": "drop_row"}})
     call = {"failed": "drop_row", "concurrency": 3, "deadline_s": 60.0, "tries": 2}
-    http = call | {"workers": "http", "http": {"addresses": [server], "rows_per_request": 3}}
+    http = call | {"workers": "http", "http": {"addresses": [server], "token": "RFT_SERVE_KEY", "rows_per_request": 3}}
     remote = yaml_options("reward/terms/remote.yaml")["remote"] | {"_target_": "rft.reward.services.remote.RemoteTerm"}
-    remote |= {"addresses": [server], "term": "function", "rows_per_request": 5, "call": call}
+    remote |= {"addresses": [server], "token": "RFT_SERVE_KEY", "term": "function", "rows_per_request": 5, "call": call}
     for name, node in (("http", own | {"call": http}), ("remote", remote)):
         others, found = fit(name, node)
         assert others == numbers and identical(found, weights), name

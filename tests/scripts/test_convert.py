@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import convert  # noqa: E402
 from conversion import model_folder  # noqa: E402
+from conversion.deepspeed import read_zero  # noqa: E402
 
 
 def save(folder, dtype="float32", tied=False):
@@ -124,6 +125,20 @@ def test_shards_of_verl_become_the_model(mesh, ranks, run, torchrun, tmp_path):
     assert_equal(tmp_path / "out", model.state_dict())
 
 
+def test_plain_tensors_of_verl_are_whole_on_every_rank(run, tmp_path):
+    """With FSDP1 and one rank a shard, verl 0.9.1 writes the weights in full; buffers always."""
+    model, actor = save(tmp_path / "model"), tmp_path / "actor"
+    actor.mkdir()
+    for rank in range(2):
+        torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{rank}.pt")
+    command = ("from-verl", actor, "--config", tmp_path / "model", "--out")
+    assert run(*command, tmp_path / "out") == (0, "")
+    assert_equal(tmp_path / "out", model.state_dict())
+    other = model.state_dict() | {"model.norm.weight": torch.zeros(12)}
+    torch.save(other, actor / "model_world_size_2_rank_1.pt")
+    assert "model.norm.weight is whole on every rank, and not equal there" in run(*command, tmp_path / "new")[1]
+
+
 # DeepSpeed
 
 
@@ -149,15 +164,28 @@ def cut(weight, ranks):
     return torch.nn.functional.pad(weight.reshape(-1), (0, length * ranks - weight.numel())).view(ranks, length)
 
 
-def cut_group(weights, ranks):
-    """The parts of a parameter group in stages 1 and 2, (ranks, length), padded to a multiple of 2 ranks."""
-    flat = torch.cat([weight.reshape(-1) for weight in weights])
-    padded = 2 * ranks * math.ceil(len(flat) / (2 * ranks))
-    return torch.nn.functional.pad(flat, (0, padded - len(flat))).view(ranks, -1)
+def cut_group(weights, ranks, align):
+    """The parts of a parameter group in stages 1 and 2, and the elements after each parameter; see `zero_folder`.
+
+    The group is padded to a multiple of 2 ranks and cut into equal parts, without the padding in the last ones.
+    """
+    gaps = [-weight.numel() % align for weight in weights[:-1]] + [0]
+    flat = torch.cat([torch.nn.functional.pad(w.reshape(-1), (0, gap)) for w, gap in zip(weights, gaps, strict=True)])
+    length = 2 * math.ceil(len(flat) / (2 * ranks))
+    return [flat[rank * length : (rank + 1) * length].clone() for rank in range(ranks)], gaps
 
 
-def zero_folder(model, folder, stage, ranks, frozen=(), shared=None):
-    """Writes a checkpoint in the layout that DeepSpeed's zero_to_fp32.py reads, with an object of its own."""
+def zero_folder(model, folder, stage, ranks, frozen=(), shared=None, align=1, buffers=None):
+    """Writes a checkpoint as DeepSpeed 0.19.8 does, with an object of its own.
+
+    The layout was compared with its files: ZeRO 1, 2 and 3 on two and three processes, float32, bfloat16 and float16,
+    parameter groups, frozen and tied weights, `round_robin_gradients`, `parameter_alignment`, `sub_group_size` and
+    `offload_optimizer`.
+
+    Args:
+        align: elements to which stages 1 and 2 align each parameter but the last (`parameter_alignment`).
+        buffers: of the model.
+    """
     everything = {name: weight.detach() for name, weight in model.named_parameters()}
     weights = {name: weight for name, weight in everything.items() if name not in frozen}
     half, scaler = len(weights) // 2, LossScaler()
@@ -166,13 +194,15 @@ def zero_folder(model, folder, stage, ranks, frozen=(), shared=None):
     step = folder / "global_step5"
     step.mkdir(parents=True)
     (folder / "latest").write_text("global_step5")
+    flat = [cut_group(list(group.values()), ranks, align) for group in groups]
     for rank in range(ranks):
         parts = {name: cut(everything[name], ranks)[rank] if stage == 3 else everything[name] for name in frozen}
         state = {
-            "module": {}, "buffer_names": [], "shared_params": shared or {}, "ds_version": "0.19.8",
+            "module": (buffers or {}) | ({} if stage == 3 else everything), "buffer_names": list(buffers or {}),
+            "shared_params": shared or {}, "ds_version": "0.19.8", "loss_scaler": scaler,
             "param_shapes": [OrderedDict((name, weight.shape) for name, weight in group.items()) for group in groups],
-            "frozen_param_shapes": {name: everything[name].shape for name in frozen} or None,
-            "frozen_param_fragments": parts or None, "loss_scaler": scaler,
+            "frozen_param_shapes": None if stage == 1 else {name: everything[name].shape for name in frozen} or None,
+            "frozen_param_fragments": None if stage == 1 else parts or None,
         }  # fmt: skip
         optimizer = {"zero_stage": stage, "loss_scaler": scaler, "partition_count": ranks}
         if stage == 3:
@@ -180,8 +210,9 @@ def zero_folder(model, folder, stage, ranks, frozen=(), shared=None):
             optimizer["fp32_flat_groups"] = [torch.cat(group) for group in own]
         else:
             optimizer["partition_count"] = [ranks, ranks]
-            own = [cut_group(group.values(), ranks)[rank].clone() for group in groups]
-            optimizer["single_partition_of_fp32_groups"] = own
+            optimizer["single_partition_of_fp32_groups"] = [part[rank] for part, _ in flat]
+            if align > 1:
+                optimizer["param_alignment_paddings"] = [gaps for _, gaps in flat]
         place = f"zero_pp_rank_{rank}_"
         with importable():
             torch.save({"optimizer_state_dict": optimizer}, step / f"{place}mp_rank_00_optim_states.pt")
@@ -190,12 +221,13 @@ def zero_folder(model, folder, stage, ranks, frozen=(), shared=None):
 
 
 @pytest.mark.parametrize(
-    ("stage", "ranks", "frozen"), [(1, 1, 0), (2, 2, 0), (2, 3, 2), (3, 2, 0), (3, 3, 2), (3, 11, 0)]
+    ("stage", "ranks", "frozen", "align"),
+    [(1, 1, 0, 1), (2, 2, 0, 1), (2, 3, 2, 1), (2, 2, 0, 4), (1, 3, 2, 8), (3, 2, 0, 1), (3, 3, 2, 1), (3, 11, 0, 1)],
 )
-def test_a_folder_of_deepspeed_becomes_the_model(stage, ranks, frozen, run, tmp_path):
+def test_a_folder_of_deepspeed_becomes_the_model(stage, ranks, frozen, align, run, tmp_path):
     model = save(tmp_path / "model")
     names = [name for name, _ in model.named_parameters()][:frozen]
-    zero_folder(model, tmp_path / "zero", stage, ranks, names)
+    zero_folder(model, tmp_path / "zero", stage, ranks, names, align=align)
     command = ("from-deepspeed", tmp_path / "zero", "--config", tmp_path / "model", "--out")
     assert run(*command, tmp_path / "out") == (0, "")
     assert_equal(tmp_path / "out", model.state_dict())
@@ -210,6 +242,15 @@ def test_tied_weights_of_deepspeed(run, tmp_path):
     command = ("from-deepspeed", tmp_path / "zero" / "global_step5", "--config", tmp_path / "model")
     assert run(*command, "--out", tmp_path / "out") == (0, "")
     assert_equal(tmp_path / "out", model.state_dict())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_buffers_of_integers_stay_as_they_are(stage, tmp_path):
+    buffers = {"steps": torch.tensor([2**24 + 1]), "mean": torch.tensor([0.5], dtype=torch.bfloat16)}
+    zero_folder(save(tmp_path / "model"), tmp_path / "zero", stage, 2, buffers=buffers)
+    found = dict(read_zero(tmp_path / "zero"))
+    assert found["steps"].tolist() == [2**24 + 1] and found["steps"].dtype == torch.int64
+    assert found["mean"].dtype == torch.float32
 
 
 class Attack:

@@ -5,7 +5,6 @@ Runs on other machines may sample with the servers and send them new weights. Se
 """
 
 import asyncio
-import secrets
 import shutil
 import sys
 import time
@@ -18,13 +17,13 @@ from rft.actor.init import meta_model, read_config
 from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
-from rft.remote.http_client import PROBE_S, ServerClient, key_named
+from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
+from rft.remote.http_client import PROBE_S, ServerClient
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.server.server_api import ServerApi, key_environment
 from rft.setup.components import Components
 
-RUN_VARIABLE = "RFT_SERVE_KEY"  # in which a run gets the key where `serve.token` names no variable
 PAUSE_S = 1.0  # seconds between checks of the servers
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -61,8 +60,7 @@ def serve_model(parts: Components, console: Console) -> None:
             )
         model = local_model(path, "serve.checkpoint" if found is not None else "actor.path")
     load_format = "dummy" if path is None else "auto"
-    # Without a key every user of the machine could call the endpoints for developers.
-    key = secrets.token_urlsafe(32) if options.token is None else key_named(options.token, "serve")
+    key = server_key(options.token)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
     processes = []
     try:
@@ -89,12 +87,7 @@ def serve_model(parts: Components, console: Console) -> None:
                     f" rollout.engine.servers.token={options.token or RUN_VARIABLE}",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
-                if options.token is None:
-                    console.print(
-                        "with the key of these servers in the variable, which is printed here alone:",
-                        highlight=False, soft_wrap=True,
-                    )  # fmt: skip
-                    console.print(f"    export {RUN_VARIABLE}={key}", highlight=False, markup=False, soft_wrap=True)
+                print_key(console, options.token, key)
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
         console.print("stopping the servers")
@@ -129,7 +122,7 @@ def local_model(path: str, key: str) -> Path:
     return folder
 
 
-def _answers(server_api: ServerApi, address: str, key: str | None, hold: bool) -> bool:
+def _answers(server_api: ServerApi, address: str, key: str, hold: bool) -> bool:
     """Whether a server is up. Where it has dummy weights (`hold`), it does not answer requests from then on."""
 
     async def ask() -> None:

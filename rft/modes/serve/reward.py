@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from rft.distributed import start
-from rft.remote.http_client import key_named
+from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
+from rft.reward.serving.limits import Limits
 from rft.setup.components import Components
 
 REPORTED = "drop_row"  # of `call.failed`: the answer has the reason, and the run that asked decides
@@ -31,7 +32,7 @@ def serve_reward(parts: Components, console: Console) -> None:
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"mode=serve needs the package {package} for reward terms: pip install 'rft[serve]'")
-    key_named(options.token, "serve")
+    key = server_key(options.token)
     parts.check_dependencies()
     node, reward = parts.config["reward"], parts.reward
     if reward.shard:
@@ -50,26 +51,28 @@ def serve_reward(parts: Components, console: Console) -> None:
     said = (
         f"serving the reward terms {','.join(reward.names)} at {address}",
         "a run uses their sum with",
-        f'    "reward/terms=[remote]" reward.accuracy=remote "reward.terms.remote.addresses=[{address}]"',
+        f'    "reward/terms=[remote]" reward.accuracy=remote "reward.terms.remote.addresses=[{address}]"'
+        f" reward.terms.remote.token={options.token or RUN_VARIABLE}",
     )
     for line in said:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_key(console, options.token, key)
     try:
-        _run(reward, fingerprints(node), parts, listening)
+        _run(reward, fingerprints(node), options.limits, key, listening)
     finally:
         reward.close()
     console.print("stopped")
 
 
-def _run(reward: WeightedSum, marks: Mapping[str | None, str], parts: Components, listening: socket.socket) -> None:
+def _run(
+    reward: WeightedSum, marks: Mapping[str | None, str], limits: Limits, key: str, listening: socket.socket
+) -> None:
     """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
     import uvicorn
 
     from rft.reward.serving.app import make_app
 
-    options = parts.run.serve
-    app = make_app(reward, marks, options.limits, key_named(options.token, "serve"))
-    end_s = options.limits.end_s
+    app, end_s = make_app(reward, marks, limits, key), limits.end_s
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it

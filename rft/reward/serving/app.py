@@ -1,5 +1,6 @@
 """The web application of a server of reward terms. It needs the extra `serve`, so only `mode=serve` imports it."""
 
+import base64
 import json
 import secrets
 import time
@@ -27,14 +28,14 @@ MIB = 2**20
 PROMETHEUS = "text/plain; version=0.0.4"
 
 
-def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: Limits, token: str | None) -> FastAPI:
+def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: Limits, token: str) -> FastAPI:
     """The application that scores responses.
 
     Args:
         reward: computes the scores.
         fingerprints: of the options of its terms by name, and of all together, None.
         limits: of requests.
-        token: that requests must carry as `Authorization: Bearer <token>`; None: none.
+        token: that requests must carry, see `has_token`.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     scoring, measures = Scoring(reward, limits), Measures()
@@ -43,8 +44,7 @@ def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         """Refuses requests without the token, and measures all."""
         started = time.perf_counter()
-        given = request.headers.get("Authorization", "")
-        if token is not None and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        if not has_token(request.headers.get("Authorization", ""), token):
             response: Response = JSONResponse({"detail": "this server needs another bearer token"}, 401)
         else:
             response = await answer(request)
@@ -66,6 +66,22 @@ def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits
     for endpoint in (ScoreEndpoint(fingerprints), GetRewardEndpoint(), VerifyEndpoint()):
         app.post(endpoint.path)(_handler(endpoint, scoring, measures, limits))
     return app
+
+
+def has_token(header: str, token: str) -> bool:
+    """Whether an `Authorization` header carries a token: `Bearer <token>`, or as the password of any user.
+
+    Clients that set no header, such as those of OpenRLHF and NeMo-Gym, send the password of http://run:<token>@host.
+    """
+    scheme, _, given = header.partition(" ")
+    if scheme == "Basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return False
+    elif scheme != "Bearer":
+        return False
+    return secrets.compare_digest(given.encode(), token.encode())
 
 
 def _handler(

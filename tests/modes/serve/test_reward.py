@@ -37,8 +37,8 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
     serving = start(tmp_path, "reward=function", FUNCTION, *PROCESS, f"serve.port={port}", "serve.token=MY_KEY")
     assert next(serving.stdout).strip() == f"serving the reward terms function at {address}"
     assert next(serving.stdout).strip() == "a run uses their sum with"
-    assert f'"reward.terms.remote.addresses=[{address}]"' in next(serving.stdout)
-    assert ask(f"{address}/health")[0] == 401 and ask(f"{address}/health", token="secret")[1]["ready"]
+    assert f'"reward.terms.remote.addresses=[{address}]" reward.terms.remote.token=MY_KEY' in next(serving.stdout)
+    assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token="secret")[1]["ready"]
     with ThreadPoolExecutor(1) as threads:
         body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
         answer = threads.submit(ask, f"{address}/score", body, "secret")
@@ -59,6 +59,7 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["serve.token=EMPTY_KEY"], r"serve\.token=EMPTY_KEY: the environment variable is empty; set it to the key of"),
         (["serve.token=NO_SUCH_KEY"], r"serve\.token=NO_SUCH_KEY: there is no such environment variable"),
         (["reward.shard=true"], r"^reward\.shard=true: mode=serve is one process, which holds whole models; set r"),
         (["serve.limits.rows=0"], r"serve\.limits\.rows=0: it must be at least 1"),
@@ -74,6 +75,7 @@ def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path,
         (["serve.host=0.0.0.0"], r"serve\.host=0\.0\.0\.0: other machines reach the servers there; set serve\.token"),
     ],
 )
-def test_what_cannot_be_served_is_named(overrides, message, resolved):
+def test_what_cannot_be_served_is_named(overrides, message, resolved, monkeypatch):
+    monkeypatch.setenv("EMPTY_KEY", "")
     with pytest.raises(ValueError, match=message):
         serve(resolved("mode=serve", *overrides), Console(quiet=True))

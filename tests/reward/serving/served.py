@@ -15,14 +15,15 @@ from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits
 from tests.reward.reward_of import reward_of
 
+KEY = "secret"
 LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 
 
 @contextmanager
-def served(terms, accuracy, token=None, limits=None):
-    """Serves terms; gives the address."""
+def served(terms, accuracy, limits=None):
+    """Serves terms with the token `KEY`; gives the address."""
     reward, port = reward_of(terms, accuracy), free_port()
-    app = make_app(reward, fingerprints({"terms": terms, "route": {}}), Limits(**LIMITS | (limits or {})), token)
+    app = make_app(reward, fingerprints({"terms": terms, "route": {}}), Limits(**LIMITS | (limits or {})), KEY)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -36,10 +37,10 @@ def served(terms, accuracy, token=None, limits=None):
         reward.close()
 
 
-def ask(address, body=None, token=None):
-    """The status and the JSON, or text, of an answer."""
+def ask(address, body=None, token=KEY, scheme="Bearer"):
+    """The status and the JSON, or text, of an answer; without a token the request has no header."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {} if token is None else {"Authorization": f"{scheme} {token}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, data, headers)) as answer:
             status, text = answer.status, answer.read().decode()

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.reward.serving.served import GO, SIZES, STARTED, ask, served
+from rft.remote.http_client import httpx
+from tests.reward.serving.served import GO, KEY, SIZES, STARTED, ask, served
 
 USER = "tests.reward.user_functions"
 DROP = {"failed": "drop_row"}
@@ -117,13 +118,23 @@ def test_a_row_without_a_field_is_named():
     assert (status, answer) == (422, {"detail": said})
 
 
-def test_every_path_needs_the_token():
-    with served(TERMS, "right", token="secret") as address:
-        body = {"responses": ["ab"], "rows": [ROW]}
-        for token in (None, "wrong", "sécret"):
-            assert ask(f"{address}/health", token=token and token.encode().decode("latin1"))[0] == 401
-            assert ask(f"{address}/score", body)[0] == 401
-        assert ask(f"{address}/score", body, token="secret")[0] == ask(f"{address}/health", token="secret")[0] == 200
+def test_every_path_needs_the_token(address):
+    body = {"responses": ["ab"], "rows": [ROW]}
+    for path, sent in (("/health", None), ("/metrics", None), ("/score", body), ("/get_reward", body), ("/no", None)):
+        for token in (None, "", "wrong", "sécret".encode().decode("latin1")):
+            assert ask(f"{address}{path}", sent, token=token)[0] == 401
+    assert ask(f"{address}/score", body)[0] == ask(f"{address}/health")[0] == 200
+
+
+def test_a_client_that_sets_no_header_sends_the_token_as_the_password_of_the_address(address):
+    with httpx.Client() as client:
+        named = address.replace("//", "//run:{}@")
+        statuses = [client.get(named.format(token) + "/health").status_code for token in (KEY, "wrong", "")]
+    assert statuses == [200, 401, 401]
+    assert [ask(f"{address}/health", token=text, scheme="Basic")[0] for text in ("secret", "=", "c2VjcmV0")] == [
+        401
+    ] * 3
+    assert ask(f"{address}/health", scheme="Digest")[0] == 401
 
 
 def test_requests_that_wait_are_scored_together_and_too_many_are_refused():
