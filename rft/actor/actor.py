@@ -16,6 +16,7 @@ from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
+from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
@@ -176,7 +177,7 @@ class Actor(TrainableModel):
         """
         assert isinstance(other, Actor)
         own = self.network.model.state_dict() if self.adapters is None else dict(self.adapters.frozen())
-        outside = f"{other.network.model.base_model_prefix}." if isinstance(self.network, ValueNetwork) else ""
+        outside = inner_prefix(other.network.model) if isinstance(self.network, ValueNetwork) else ""
         for name, source in other._tensors():
             if name.startswith(outside):  # a value model takes over the backbone
                 tensor = own[name.removeprefix(outside)]

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rft.actor.loading.backbone_names import name_backbone, outer_prefix
 from rft.actor.loading.drawing import Drawing, NotRecordedError
 from rft.actor.loading.stored import (
     StoredWeights,
@@ -204,6 +205,7 @@ def load_model(
         model, report = kind.from_pretrained(
             base, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
         )
+        name_backbone(model)
     _check_lacking(needed_names(model, report["missing_keys"], headed), base)
     if adapter is not None:
         adapter.check(model)
@@ -259,6 +261,7 @@ def _model_to_draw(kind: Any, config: PretrainedConfig, drawing: Drawing) -> Pre
 
 def _from_config(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
     model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
+    name_backbone(model)
     return model
 
 
@@ -278,7 +281,7 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str | Non
             del held
             return
         if path is None:
-            inside = "" if plain.base_model is not plain else f"{plain.base_model_prefix}."  # of a model with a head
+            inside = outer_prefix(plain)
             fill(model, ((name.removeprefix(inside), tensor) for name, tensor in drawing.items()))
             return
         with open_tensors(find_files(model_path(path), plain.config)) as tensors:
@@ -300,7 +303,9 @@ def attention(config: PretrainedConfig) -> dict[str, str]:
 def meta_model(config: PretrainedConfig) -> PreTrainedModel:
     """The causal language model on the meta device: names and shapes of its weights, without memory for them."""
     with torch.device("meta"):
-        return language_model_class(config).from_config(config)
+        model: PreTrainedModel = language_model_class(config).from_config(config)
+    name_backbone(model)
+    return model
 
 
 def language_model_class(config: PretrainedConfig) -> Any:

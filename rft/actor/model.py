@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
 from rft.actor.frozen import freeze
-from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
+from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, write_model
@@ -126,8 +126,7 @@ def add_head(model: PreTrainedModel, head: Head, key: str) -> Network:
         ValueError: the model does not have such a head; names the key.
     """
     if head == "lm":
-        check_head(model, f"{key}.path")
-        return LanguageNetwork(model)
+        return LanguageNetwork(model, f"{key}.path")
     if head in CLASSIFIERS:
         check_scorer(model, f"{key}.path")
         return ScoreNetwork(model) if head == "score" else StepNetwork(model)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.errors import listed
 
@@ -103,8 +104,8 @@ def _causal_model(config: PretrainedConfig, where: str, media: bool) -> PreTrain
         )
     if media and not reads_more:
         raise ValueError(f"{where}: {type(model).__name__} reads text alone; set actor/processor=none")
-    if model.base_model is model:
-        raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"{where}: {type(model).__name__} has no head that reads the states of its backbone; {TEXT}")
     return model
 
 
@@ -148,7 +149,7 @@ def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head
     if model is not None and found <= expected.keys():  # transformers renames other weights while it loads them
         tensors = model.state_dict(keep_vars=True)
         stored = {id(tensors[name]) for name in found}  # tied weights are one tensor
-        needed = "" if head == "lm" else f"{model.base_model_prefix}."
+        needed = "" if head == "lm" else inner_prefix(model)
         lacking = [name for name, tensor in tensors.items() if id(tensor) not in stored and name.startswith(needed)]
         if lacking:
             raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")

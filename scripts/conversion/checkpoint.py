@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import load_with_head, read_config
+from rft.actor.loading.backbone_names import outer_prefix
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
@@ -213,7 +214,7 @@ def _unsaved(model: PreTrainedModel, path: str | None, drawing: Drawing) -> Iter
     own, adapter = model.state_dict(keep_vars=True), None if path is None else find_adapter(path)
     files = [] if path is None else find_files(model_path(path), model.config)
     with open_tensors(files) as tensors:
-        inside = f"{model.base_model_prefix}." if model.base_model is model else ""  # of a model with a head
+        inside = outer_prefix(model)
         drawn = {name.removeprefix(inside): tensor for name, tensor in drawing.items()}
         stored = StoredWeights(model, tensors) if files else None
         names = list(drawn if stored is None else stored.shapes)
