@@ -51,6 +51,7 @@ class Actor(TrainableModel):
         ema: null, or the decay of an average of the weights, which is exported beside them.
         lora: null, or the adapters that train in place of the model's own weights.
         optimizer: null for a model that never trains.
+        trust_remote_code: python files in the folder of the model may run, where it needs them.
 
     Attributes:
         network: the sharded module.
@@ -76,6 +77,7 @@ class Actor(TrainableModel):
         ema: OpenFraction | None,
         lora: Lora | None,
         optimizer: Optimizer | None,
+        trust_remote_code: bool,
     ) -> None:
         super().__init__(context)
         self.strategy = context.strategy
@@ -96,6 +98,7 @@ class Actor(TrainableModel):
             frozen=frozen,
             lora=lora,
             trains=optimizer is not None,
+            trust_remote_code=trust_remote_code,
         )
         self.network, self.adapters = model.network, model.adapters
         self._blocks, self._plain = model.blocks, model.plain
@@ -108,7 +111,8 @@ class Actor(TrainableModel):
         cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
     ) -> None:
         """Reads the config of the model; see `ColumnModel.check`."""
-        read_config(options["path"], options["model_config"], len(tokenizer), key)
+        trusted = options["trust_remote_code"]
+        read_config(options["path"], options["model_config"], len(tokenizer), key, trusted)
 
     def plain_model(self) -> PreTrainedModel:
         """See `TrainableModel.plain_model`."""

@@ -8,7 +8,6 @@ causal mask hides the padding.
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tensordict import TensorDict

@@ -53,6 +53,7 @@ def build_model(
     frozen: list[str],
     lora: Lora | None,
     trains: bool,
+    trust_remote_code: bool,
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
@@ -68,7 +69,7 @@ def build_model(
     """
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
-    config = read_config(path, model_config, len(tokenizer), key)
+    config = read_config(path, model_config, len(tokenizer), key, trust_remote_code)
     strategy.check_model(config, lambda: meta_model(config), packing, key)
     continued = None
     if lora is not None:

@@ -7,15 +7,9 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model
 from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.errors import listed
@@ -43,8 +37,7 @@ def check_loadable(
         ValueError: names the key and the cure.
     """
     where = f"{key}.model_config" if path is None else f"{key}.path={path}"
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or (media and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING)
-    if head not in CLASSIFIERS and not known:
+    if head not in CLASSIFIERS and not knows_model(config, media):
         raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:

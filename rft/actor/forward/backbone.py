@@ -57,7 +57,8 @@ def hidden_states(backbone: nn.Module, **inputs: Any) -> Tensor:
     """The states (B, T, D) that the head reads.
 
     Args:
-        backbone: of a model; or a whole model, if its backbone is no module of its own: then its head returns its input.
+        backbone: of a model; or a whole model, if its backbone is no module of its own. Then its head returns its
+            input.
     """
     module: Any = backbone
     head = module.get_output_embeddings()

@@ -7,16 +7,17 @@ from rft.data.encode.without_video import load_processor, without_video
 from rft.ranges import PositiveInt
 
 
-def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str) -> MediaProcessor:
+def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str, trust_remote_code: bool) -> MediaProcessor:
     """The processor of a model on disk or on the hub, with the tokenizer of the run.
 
     Args:
         path: folder, or name on the hub.
+        trust_remote_code: python files of the path may run, where the processor needs them.
 
     Raises:
         ValueError: no processor can be loaded from `path`.
     """
-    processor = load_processor(path)
+    processor = load_processor(path, trust_remote_code)
     kinds = [kind for kind in ("image", "audio") if f"{kind}_token" in vars(processor)]
     if not kinds:
         raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
