@@ -46,6 +46,21 @@ def describe(error: BaseException, file: str) -> str:
     return f"{place}{type(error).__name__}: {error}".rstrip(": ")
 
 
+def without_code(error: Exception, key: str, reason: str) -> str:
+    """Why transformers cannot read a folder: its reason, or that the folder needs code of its own.
+
+    Args:
+        key: the yaml key of the model; its option `trust_remote_code` allows the code.
+        reason: that is in the message otherwise.
+    """
+    if "trust_remote_code" not in str(error):
+        return reason
+    return (
+        "it needs python files of its own, named by auto_map in its config, which would run with all rights of this "
+        f"process; read them, then set {key}.trust_remote_code=true, or choose another model"
+    )
+
+
 def spell_type(value: Any) -> str:
     """What a function returned, for messages: `a tuple of (Tensor, Tensor)`, `a NoneType`."""
     if isinstance(value, tuple):

@@ -181,13 +181,13 @@ def unpickles(root: Path) -> Iterator[str]:
 
 
 def remote_code(root: Path) -> Iterator[str]:
-    """Configs and tokenizers that are read without `trust_remote_code=False`: by default transformers asks on the
-    terminal whether to run the code of their folder."""
+    """Configs and tokenizers that are read without `trust_remote_code`: by default transformers asks on the terminal
+    whether to run the code of their folder."""
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
             for node in ast.walk(tree_of(path)):
                 called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                safe = isinstance(node, ast.Call) and "trust_remote_code=False" in map(ast.unparse, node.keywords)
+                safe = isinstance(node, ast.Call) and "trust_remote_code" in {word.arg for word in node.keywords}
                 if re.fullmatch(r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called) and not safe:
                     yield f"{path.relative_to(root)}: {called}"
 

@@ -16,6 +16,7 @@ from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
+from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
@@ -51,6 +52,7 @@ class Actor(TrainableModel):
         ema: null, or the decay of an average of the weights, which is exported beside them.
         lora: null, or the adapters that train in place of the model's own weights.
         optimizer: null for a model that never trains.
+        trust_remote_code: python files in the folder of the model may run, where it needs them.
 
     Attributes:
         network: the sharded module.
@@ -76,6 +78,7 @@ class Actor(TrainableModel):
         ema: OpenFraction | None,
         lora: Lora | None,
         optimizer: Optimizer | None,
+        trust_remote_code: bool,
     ) -> None:
         super().__init__(context)
         self.strategy = context.strategy
@@ -96,6 +99,7 @@ class Actor(TrainableModel):
             frozen=frozen,
             lora=lora,
             trains=optimizer is not None,
+            trust_remote_code=trust_remote_code,
         )
         self.network, self.adapters = model.network, model.adapters
         self._blocks, self._plain = model.blocks, model.plain
@@ -108,7 +112,8 @@ class Actor(TrainableModel):
         cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
     ) -> None:
         """Reads the config of the model; see `ColumnModel.check`."""
-        read_config(options["path"], options["model_config"], len(tokenizer), key)
+        trusted = options["trust_remote_code"]
+        read_config(options["path"], options["model_config"], len(tokenizer), key, trusted)
 
     def plain_model(self) -> PreTrainedModel:
         """See `TrainableModel.plain_model`."""
@@ -177,7 +182,7 @@ class Actor(TrainableModel):
         """
         assert isinstance(other, Actor)
         own = self.network.model.state_dict() if self.adapters is None else dict(self.adapters.frozen())
-        outside = f"{other.network.model.base_model_prefix}." if isinstance(self.network, ValueNetwork) else ""
+        outside = inner_prefix(other.network.model) if isinstance(self.network, ValueNetwork) else ""
         for name, source in other._tensors():
             if name.startswith(outside):  # a value model takes over the backbone
                 tensor = own[name.removeprefix(outside)]

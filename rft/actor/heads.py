@@ -5,25 +5,27 @@ sharded. No attention mask is needed: packed rows have their own attention funct
 causal mask hides the padding.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rft.actor.forward.backbone import run_backbone
+from rft.actor.forward.backbone import replaced_forward, run_backbone
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
-from rft.actor.logprobs import token_logprobs, top_logprobs
+from rft.actor.logprobs import PLAIN, LogitShape, token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
 from rft.batch.columns import over
+
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
+CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,19 @@ def aligned(values: Tensor, where: Tensor) -> Tensor:
 
 class LanguageNetwork(nn.Module):
     """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`,
-    `candidate_logprobs`, `top_ids` and `top_logprobs`, and `router_balance` of a mixture of experts."""
+    `candidate_logprobs`, `top_ids` and `top_logprobs`, and `router_balance` of a mixture of experts.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Args:
+        key: the yaml key of the model, for messages.
+
+    Raises:
+        ValueError: the model changes its logits in an unknown way; names the key.
+    """
+
+    def __init__(self, model: PreTrainedModel, key: str = "actor.path") -> None:
         super().__init__()
         self.model = model
+        self.shape = find_logit_shape(model, key)
 
     def forward(
         self,
@@ -118,24 +128,25 @@ class LanguageNetwork(nn.Module):
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
             queries = gather_queries(self.model.base_model, tokens, where, layout, candidates, media)
         head = self.model.get_output_embeddings()
-        bias = head.bias
+        forbidden = None
         if media is not None:
             forbidden = forbidden_logits(media.facts, len(head.weight), head.weight.device)
-            bias = forbidden if bias is None else bias + forbidden
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, bias, temperature, *top
+                queries.states, head.weight, head.bias, temperature, *top, self.shape, forbidden
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
                 queries.states,
                 head.weight,
-                bias,
+                head.bias,
                 queries.targets,
                 temperature,
                 with_entropy="entropy" in outputs,
                 with_squares="sum_p_squared" in outputs,
+                shape=self.shape,
+                forbidden=forbidden,
             )
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:
@@ -257,33 +268,47 @@ def check_scorer(model: PreTrainedModel, key: str) -> None:
         )
 
 
-def check_head(model: PreTrainedModel, key: str) -> None:
-    """Checks that a model does not change its logits after the head (soft-capping, scaling), as this module assumes.
+def find_logit_shape(model: PreTrainedModel, key: str) -> LogitShape:
+    """What a model does to the outputs of its head, of the scales and caps that its config names.
 
-    No weight is read: hidden states and logits are given to what the model computes around the two.
+    No weight is read: hidden states and outputs of the head are given to what the model computes around the two.
 
     Raises:
-        ValueError: it does; names the key and the architecture.
+        ValueError: it is something else, which the log-probabilities would lack; names the key and the architecture.
     """
     vocabulary, width = model.get_output_embeddings().weight.shape
     states = torch.linspace(-1, 1, 4 * width).view(1, 4, width)
 
-    def logits(hidden: Tensor) -> Tensor:
-        scores = hidden.mean(-1, keepdim=True) * torch.linspace(-1, 1, vocabulary)
-        return 1e3 * scores  # above any cap
+    def outputs(hidden: Tensor) -> Tensor:
+        """From below to above any cap."""
+        sizes = torch.logspace(-1, 3, vocabulary) * torch.linspace(-1, 1, vocabulary).sign()
+        return hidden.mean(-1, keepdim=True) * sizes.roll(vocabulary // 4)
 
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(stand_ins(model, random_numbers()))  # of layers between the two
         for module in model.base_model.modules():
-            if isinstance(module, PreTrainedModel):  # a model may call its decoder itself
-                stack.enter_context(_forward(module, lambda *_, **__: _Given(last_hidden_state=states)))
-        stack.enter_context(_forward(model.get_output_embeddings(), logits))
+            if isinstance(module, PreTrainedModel) and module.get_output_embeddings() is None:
+                stack.enter_context(replaced_forward(module, lambda *_, **__: _Given(last_hidden_state=states)))
+        stack.enter_context(replaced_forward(model.get_output_embeddings(), outputs))
         computed = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
-    if not torch.allclose(computed, logits(states), rtol=1e-3, atol=1e-3):
-        raise ValueError(
-            f"{key}: {type(model).__name__} changes its logits after the head (soft-capping or scaling), which the "
-            "log-probabilities here do not include; choose a model without it"
-        )
+    apart = model.base_model is not model
+    for shape in _logit_shapes(model.config.get_text_config()) if apart else (PLAIN,):
+        if torch.allclose(computed, shape.apply(outputs(states)), rtol=1e-5, atol=1e-5):
+            return shape
+    raise ValueError(
+        f"{key}: {type(model).__name__} changes its logits after the head in a way that the log-probabilities here do "
+        f"not include (known: a factor {', '.join(SCALES)} and a cap {', '.join(CAPS)} of its config); choose another "
+        "model"
+    )
+
+
+def _logit_shapes(config: PretrainedConfig) -> Iterator[LogitShape]:
+    """The shapes that a config may mean; some models divide by their scale."""
+    options = config.to_dict()
+    scales, caps = ([float(options[name]) for name in names if options.get(name)] for names in (SCALES, CAPS))
+    for cap in (None, *caps):
+        for scale in (1.0, *scales, *(1 / scale for scale in scales)):
+            yield LogitShape(scale, cap)
 
 
 class _Given(BaseModelOutput):
@@ -292,13 +317,3 @@ class _Given(BaseModelOutput):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
-
-
-@contextmanager
-def _forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """In the block, a function stands in the place of a module's forward."""
-    vars(module)["forward"] = function
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.profiler import record_function
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -24,6 +25,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
+from rft.actor.loading.backbone_names import name_backbone, outer_prefix
 from rft.actor.loading.classifiers import media_classifier
 from rft.actor.loading.drawing import Drawing, NotRecordedError
 from rft.actor.loading.stored import (
@@ -39,7 +41,7 @@ from rft.actor.loading.stored import (
 )
 from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.score_moments import forget_moments
-from rft.errors import listed
+from rft.errors import listed, without_code
 
 CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values
 LOAD_WEIGHTS = ContextVar("LOAD_WEIGHTS", default=True)
@@ -64,7 +66,10 @@ class Classifier(NamedTuple):
 
     def class_of(self, config: PretrainedConfig) -> Any:
         """The class that loads the model; None where there is no such classifier."""
-        return self.kind if type(config) in self.types else media_classifier(type(config), self.generic)
+        kind: Any = type(config)
+        if kind in self.types or own_class(config, self.kind):
+            return self.kind
+        return media_classifier(kind, self.generic)
 
 
 CLASSIFIERS = {  # by the head of the actor
@@ -96,7 +101,7 @@ def init_without_loading() -> Iterator[None]:
 
 
 def read_config(
-    path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str
+    path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str, trusted: bool = False
 ) -> PretrainedConfig:
     """The transformers config of a model, without weights.
 
@@ -105,6 +110,8 @@ def read_config(
         model_config: a transformers config as a mapping with `model_type`, without the vocabulary size.
         vocab_size: number of tokens of the tokenizer, the vocabulary size of a new model.
         key: the yaml key of the actor, for messages.
+        trusted: code in the folder of the model may run. A config without `auto_map` names no such code: without trust,
+            the `auto_map` of a model that transformers knows itself is taken out.
 
     Raises:
         ValueError: the path cannot be read, transformers refuses a value, or neither or both are given; names the key.
@@ -116,9 +123,13 @@ def read_config(
         try:
             base = model_path(path)
             where = where if base == path else f"{base!r}, the base of the adapter {path}"
-            return AutoConfig.from_pretrained(base, trust_remote_code=False)
-        except CONFIG_ERRORS as error:
-            raise ValueError(f"{key}.path: no model can be read from {where} ({_reason(error)})") from error
+            config = AutoConfig.from_pretrained(base, trust_remote_code=trusted)
+        except (*CONFIG_ERRORS, ImportError) as error:
+            reason = without_code(error, key, _reason(error))
+            raise ValueError(f"{key}.path: no model can be read from {where} ({reason})") from error
+        if not trusted:
+            vars(config).pop("auto_map", None)
+        return config
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
@@ -220,8 +231,9 @@ def load_model(
         if base is None or not LOAD_WEIGHTS.get():
             return _from_config(kind, config)
         model, report = kind.from_pretrained(
-            base, config=config, dtype=torch.float32, output_loading_info=True, **attention(config)
+            base, config=config, dtype=torch.float32, output_loading_info=True, **load_options(config)
         )
+        name_backbone(model)
     _check_lacking(needed_names(model, report["missing_keys"], headed), base)
     if adapter is not None:
         adapter.check(model)
@@ -276,7 +288,8 @@ def _model_to_draw(kind: Any, config: PretrainedConfig, drawing: Drawing) -> Pre
 
 
 def _from_config(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
-    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **attention(config))
+    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **load_options(config))
+    name_backbone(model)
     return model
 
 
@@ -296,7 +309,7 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str | Non
             del held
             return
         if path is None:
-            inside = "" if plain.base_model is not plain else f"{plain.base_model_prefix}."  # of a model with a head
+            inside = outer_prefix(plain)
             fill(model, ((name.removeprefix(inside), tensor) for name, tensor in drawing.items()))
             return
         with open_tensors(find_files(model_path(path), plain.config)) as tensors:
@@ -315,15 +328,38 @@ def attention(config: PretrainedConfig) -> dict[str, str]:
     return {"attn_implementation": "eager"} if capped else {}
 
 
+def load_options(config: PretrainedConfig) -> dict[str, Any]:
+    """The arguments of an auto class for a config of `read_config`: its attention, and whether its code may run."""
+    return {**attention(config), "trust_remote_code": "auto_map" in vars(config)}
+
+
+def knows_model(config: PretrainedConfig, media: bool) -> bool:
+    """Whether transformers, or the code of a trusted folder, has a language model for a config.
+
+    Args:
+        media: also one that reads more than text.
+    """
+    kinds = [(AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)]
+    kinds += [(AutoModelForMultimodalLM, MODEL_FOR_MULTIMODAL_LM_MAPPING)] if media else []
+    return any(type(config) in types or own_class(config, kind) for kind, types in kinds)
+
+
+def own_class(config: PretrainedConfig, kind: Any) -> bool:
+    """Whether the code of a trusted folder has the class that an auto class loads."""
+    return kind.__name__ in (vars(config).get("auto_map") or {})
+
+
 def meta_model(config: PretrainedConfig) -> PreTrainedModel:
     """The causal language model on the meta device: names and shapes of its weights, without memory for them."""
     with torch.device("meta"):
-        return language_model_class(config).from_config(config)
+        model: PreTrainedModel = language_model_class(config).from_config(config, **load_options(config))
+    name_backbone(model)
+    return model
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
     """The auto class of a language model, of text alone or with media."""
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+    return AutoModelForCausalLM if knows_model(config, media=False) else AutoModelForMultimodalLM
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -8,6 +8,7 @@ would add to the gradient of all weights, which would have to be in float32.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,27 @@ BLOCK_ELEMENTS = (
 NARROWEST = 2112  # columns of a block, at least; with fewer, threads and kernels wait for each other
 
 
+@dataclass(frozen=True)
+class LogitShape:
+    """What a model does to the outputs of its head: logits = cap * tanh(scale * outputs / cap).
+
+    Attributes:
+        scale: factor of the outputs.
+        cap: bound of the logits (soft-capping, Gemma 2, 2408.00118, section 2); None for none.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def apply(self, outputs: Tensor) -> Tensor:
+        """The logits for the outputs of the head."""
+        scaled = outputs * self.scale
+        return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
+
+
+PLAIN = LogitShape()
+
+
 def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -29,6 +51,8 @@ def token_logprobs(
     temperature: float,
     with_entropy: bool,
     with_squares: bool = False,
+    shape: LogitShape = PLAIN,
+    forbidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, entropy and sum of squares of each distribution softmax(logits / temperature).
 
@@ -39,6 +63,8 @@ def token_logprobs(
         temperature: divides the logits.
         with_entropy: computes the entropy too; zeros otherwise.
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
+        shape: of the logits.
+        forbidden: (V,) is added to the logits, without a gradient; or None.
 
     Returns:
         Log-probabilities (the shape of `targets`), entropy (N,) and sum of squares (N,) in float32 (float64 for
@@ -46,26 +72,34 @@ def token_logprobs(
         gradient.
     """
     columns = targets if targets.dim() == 2 else targets[:, None]
-    logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, temperature, with_entropy, with_squares)
+    options = (temperature, with_entropy, with_squares, shape, forbidden)
+    logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, *options)
     return logprobs.view(targets.shape), *rest
 
 
 @torch.no_grad()
 @record_function("logits")  # mode=plan counts what is allocated under this label
 def top_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, count: int, among: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    count: int,
+    among: int,
+    shape: LogitShape = PLAIN,
+    forbidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The likeliest tokens of each distribution softmax(logits / temperature), without gradients.
 
     Args:
-        hidden, weight, bias, temperature: as for `token_logprobs`.
+        hidden, weight, bias, temperature, shape, forbidden: as for `token_logprobs`.
         count: K, the number of tokens to return for each distribution.
         among: only the first `among` tokens of the vocabulary, at least K, are returned. The softmax is over all.
 
     Returns:
         Ids (N, K) int32 and their log-probabilities (N, K), in descending order.
     """
-    blocks = LogitBlocks(hidden, weight, bias, temperature)
+    blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
     normalizer = blocks.hidden.new_full((len(hidden),), -torch.inf)
     best, ids = (hidden.new_empty(len(hidden), 0, dtype=kind) for kind in (blocks.dtype, torch.int64))
     for part, _, logits in blocks:
@@ -88,13 +122,30 @@ class LogitBlocks:
     Args:
         hidden: (N, D); weight: (V, D); bias: (V,) or None.
         temperature: divides the logits.
+        shape: of the logits.
+        forbidden: (V,) is added to the logits; or None.
+
+    Attributes:
+        divisor: of an output of the head in what is computed of it, the logit or the argument of tanh.
+        cap: of the logits, divided by the temperature; or None.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> None:
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        shape: LogitShape = PLAIN,
+        forbidden: Tensor | None = None,
+    ) -> None:
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self.hidden = hidden.to(self.dtype) / temperature  # (N, D)
+        self.cap = None if shape.cap is None else shape.cap / temperature
+        self.divisor = (temperature if shape.cap is None else shape.cap) / shape.scale
+        self.hidden = hidden.to(self.dtype) / self.divisor  # (N, D)
         self.weight = weight
-        self.bias = None if bias is None else bias.to(self.dtype) / temperature  # (V,)
+        self.bias = None if bias is None else bias.to(self.dtype) / self.divisor  # (V,)
+        self.forbidden = forbidden
         # An odd multiple of 64: rows of logits begin on cache lines, and not all in the same cache set, as with powers
         # of 2. A matrix product with another row length takes up to 1.6 times as long.
         lines = max(NARROWEST, BLOCK_ELEMENTS // max(hidden.shape)) // 64
@@ -109,7 +160,18 @@ class LogitBlocks:
             torch.mm(self.hidden, head.T, out=logits)
             if self.bias is not None:
                 logits += self.bias[part]
+            if self.cap is not None:
+                logits.tanh_().mul_(self.cap)
+            if self.forbidden is not None:
+                logits += self.forbidden[part]
             yield part, head, logits
+
+    def outputs_grad(self, part: slice, logits: Tensor) -> Tensor | None:
+        """The derivative (N, v) of capped logits of a block by the argument of tanh; None without a cap."""
+        if self.cap is None:
+            return None
+        capped = logits if self.forbidden is None else logits - self.forbidden[part]
+        return self.cap * (1 - (capped / self.cap).square())
 
 
 def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
@@ -131,8 +193,10 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         with_squares: bool,
+        shape: LogitShape,
+        forbidden: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        blocks = LogitBlocks(hidden, weight, bias, temperature)
+        blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
         top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
         chosen = top.new_zeros(targets.shape)
         total, weighted, squares = (torch.zeros_like(top) for _ in range(3))
@@ -153,7 +217,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = total.log() - weighted / total if with_entropy else weighted
         squares = squares / total.square()
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
-        ctx.temperature = temperature
+        ctx.head = (temperature, shape, forbidden)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
         return chosen - normalizer[:, None], entropy, squares
@@ -165,7 +229,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, logprobs_grad: Tensor | None, entropy_grad: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
-        blocks = LogitBlocks(hidden, weight, bias, ctx.temperature)
+        blocks = LogitBlocks(hidden, weight, bias, *ctx.head)
         hidden_grad = torch.zeros_like(blocks.hidden) if ctx.needs_input_grad[0] else None
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
@@ -177,6 +241,7 @@ class _TokenLogprobs(torch.autograd.Function):
             offset = offset - entropy_grad * entropy
             powers = torch.empty_like(blocks.storage)
         for part, head, logits in blocks:
+            slope = blocks.outputs_grad(part, logits)
             logp = logits.sub_(normalizer[:, None])
             grad = torch.exp(logp, out=powers[:, : len(head)])  # (N, v)
             if entropy_grad is None:
@@ -185,6 +250,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad.mul_(logp.mul_(-entropy_grad[:, None]).add_(offset[:, None]))
             columns, here = _columns(targets, part.start, len(head))
             grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0))
+            if slope is not None:
+                grad.mul_(slope)
             if hidden_grad is not None:
                 torch.addmm(hidden_grad, grad, head, out=hidden_grad)
             if weight_grad is not None and weight_grad.dtype == blocks.dtype:
@@ -192,7 +259,7 @@ class _TokenLogprobs(torch.autograd.Function):
             elif weight_grad is not None:
                 weight_grad[part] = grad.T @ blocks.hidden
             if bias_grad is not None:
-                bias_grad[part] = grad.sum(0) / ctx.temperature
+                bias_grad[part] = grad.sum(0) / blocks.divisor
         if hidden_grad is not None:
-            hidden_grad = hidden_grad.div_(ctx.temperature).to(hidden.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None, None
+            hidden_grad = hidden_grad.div_(blocks.divisor).to(hidden.dtype)
+        return hidden_grad, weight_grad, bias_grad, *(None,) * 6

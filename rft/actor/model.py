@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
-from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_head, check_scorer
+from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, write_model
@@ -53,6 +53,7 @@ def build_model(
     frozen: list[str],
     lora: Lora | None,
     trains: bool,
+    trust_remote_code: bool,
 ) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
@@ -68,7 +69,7 @@ def build_model(
     """
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
-    config = read_config(path, model_config, len(tokenizer), key)
+    config = read_config(path, model_config, len(tokenizer), key, trust_remote_code)
     strategy.check_model(config, lambda: meta_model(config), packing, key)
     continued = None
     if lora is not None:
@@ -126,8 +127,7 @@ def add_head(model: PreTrainedModel, head: Head, key: str) -> Network:
         ValueError: the model does not have such a head; names the key.
     """
     if head == "lm":
-        check_head(model, f"{key}.path")
-        return LanguageNetwork(model)
+        return LanguageNetwork(model, f"{key}.path")
     if head in CLASSIFIERS:
         check_scorer(model, f"{key}.path")
         return ScoreNetwork(model) if head == "score" else StepNetwork(model)

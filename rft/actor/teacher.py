@@ -9,6 +9,7 @@ from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.init import read_config
 from rft.conditions import ReadWith
+from rft.errors import without_code
 from rft.ranges import PositiveInt
 
 
@@ -36,10 +37,11 @@ class Teacher(Actor):
         ema: None,
         lora: None,
         optimizer: None,
+        trust_remote_code: bool,
         top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
     ) -> None:
         rows = (micro_batch_tokens, packing, share_prefix)
-        super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer)
+        super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer, trust_remote_code)
         vocabulary = self._plain.config.get_text_config().vocab_size
         known = len(self.tokenizer) or vocabulary  # mode=plan may run without a tokenizer
         self._forward_options = {"top": (min(top_k, known), known)}
@@ -52,7 +54,8 @@ class Teacher(Actor):
         path, tokens = options["path"], len(tokenizer)
         if path is None and options["model_config"] is None:
             raise ValueError(f"{key}.path is null, so there is no model to learn from; set it to a folder or hub name")
-        size = read_config(path, options["model_config"], tokens, key).get_text_config().vocab_size
+        trusted = options["trust_remote_code"]
+        size = read_config(path, options["model_config"], tokens, key, trusted).get_text_config().vocab_size
         if size < tokens:
             raise ValueError(
                 f"{key}.path={path}: the model knows {size} tokens, but actor.tokenizer has {tokens}; choose a "
@@ -61,10 +64,11 @@ class Teacher(Actor):
         if path is None:
             return
         try:
-            vocabulary = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
+            vocabulary = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted).get_vocab()
         except (OSError, ValueError) as error:
+            reason = without_code(error, key, str(error))
             raise ValueError(
-                f"{key}.path={path}: it has no tokenizer to compare with actor.tokenizer ({error})"
+                f"{key}.path={path}: it has no tokenizer to compare with actor.tokenizer ({reason})"
             ) from error
         own = tokenizer.get_vocab()
         if differing := sorted(

@@ -78,7 +78,8 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         title = f"row {example.row}{example.part and f', {example.part}'}: {len(example.ids):,} tokens{trained}"
         console.print(Text(title, style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
-    model_config = read_config(run.actor["path"], run.actor["model_config"], len(tokenizer), "actor")
+    named = (run.actor["path"], run.actor["model_config"])
+    model_config = read_config(*named, len(tokenizer), "actor", run.actor["trust_remote_code"])
     context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
     ends = {example.ids[position] for example in examples for position in _last(example.trains)}

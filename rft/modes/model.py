@@ -69,13 +69,19 @@ class Answering(Components):
         self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
+        trusted = run.actor["trust_remote_code"]
         self._path = path
         self.title = path or f"a new {run.actor['model_config']['model_type']}, untrained"
-        check.make("tokenizer", lambda: self.tokenizer.build() if found is None else pretrained(path=str(found)))
+        check.make(
+            "tokenizer",
+            lambda: self.tokenizer.build() if found is None else pretrained(path=str(found), trust_remote_code=trusted),
+        )
         check.make("processor", self.make_processor, "tokenizer")
         check.make("encoder", run.data.encoder, "tokenizer", "processor")
         check.make(
-            "model_config", lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor"), "tokenizer"
+            "model_config",
+            lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor", trusted),
+            "tokenizer",
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
         if path is not None:

@@ -175,7 +175,8 @@ class Job(Components):
         Args:
             tokenizer: its size is the vocabulary size of a new model.
         """
-        return read_config(model.options["path"], model.options["model_config"], len(tokenizer), model.key)
+        named = (model.options["path"], model.options["model_config"])
+        return read_config(*named, len(tokenizer), model.key, model.options["trust_remote_code"])
 
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""

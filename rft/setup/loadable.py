@@ -7,15 +7,10 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, meta_model
+from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model
+from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.errors import listed
 
@@ -42,8 +37,7 @@ def check_loadable(
         ValueError: names the key and the cure.
     """
     where = f"{key}.model_config" if path is None else f"{key}.path={path}"
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or (media and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING)
-    if head not in CLASSIFIERS and not known:
+    if head not in CLASSIFIERS and not knows_model(config, media):
         raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
@@ -105,8 +99,8 @@ def _causal_model(config: PretrainedConfig, where: str, media: bool) -> PreTrain
         )
     if media and not reads_more:
         raise ValueError(f"{where}: {type(model).__name__} reads text alone; set actor/processor=none")
-    if model.base_model is model:
-        raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"{where}: {type(model).__name__} has no head that reads the states of its backbone; {TEXT}")
     return model
 
 
@@ -161,7 +155,7 @@ def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head
     if model is not None and found <= expected.keys():  # transformers renames other weights while it loads them
         tensors = model.state_dict(keep_vars=True)
         stored = {id(tensors[name]) for name in found}  # tied weights are one tensor
-        needed = "" if head == "lm" else f"{model.base_model_prefix}."
+        needed = "" if head == "lm" else inner_prefix(model)
         lacking = [name for name, tensor in tensors.items() if id(tensor) not in stored and name.startswith(needed)]
         if lacking:
             raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import load_with_head, read_config
+from rft.actor.loading.backbone_names import outer_prefix
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
@@ -170,7 +171,8 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         if name not in TARGETS.get(key, ()):
             raise ValueError(
                 f"{folder} has {key}={name}: a checkpoint may come from an untrusted source, so only the classes that "
-                "a policy needs are made here; resume the run with checkpoint.export_every=1"
+                "a policy needs are made here, and no python file of a model runs; resume the run with "
+                "checkpoint.export_every=1"
             )
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     processor = processor_of(config["actor"])
@@ -196,13 +198,13 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
 
 
 def _targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every `_target_` of a config, also those inside others: its key, and the class or function."""
+    """What of a config can run code, also inside other nodes: a `_target_` and its class, `trust_remote_code` if true."""
     if isinstance(node, list):
         node = dict(enumerate(node))
     if isinstance(node, dict):
         for name, part in node.items():
             inner = f"{key}.{name}" if key else str(name)
-            if name == "_target_":
+            if name == "_target_" or (name == "trust_remote_code" and part):
                 yield inner, str(part)
             else:
                 yield from _targets(part, inner)
@@ -219,7 +221,7 @@ def _unsaved(model: PreTrainedModel, path: str | None, drawing: Drawing) -> Iter
     own, adapter = model.state_dict(keep_vars=True), None if path is None else find_adapter(path)
     files = [] if path is None else find_files(model_path(path), model.config)
     with open_tensors(files) as tensors:
-        inside = f"{model.base_model_prefix}." if model.base_model is model else ""  # of a model with a head
+        inside = outer_prefix(model)
         drawn = {name.removeprefix(inside): tensor for name, tensor in drawing.items()}
         stored = StoredWeights(model, tensors) if files else None
         names = list(drawn if stored is None else stored.shapes)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 
-from rft.actor.heads import LanguageNetwork, ValueNetwork, check_head
+from rft.actor.heads import LanguageNetwork, ValueNetwork, find_logit_shape
 from rft.actor.init import load_model, read_config
 from tests.helpers import SIZES
 
@@ -18,6 +18,19 @@ MODELS = {
     "qwen2, biases in attention": {"model_type": "qwen2", "tie_word_embeddings": False},
     "mistral, sliding window": {"model_type": "mistral", "sliding_window": 4},
     "phi, a bias in the head": {"model_type": "phi", "tie_word_embeddings": False},
+    "gemma2, capped": {"model_type": "gemma2", "final_logit_softcapping": 3.0, "sliding_window": 4},
+    "gemma2 without the cap": {"model_type": "gemma2", "final_logit_softcapping": None},
+    "cohere, scaled": {"model_type": "cohere", "logit_scale": 0.5, "eos_token_id": None},
+    "cohere2, scaled": {"model_type": "cohere2", "logit_scale": 2.0, "sliding_window": 4, "eos_token_id": None},
+    "granite, divided": {"model_type": "granite", "logits_scaling": 0.8},
+    "llama4_text": {"model_type": "llama4_text", "num_local_experts": 2, "intermediate_size_mlp": 24}
+    | {"num_hidden_layers": 4, "attention_chunk_size": 4, "no_rope_layers": [1, 1, 0, 1]},
+}
+SHAPES = {
+    "gemma2, capped": (1.0, 3.0),
+    "cohere, scaled": (0.5, None),
+    "cohere2, scaled": (2.0, None),
+    "granite, divided": (1.25, None),
 }
 LENGTHS = [9, 2, 14, 5]
 
@@ -134,31 +147,24 @@ def test_a_new_value_head_says_zero():
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("initializer_range", [0.02, 0.4])
-def test_plain_heads_pass_the_check(name, initializer_range):
-    config = AutoConfig.for_model(**SIZES | MODELS[name] | {"initializer_range": initializer_range})
-    check_head(load_model(None, config, 0), "actor.path")
-
-
-@pytest.mark.parametrize(
-    ("changes", "title"),
-    [
-        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "Gemma2ForCausalLM"),
-        ({"model_type": "granite", "logits_scaling": 8.0}, "GraniteForCausalLM"),
-        ({"model_type": "cohere", "logit_scale": 0.0625}, "CohereForCausalLM"),
-    ],
-)
-@pytest.mark.parametrize("initializer_range", [0.02, 0.4])
-def test_logits_that_change_after_the_head_are_refused(changes, title, initializer_range):
+def test_the_scale_and_the_cap_of_the_logits_are_found(name, initializer_range):
     """At the usual range of a new model its logits are so small that the cap does not show by itself."""
-    config = AutoConfig.for_model(**SIZES | changes | {"initializer_range": initializer_range})
-    model = load_model(None, config, 0)
-    with pytest.raises(ValueError, match=rf"^actor\.path: {title} changes its logits after the head"):
-        check_head(model, "actor.path")
+    config = AutoConfig.for_model(**SIZES | MODELS[name] | {"initializer_range": initializer_range})
+    shape = find_logit_shape(load_model(None, config, 0), "actor.path")
+    assert (shape.scale, shape.cap) == SHAPES.get(name, (1.0, None))
 
 
-def test_gemma2_without_the_cap_passes():
-    config = AutoConfig.for_model(**SIZES, model_type="gemma2", final_logit_softcapping=None)
-    check_head(load_model(None, config, 0), "actor.path")
+class Tripled(Qwen3ForCausalLM):
+    def forward(self, **inputs):
+        output = super().forward(**inputs)
+        output.logits = 3 * output.logits
+        return output
+
+
+def test_logits_that_change_in_an_unknown_way_are_refused():
+    config = AutoConfig.for_model(**SIZES, model_type="qwen3")
+    with pytest.raises(ValueError, match=r"^critic\.path: Tripled changes its logits after the head .*logit_scale"):
+        LanguageNetwork(Tripled(config), "critic.path")
 
 
 def test_a_new_model_is_drawn_from_the_seed_alone():

@@ -163,6 +163,10 @@ def test_a_checkpoint_names_only_the_classes_of_a_policy(run, tiny, tmp_path):
         code, error = run(step, "--out", tmp_path / "model")
         assert code == 1 and f"{step} has {key}={attack['_target_']}: a checkpoint may come from an untrusted" in error
         assert not ran.exists()
+    trusting = config | {"actor": config["actor"] | {"trust_remote_code": True}}
+    write_manifest(step, facts["files"], {**facts, "config": trusting})
+    code, error = run(step, "--out", tmp_path / "model")
+    assert code == 1 and f"{step} has actor.trust_remote_code=True: a checkpoint may come" in error
     foreign = {"_target_": "subprocess.check_call", "popenargs": ["true"]}
     for key in ("actor", "strategy"):
         write_manifest(step, facts["files"], {**facts, "config": config | {key: foreign}})

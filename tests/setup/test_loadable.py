@@ -58,7 +58,6 @@ def test_values_of_a_new_model_that_cannot_be_built(changes, message):
         ("mamba", "a mamba states no max_position_embeddings"),
         ("bert", "each token of a bert reads those after it"),
         ("gemma3", "Gemma3ForConditionalGeneration reads more than text"),
-        ("llama4", "Llama4ForCausalLM has no backbone apart from its head"),
     ],
 )
 def test_models_that_are_not_for_text(kind, message, tmp_path):

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
@@ -87,6 +88,8 @@ def write_model(
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
+    if model._auto_class is not None:  # of a trusted folder: its python files, and auto_map in the config
+        custom_object_save(model, folder, config=model.config)
     model.config.dtype = str(dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)

@@ -32,6 +32,7 @@ from transformers.utils import (
 )
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.nf4 import PackedLinear
 
 SAFE = ".safetensors"
@@ -147,7 +148,7 @@ class StoredWeights:
 
     def _match(self, transforms: Sequence[Any]) -> None:
         """Finds the place of each tensor, as `convert_and_load_state_dict_in_model` of transformers does."""
-        expected, prefix = self._model.state_dict(), self._model.base_model_prefix
+        expected, prefix = self._model.state_dict(), type(self._model).base_model_prefix  # that of the files
         renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -227,7 +228,7 @@ def check_stored(model: PreTrainedModel, weights: StoredWeights, path: str) -> N
 
 def needed_names(model: PreTrainedModel, missing: set[str], headed: bool) -> list[str]:
     """The missing names that a checkpoint must have: those of the head only if it is `headed`; sorted."""
-    prefix = "" if headed else f"{model.base_model_prefix}."
+    prefix = "" if headed else inner_prefix(model)
     ignored = re.compile("|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ["(?!)"]))
     return sorted(name for name in missing if name.startswith(prefix) and not ignored.search(name))
 

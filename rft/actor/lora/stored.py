@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file
 
+from rft.actor.loading.backbone_names import outer_prefix
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Options of peft that change how weights merge, with the values for which the formula above holds.
@@ -80,7 +82,7 @@ class StoredAdapter:
         Args:
             model: decides the names: a whole model, or its backbone.
         """
-        outside = f"{model.base_model_prefix}." if model.base_model is model else ""
+        outside = outer_prefix(model)
         for name, tensor in tensors:
             layer = f"{outside}{name}".removesuffix(".weight")
             yield name, _Sum(tensor, self, layer) if name.endswith(".weight") and layer in self.layers else tensor

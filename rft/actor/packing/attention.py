@@ -8,6 +8,7 @@ call of scaled_dot_product_attention for all rows of one length: nothing is comp
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from rft.actor.forward.backbone import run_backbone
-from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.media_inputs import MediaInputs, language_part
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
+from rft.actor.packing.recurrent import RECURRENT, separate_rows
 from rft.batch.encoded import EncodedText, MediaFacts
 
 NAME = "rft_packed"
@@ -37,6 +39,8 @@ def packed_attention(
     layout: PackedLayout,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, in the signature of transformers' attention functions.
@@ -46,34 +50,66 @@ def packed_attention(
         layout: of the rows.
         scaling: of the products, or None for 1 / sqrt(width).
         sliding_window: a token sees at most so many, itself included; None for all.
+        softcap: bound of the products (Gemma 2, 2408.00118, section 2), or None.
+        s_aux: (heads,) sinks, the logit of one more key of each head, without a value (gpt-oss, 2508.10925), or None.
 
     Returns:
         (1, N, heads, width), and no attention weights.
 
     Raises:
-        TypeError: the model asks for something else, as soft-capping or sinks.
+        TypeError: the model asks for something else.
     """
     others["attention_mask"] = attention_mask
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.shard
+    rule = _Rule(scaling, sliding_window, softcap, s_aux)
     if part is None or not part.context.gathers_in_attention:
-        return _attend(query, key, value, layout.segments, scaling, sliding_window), None
+        return _attend(query, key, value, layout.segments, rule), None
+    if s_aux is not None:
+        rule = replace(rule, sinks=s_aux.chunk(part.context.size)[part.context.rank])
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
     query, key, value = (part.context.all_to_all_heads(states, part.counts, "heads") for states in (query, key, value))
-    states = _attend(query, key, value, layout.segments, scaling, sliding_window).transpose(1, 2)
+    states = _attend(query, key, value, layout.segments, rule).transpose(1, 2)
     return part.context.all_to_all_heads(states, part.counts, "tokens").transpose(1, 2), None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Sequence[PackedSegment],
-    scaling: float | None,
-    sliding_window: int | None,
-) -> Tensor:
+@dataclass(frozen=True)
+class _Rule:
+    """How a layer attends; see `packed_attention`."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention (rows, heads, length, D) with a mask (length, keys) or a causal one; a head of keys may serve
+        several of queries."""
+        copies = q.shape[1] // k.shape[1]
+        plain = self.softcap is None and self.sinks is None
+        if copies > 1 and (mask is not None or not plain):  # with a mask CUDA shares heads only where it writes all
+            k, v = (states.repeat_interleave(copies, dim=1) for states in (k, v))  # products down
+        if plain:
+            gqa = k.shape[1] != q.shape[1]
+            return scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=self.scaling, enable_gqa=gqa
+            )
+        products = q @ k.mT * (q.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
+        products = products.to(torch.promote_types(q.dtype, torch.float32))
+        if self.softcap is not None:
+            products = self.softcap * torch.tanh(products / self.softcap)
+        if mask is None:
+            mask = causal_window_mask(q.shape[2], 0, q.shape[2], q.device)
+        products = products.masked_fill(~mask, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:3], 1)
+            products = torch.cat((products, sinks), -1)
+        return products.softmax(-1)[..., : k.shape[2]].to(v.dtype) @ v
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, segments: Sequence[PackedSegment], rule: _Rule) -> Tensor:
     tokens = [segment.rows * segment.length for segment in segments]
     queries, keys, values = (states.split(tokens, dim=2) for states in (query, key, value))
     results = []
@@ -82,13 +118,9 @@ def _attend(
         if segment.prefix is not None:
             k, v = (_behind(parts[segment.prefix], own) for parts, own in ((keys, k), (values, v)))
         total = k.shape[2]
-        before, window = total - segment.length, total if sliding_window is None else min(sliding_window, total)
+        before, window = total - segment.length, total if rule.window is None else min(rule.window, total)
         mask = causal_window_mask(segment.length, before, window, q.device) if before or window < total else None
-        copies = q.shape[1] // k.shape[1]
-        if copies > 1 and mask is not None:  # with a mask CUDA shares heads only where it writes all products down
-            k, v = (states.repeat_interleave(copies, dim=1) for states in (k, v))
-        gqa = k.shape[1] != q.shape[1]
-        states = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa)
+        states = rule.attend(q, k, v, mask)
         results.append(states.transpose(1, 2).flatten(0, 1)[None])  # (1, rows * length, H, D)
     return torch.cat(results, 1)
 
@@ -125,10 +157,12 @@ def use_packed_attention(model: PreTrainedModel, key: str, media: MediaFacts | N
     """
     model.eval()
     config = model.config.get_text_config()
-    others = set(config.to_dict().get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(config.to_dict().get("layer_types") or ())
+    recurrent = separate_rows(language_part(model)) if RECURRENT in kinds else []
+    others = kinds - {"full_attention", "sliding_attention", *([RECURRENT] if recurrent else [])}
     if others:
         obstacle: str | None = f"has layers of {', '.join(sorted(others))}"
-    elif not (model._supports_attention_backend and model._supports_flash_attn):
+    elif not (model._supports_flash_attn and (model._supports_attention_backend or recurrent)):
         obstacle = "has an attention that cannot be replaced"
     else:
         try:

@@ -7,32 +7,36 @@ from rft.data.encode.without_video import load_processor, without_video
 from rft.ranges import PositiveInt
 
 
-def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str) -> MediaProcessor:
+def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str, trust_remote_code: bool) -> MediaProcessor:
     """The processor of a model on disk or on the hub, with the tokenizer of the run.
 
     Args:
         path: folder, or name on the hub.
+        trust_remote_code: python files of the path may run, where the processor needs them.
 
     Raises:
         ValueError: no processor can be loaded from `path`.
     """
-    processor = media_processor(path, tokenizer)
+    processor = media_processor(path, tokenizer, trust_remote_code)
     if processor is None:
         raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
     return processor
 
 
-def media_processor(path: str, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
+def media_processor(
+    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> MediaProcessor | None:
     """The processor of a model on disk or on the hub; None if it takes no media.
 
     Args:
         path: folder, or name on the hub.
         tokenizer: of the model; it gets the chat template of the processor.
+        trust_remote_code: python files of the folder may run.
 
     Raises:
         ValueError: no processor can be loaded; begins with the path.
     """
-    processor = load_processor(path)
+    processor = load_processor(path, trust_remote_code)
     kinds = [kind for kind in ("image", "audio") if f"{kind}_token" in vars(processor)]
     if not kinds:
         return None

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from rft.data.rows.files import json_lines
 from rft.data.rows.sources import require
+from rft.errors import without_code
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
@@ -77,19 +78,21 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
     return _wrap(tokenizer)
 
 
-def pretrained(*, path: str) -> PreTrainedTokenizerBase:
+def pretrained(*, path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a model on disk or on the hub. If it has no padding token, the end token pads.
 
     Args:
         path: folder, or name on the hub.
+        trust_remote_code: python files of the path may run, where the tokenizer needs them.
 
     Raises:
         ValueError: no tokenizer can be loaded from `path`.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ValueError(f"actor.tokenizer.path={path}: cannot load a tokenizer ({error})") from error
+        reason = without_code(error, "actor", str(error))
+        raise ValueError(f"actor.tokenizer.path={path}: cannot load a tokenizer ({reason})") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

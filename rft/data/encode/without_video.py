@@ -9,6 +9,8 @@ from transformers import AutoConfig, AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 from transformers.utils import cached_file, is_torchvision_available
 
+from rft.errors import without_code
+
 VIDEO = "video_processor"  # the name of the part in transformers
 CONFIGS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
@@ -68,21 +70,23 @@ def without_video(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
     return _subclass(key)
 
 
-def load_processor(path: str) -> ProcessorMixin:
+def load_processor(path: str, trusted: bool = False) -> ProcessorMixin:
     """Loads a processor as `AutoProcessor.from_pretrained` does. Without torchvision it leaves out the video part.
 
     Args:
-        path: folder, or name on the hub. Code of the folder never runs.
+        path: folder, or name on the hub.
+        trusted: python files of the path may run, where the processor needs them.
 
     Raises:
         ValueError: `path` has no processor, or one that cannot be loaded.
     """
     try:
-        cls = None if is_torchvision_available() else _class_of(path)
+        cls = None if is_torchvision_available() else _class_of(path, trusted)
         loader = AutoProcessor if cls is None else without_video(cls)
-        processor = loader.from_pretrained(path, trust_remote_code=False)
+        processor = loader.from_pretrained(path, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{path}: cannot load a processor ({error})") from error
+        reason = without_code(error, "actor", str(error))
+        raise ValueError(f"{path}: cannot load a processor ({reason})") from error
     if not isinstance(processor, ProcessorMixin):
         raise ValueError(
             f"{path} has no processor, only a {type(processor).__name__}: name the folder of a model of images or "
@@ -102,7 +106,7 @@ def _empty(cls: type[ProcessorMixin]) -> ProcessorMixin:
     return made.__new__(made)
 
 
-def _class_of(path: str) -> type[ProcessorMixin] | None:
+def _class_of(path: str, trusted: bool) -> type[ProcessorMixin] | None:
     """The processor class that the files of `path` name; None if they name none."""
     for file in (*CONFIGS, "tokenizer_config.json"):
         name = _json(path, file).get("processor_class")
@@ -110,7 +114,7 @@ def _class_of(path: str) -> type[ProcessorMixin] | None:
             return processor_class_from_name(name)
     if not _json(path, "config.json"):
         return None
-    return PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(path, trust_remote_code=False)), None)
+    return PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(path, trust_remote_code=trusted)), None)
 
 
 def _video_settings(path: str) -> dict[str, Any]:

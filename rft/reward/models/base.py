@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.init import CLASSIFIERS, attention, check_classifier, read_config
+from rft.actor.init import CLASSIFIERS, check_classifier, load_options, read_config
 from rft.batch.encoded import EncodedText
 from rft.batch.media import concat_media
 from rft.data.encode.encoder import Encoder
@@ -26,6 +26,7 @@ from rft.data.encode.parts import media_of
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.processors import media_processor
 from rft.distributed import World
+from rft.errors import without_code
 from rft.ranges import PositiveInt
 from rft.reward.models.held import HeldModel
 from rft.reward.models.offload import DeviceModel
@@ -47,6 +48,7 @@ class ModelTerm(Term):
         template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
         micro_batch_tokens: most tokens of one forward, padding included.
         dtype: of the weights and the computation.
+        trust_remote_code: python files of the path may run, where the model or its tokenizer needs them.
 
     Attributes:
         offloaded: the shards of the model are in host memory.
@@ -65,6 +67,7 @@ class ModelTerm(Term):
         tools: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        trust_remote_code: bool,
     ) -> None:
         self._key = key
         self._path = path
@@ -72,6 +75,7 @@ class ModelTerm(Term):
         self._rendering["arguments"] = template_arguments
         self._cap = micro_batch_tokens
         self._dtype = dtype
+        self._trusted = trust_remote_code
         self._model: HeldModel = DeviceModel(self._load)
         self._downloaded = False
         self.offloaded = False
@@ -139,7 +143,7 @@ class ModelTerm(Term):
     def _load(self) -> PreTrainedModel:
         """The model in host memory; loaded again, a model of the hub is read without network."""
         transformers_logging.disable_progress_bar()
-        how = {"config": self._config, "dtype": self._dtype, **attention(self._config)}
+        how = {"config": self._config, "dtype": self._dtype, **load_options(self._config)}
         model = self._auto_class.from_pretrained(self._path, local_files_only=self._downloaded, **how)
         self._downloaded = True
         self._configure(model)
@@ -217,14 +221,15 @@ class ModelTerm(Term):
 
     @cached_property
     def _config(self) -> PretrainedConfig:
-        return read_config(self._path, None, 0, self._key)
+        return read_config(self._path, None, 0, self._key, self._trusted)
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=self._trusted)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({error})") from error
+            reason = without_code(error, self._key, str(error))
+            raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({reason})") from error
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # as from a folder without a tokenizer
             raise ValueError(f"{self._key}.path={self._path}: there is no tokenizer beside the model; save it there")
         return tokenizer
@@ -235,7 +240,7 @@ class ModelTerm(Term):
         if type(self._config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
             return None
         try:
-            return media_processor(self._path, self._tokenizer)
+            return media_processor(self._path, self._tokenizer, self._trusted)
         except ValueError as error:
             raise ValueError(f"{self._key}.path={error}") from error
 
@@ -254,7 +259,8 @@ class ClassifierTerm(ModelTerm):
     """A term that scores by a classifier of transformers, as the algorithms of this project export it.
 
     Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `ModelTerm`.
+        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code: as in
+            `ModelTerm`.
 
     Attributes:
         head: of the actor that was exported.

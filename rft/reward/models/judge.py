@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from rft.actor.init import language_model_class
+from rft.actor.init import language_model_class, own_class
 from rft.batch.encoded import EncodedText
 from rft.ranges import PositiveInt
 from rft.reward.models.base import ModelTerm
@@ -29,6 +29,7 @@ class Judge(ModelTerm):
         template, template_arguments, system: how the question is rendered, as in `Encoder`.
         micro_batch_tokens: most tokens of one forward, padding included.
         dtype: of the weights and the computation.
+        trust_remote_code: as in `ModelTerm`.
 
     Raises:
         ValueError: the question is not about one response; names the key.
@@ -46,8 +47,11 @@ class Judge(ModelTerm):
         system: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        trust_remote_code: bool,
     ) -> None:
-        super().__init__(key, path, template, template_arguments, system, None, micro_batch_tokens, dtype)
+        super().__init__(
+            key, path, template, template_arguments, system, None, micro_batch_tokens, dtype, trust_remote_code
+        )
         self._question = about_one(question, key)
         self.reads = self._question.reads
 
@@ -58,7 +62,7 @@ class Judge(ModelTerm):
     def _check_config(self) -> None:
         kinds = self._config.architectures or []
         known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()}
-        if not {*kinds} & known:
+        if not {*kinds} & known and not own_class(self._config, self._auto_class):
             raise ValueError(
                 f"{self._key}.path={self._path}: {', '.join(kinds) or 'a model without a name'} is not a language "
                 "model; reward/terms=[model] accepts models that return scores"
@@ -111,8 +115,8 @@ class WritingJudge(Judge):
     """Generates a text greedily, such as reasoning and a verdict, and reads it with a regular expression.
 
     Args:
-        key, path, question, template, template_arguments, system, micro_batch_tokens, dtype: as in `Judge`; the words
-            may be of any length.
+        key, path, question, template, template_arguments, system, micro_batch_tokens, dtype, trust_remote_code: as in
+            `Judge`; the words may be of any length.
         max_new_tokens: of the judge's text.
         grade: how the text becomes a number, see `Grade`.
     """
@@ -131,8 +135,11 @@ class WritingJudge(Judge):
         system: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        trust_remote_code: bool,
     ) -> None:
-        super().__init__(key, path, question, template, template_arguments, system, micro_batch_tokens, dtype)
+        super().__init__(
+            key, path, question, template, template_arguments, system, micro_batch_tokens, dtype, trust_remote_code
+        )
         self._grade = Grade.of(grade, self._question.words, f"{key}.grade")
         self._new = max_new_tokens
 

@@ -22,8 +22,8 @@ class ProcessRewardModel(ClassifierTerm):
     """Scores a response by aggregating the probabilities that its steps are right.
 
     Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `ModelTerm`; the path
-            is that of a token classifier with two labels, bad and good.
+        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code: as in
+            `ModelTerm`; the path is that of a token classifier with two labels, bad and good.
         separator: the text between steps, as in training. White space alone is not a step; a response without a step
             counts as one empty step.
         aggregate: of the probabilities of the steps: the lowest (Math-Shepherd, 2312.08935), the product, which is the
@@ -42,10 +42,13 @@ class ProcessRewardModel(ClassifierTerm):
         tools: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        trust_remote_code: bool,
         separator: str,
         aggregate: Literal["min", "product", "last", "mean"],
     ) -> None:
-        super().__init__(key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype)
+        super().__init__(
+            key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code
+        )
         if not separator:
             raise ValueError(f"{key}.separator is empty: no step would end; set the separator of the training")
         self._separator = separator

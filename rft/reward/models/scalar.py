@@ -15,8 +15,8 @@ class RewardModel(ClassifierTerm):
     """Scores a prompt with its response and the end token, encoded as in training.
 
     Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype: as in `ModelTerm`; the path
-            is that of a sequence classifier with one label.
+        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code: as in
+            `ModelTerm`; the path is that of a sequence classifier with one label.
         normalize: a score is less the mean and divided by the deviation that the model's config.json holds, or by
             these; false leaves it as it is.
     """
@@ -33,9 +33,12 @@ class RewardModel(ClassifierTerm):
         tools: str | None,
         micro_batch_tokens: PositiveInt,
         dtype: Literal["float32", "bfloat16", "float16"],
+        trust_remote_code: bool,
         normalize: bool | ScoreMoments,
     ) -> None:
-        super().__init__(key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype)
+        super().__init__(
+            key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code
+        )
         self._normalize = normalize
 
     def _check_config(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rft.actor.init import attention
 from rft.actor.packing.attention import NAME, causal_window_mask, packed_attention, use_packed_attention
 from rft.actor.packing.layout import pack_layout, shared_prefixes
 from tests.helpers import SIZES, token_batch
@@ -21,6 +22,16 @@ MODELS = {
     | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     "gemma": SIZES | {"model_type": "gemma"},
     "gemma3_text": SIZES | {"model_type": "gemma3_text", "sliding_window": 5, "query_pre_attn_scalar": 9},
+    "gemma2, capped products": SIZES
+    | {"model_type": "gemma2", "sliding_window": 5, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0},
+    "cohere2": SIZES | {"model_type": "cohere2", "sliding_window": 5},
+    "gpt_oss_moe, sinks": SIZES
+    | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    "qwen3_next_moe, linear attention": SIZES
+    | {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4},
     "gpt2, learned positions": GPT2 | {"model_type": "gpt2"},
     "qwen3_moe": SIZES
     | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
@@ -35,7 +46,8 @@ ROWS = [(3, 9), (4, 5), (3, 12), (5, 6), (3, 9), (5, 14), (6, 1)]  # group and l
 def build(options, perturbed=True):
     """A model with opinions, and biases that are not zero."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options), dtype=torch.float32).eval()
+    config = AutoConfig.for_model(**options)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention(config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter) * perturbed
@@ -119,9 +131,6 @@ def test_who_sees_whom():
 
 
 HYBRIDS = {
-    "qwen3_next": SIZES
-    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
-    | {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4},
     "falcon_h1": SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16, "mamba_d_state": 8},
     "lfm2": SIZES | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
     "mamba": {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
@@ -132,10 +141,6 @@ OTHERS = {
     | {"attention_types": [[["global", "local"], 1]], "window_size": 32},
     "bloom": {"vocab_size": 23, "hidden_size": 16, "n_layer": 2, "n_head": 4},
 }
-FOREIGN = {
-    "gemma2": (SIZES, "its attention takes softcap"),
-    "gpt_oss": (SIZES | {"num_local_experts": 2, "num_experts_per_tok": 1}, "its attention takes s_aux"),
-}
 UNTOLD = {  # windows that are longer than any row of the probe
     "qwen2_moe": SIZES
     | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1, "num_experts": 4}
@@ -145,7 +150,6 @@ UNTOLD = {  # windows that are longer than any row of the probe
 REFUSED = {
     **{kind: (options, "has layers of|has an attention that cannot") for kind, options in HYBRIDS.items()},
     **{kind: (options, "has an attention that cannot be replaced") for kind, options in OTHERS.items()},
-    **FOREIGN,
     **{kind: (options, "mixes rows, or has a window that it does not state") for kind, options in UNTOLD.items()},
 }
 
