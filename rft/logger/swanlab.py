@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rft.logger.media import media_files
 from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
 
 
@@ -38,7 +37,6 @@ class SwanLab:
     def open(self, run: Path, config: dict[str, Any]) -> None:
         import swanlab
 
-        self._folder = run
         self._run = swanlab.init(
             project=self.project,
             workspace=self.workspace,
@@ -57,16 +55,13 @@ class SwanLab:
         self._run.log(dict(numbers), step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs a table of the sampled texts, and their media beside it."""
+        """Logs a table of the sampled texts."""
         if self.log_completions:
             import swanlab
 
             table = swanlab.echarts.Table()
             table.add(*completions_table(step, rows))
-            shown = {COMPLETIONS: table}
-            for file in dict.fromkeys(media_files([*map(dict, rows)], self._folder)):
-                shown.setdefault(f"{COMPLETIONS}/{file.kind}", []).append(file.wrapped(swanlab))
-            self._run.log(shown, step=step)
+            self._run.log({COMPLETIONS: table}, step=step)
 
     def rewind(self, step: int) -> None:
         """SwanLab keeps what was logged."""

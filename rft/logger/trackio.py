@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.logger.service import COMPLETIONS, check_package, run_id, table_with_media
+from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
 
 
 class Trackio:
@@ -29,7 +29,6 @@ class Trackio:
     def open(self, run: Path, config: dict[str, Any]) -> None:
         import trackio
 
-        self._folder = run
         name = f"{run.name}-{run_id(run, 'trackio')}"
         self._run = trackio.init(self.project, name, space_id=self.space_id, config=config, resume="allow", embed=False)
 
@@ -37,11 +36,11 @@ class Trackio:
         self._run.log({"stage": stage, **numbers}, step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs a `trackio.Table` of the sampled texts and their media."""
+        """Logs a `trackio.Table` of the sampled texts."""
         if self.log_completions:
             import trackio
 
-            columns, data = table_with_media(step, rows, self._folder, trackio)
+            columns, data = completions_table(step, rows)
             self._run.log({COMPLETIONS: trackio.Table(columns=columns, data=data)}, step=step)
 
     def rewind(self, step: int) -> None:

@@ -198,7 +198,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
 
 
 def _targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """What of a config can run code, also inside other nodes: a `_target_` and its class, `trust_remote_code` if true."""
+    """What can run code, also inside other nodes: each `_target_` and its class, and `trust_remote_code` where true."""
     if isinstance(node, list):
         node = dict(enumerate(node))
     if isinstance(node, dict):

@@ -18,11 +18,11 @@ SMALL = (
     "algorithm.group_size=4", "eval.every=2", "checkpoint.every=1",
 )  # fmt: skip
 GIVEN = tuple(option for option in SMALL if not option.startswith("algorithm.group"))
-VISION = ("actor=tiny_vision", "data=shapes")
+VISION, AUDIO = ("actor=tiny_vision", "data=shapes"), ("actor=tiny_audio", "data=tones")
 RUNS = {
     "grpo": (*VISION, *SMALL),
     "grpo with two images": ("actor=tiny_vision", "data=shapes_several", *SMALL),
-    "grpo with audio": ("actor=tiny_audio", "data=tones", *SMALL),
+    "grpo with audio": (*AUDIO, *SMALL),
     "ppo": (*VISION, "algorithm=ppo", *SMALL),
     "dynamic sampling": (*VISION, "algorithm/source=dynamic_sampling", *SMALL),
     "sft": (*VISION, "algorithm=sft", *GIVEN),
@@ -109,3 +109,25 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
     with pytest.raises(ValueError, match=r"strategy\.tensor_parallel=2: the actor takes media"):
         Job(resolved(*RUNS["grpo"], folder, "strategy.tensor_parallel=2"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "suffix", "tag"), [(VISION, "png", "<img"), (AUDIO, "wav", "<audio")])
+def test_sampled_texts_have_their_media_and_answers_are_scored_again(given, suffix, tag, resolved, tmp_path):
+    """Each medium is a file of the run once; the report shows it; `evaluate.responses` reads the answers again."""
+    options = (*given, *SMALL, "steps=1", "trajectories.every=1", f"output_dir={tmp_path / 'run'}")
+    Job(resolved(*options)).fit("")
+    texts = (tmp_path / "run" / "trajectories" / "step_00000001.jsonl").read_text()
+    rows = [json.loads(line) for line in texts.splitlines()]
+    named = [row["prompt"][0]["content"][0] for row in rows]
+    files = [tmp_path / "run" / "trajectories" / part[part["type"]] for part in named]
+    assert all(file.is_file() and file.suffix == f".{suffix}" for file in files)
+    assert len({file.name for file in files[:16]}) == 4, "four prompts with four answers each"
+    assert tag in (tmp_path / "run" / "report.html").read_text()
+    first = evaluate(resolved(*options, "mode=evaluate"), Console(quiet=True))
+    answers = tmp_path / "run" / "answers.jsonl"
+    [line, *_] = map(json.loads, answers.read_text().splitlines())
+    part = line["prompt"][0]["content"][0]
+    assert (tmp_path / "run" / part[part["type"]]).is_file()
+    again = resolved(*options, "mode=evaluate", f"evaluate.responses={answers}")
+    assert evaluate(again, Console(quiet=True)) == first

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rft.logger.mlflow import metric_name
-from tests.logger.records import TEXTS, build, numbers_of, write_run
+from tests.logger.records import TEXTS, build, media_rows, numbers_of, write_run
 
 
 @pytest.fixture
@@ -65,3 +65,20 @@ def test_a_run_that_the_store_does_not_have_is_an_error(tmp_path: Path, store: s
 def test_names_hold_only_what_mlflow_takes() -> None:
     assert metric_name("eval/a b/pass@4_stderr") == "eval/a b/pass_at_4_stderr"
     assert metric_name("gate:x-1.5,+") == "gate:x-1.5__"
+
+
+def test_the_files_that_a_table_names_are_artifacts(tmp_path: Path, store: str) -> None:
+    from mlflow import MlflowClient
+
+    run, rows = tmp_path / "run", media_rows(tmp_path / "run")
+    sink = build("mlflow", tracking_uri=store, log_completions=True)
+    sink.open(run, {})
+    sink.samples(1, rows)
+    sink.close(failed=False)
+    record = MlflowClient(store).get_run((run / "mlflow_id").read_text())
+    artifacts = Path(record.info.artifact_uri.removeprefix("file://"))
+    stored = {path.name: path.read_bytes() for path in (run / "media").iterdir()}
+    assert {path.name: path.read_bytes() for path in (artifacts / "media").iterdir()} == stored and len(stored) == 3
+    [table] = (artifacts / "completions").iterdir()
+    prompts = str([row[1] for row in json.loads(table.read_text())["data"]])
+    assert all(f"../media/{name}" in prompts for name in stored)
