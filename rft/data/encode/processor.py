@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rft.batch.encoded import EncodedText, MediaFacts
+from rft.batch.encoded import EncodedText, MediaFacts, RawText
 
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
 from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
@@ -57,7 +58,10 @@ class MediaProcessor:
         placeholders: ids of the tokens that stand for embeddings of media; no text may contain them otherwise.
         columns: names of the columns of tokens that the processor returns beside the ids.
         tokenizer: of the policy.
+        keeps_raw: texts with media get `EncodedText.raw`; set for a run whose engine has its own processor.
     """
+
+    keeps_raw = False
 
     def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
@@ -142,7 +146,8 @@ class MediaProcessor:
         Raises:
             ValueError: a medium cannot be opened, or the processor does not take it.
         """
-        outputs = self._outputs(rich)
+        opened = self._opened(rich)
+        outputs = self._outputs(rich.text, opened)
         ids = outputs.pop("input_ids")[0].tolist()
         outputs.pop("attention_mask", None)
         columns = {name: outputs.pop(name)[0].tolist() for name in self.columns}
@@ -152,25 +157,43 @@ class MediaProcessor:
                 name: [n for place, n in enumerate(column) for n in [n] * len(literal.get(place, (0,)))]
                 for name, column in columns.items()
             }
-            ids = [token for place, own in enumerate(ids) for token in literal.get(place, [own])]
+            ids = self._spell(ids)
         media = {name: tensor[0] if name in self._stacked else tensor for name, tensor in outputs.items()}
-        return EncodedText(ids, columns, media or None)
+        raw = RawText(self._unexpanded(rich.text), opened) if self.keeps_raw and opened else None
+        return EncodedText(ids, columns, media or None, raw)
 
-    def _outputs(self, rich: RichText) -> dict[str, Tensor]:
-        given: dict[str, list[Any]] = {}
+    def _spell(self, ids: list[int]) -> list[int]:
+        """The ids with the plain characters of quoted placeholders."""
+        return [token for own in ids for token in self._spelled.get(own, [own])]
+
+    def _unexpanded(self, text: str) -> list[int]:
+        """The token ids of a text with its slots as they are."""
+        return self._spell(self._processor.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _opened(self, rich: RichText) -> dict[str, list[Any]]:
+        """The media of a text by their types, as the processor takes them."""
+        opened: dict[str, list[Any]] = {}
         for kind, value in rich.media:
-            opened = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
-            given.setdefault(ARGUMENTS[kind], []).append(opened)
+            medium = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
+            opened.setdefault(kind, []).append(medium)
         if (found := self.count(rich.text)) != len(rich.media):
             raise ValueError(
                 f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
                 "not at all, or twice"
             )
+        return opened
+
+    def _outputs(self, text: str, opened: Mapping[str, list[Any]]) -> dict[str, Tensor]:
+        given = {ARGUMENTS[kind]: media for kind, media in opened.items()}
         try:
-            outputs = self._processor(text=[rich.text], **given, add_special_tokens=False, return_tensors="pt")
+            outputs = self._processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
             raise ValueError(f"the processor of the model refuses the media of a row: {error}") from error
         return {name: torch.atleast_1d(torch.as_tensor(value)) for name, value in outputs.items()}
+
+    def _of(self, rich: RichText) -> dict[str, Tensor]:
+        """What the processor returns for a text."""
+        return self._outputs(rich.text, self._opened(rich))
 
     @cached_property
     def sampling_rate(self) -> int:
@@ -180,13 +203,13 @@ class MediaProcessor:
     def _find_placeholders(self, tokens: Iterable[str]) -> list[int]:
         """The ids of these tokens, and of the special tokens to which the processor expands the slots."""
         slots, special = self._probe_texts[0], set(self.tokenizer.all_special_ids)
-        expanded = Counter(self._outputs(RichText(slots, self._probe_media))["input_ids"][0].tolist())
+        expanded = Counter(self._of(RichText(slots, self._probe_media))["input_ids"][0].tolist())
         added = expanded - Counter(self.tokenizer(slots, add_special_tokens=False).input_ids)
         return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(added.keys() & special)})
 
     def _find_columns(self) -> tuple[str, ...]:
         """The outputs that have one number for each token, by texts of two lengths."""
-        texts = [self._outputs(RichText(text, self._probe_media)) for text in self._probe_texts]
+        texts = [self._of(RichText(text, self._probe_media)) for text in self._probe_texts]
         sizes = [output["input_ids"].shape for output in texts]
         assert sizes[0] != sizes[1]
         return tuple(
@@ -198,9 +221,7 @@ class MediaProcessor:
 
     def _find_stacked(self) -> frozenset[str]:
         """The outputs (1, n, ...) of the n media of a text; others begin with n, or with what n media have in all."""
-        one, two = (
-            self._outputs(RichText(self._probe_texts[0] * count, self._probe_media * count)) for count in (1, 2)
-        )
+        one, two = (self._of(RichText(self._probe_texts[0] * count, self._probe_media * count)) for count in (1, 2))
         names = one.keys() - {"input_ids", "attention_mask", *self.columns}
         return frozenset(name for name in names if len(one[name]) == len(two[name]) == 1)
 
@@ -228,7 +249,8 @@ class MediaProcessor:
     @cached_property
     def facts(self) -> MediaFacts:
         """What models and engines know of the processor."""
-        return MediaFacts(self.placeholders, self.probe, self._stacked, self.save)
+        refused = [kind for kind in KINDS if kind not in self.slots]
+        return MediaFacts(refused, self.placeholders, self.probe, self._stacked, self.save)
 
     def save(self, folder: Path) -> None:
         """Writes the processor beside the tokenizer of an exported model."""
