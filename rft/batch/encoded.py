@@ -4,11 +4,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rft.batch.media import Media, join_media
 
 Columns = Mapping[str, Sequence[int]]
 NO_COLUMNS: Columns = MappingProxyType({})
+
+
+class RawText(NamedTuple):
+    """A text as an engine with its own processor takes it.
+
+    Attributes:
+        ids: the token ids of the text before the processor expands its slots.
+        media: by type, in the order of the slots: opened images of PIL, and samples (N,) of audio in float32.
+    """
+
+    ids: list[int]
+    media: Mapping[str, Sequence[Any]]
 
 
 class EncodedText(list[int]):
@@ -21,18 +34,27 @@ class EncodedText(list[int]):
         columns: of the model, one number for each token; tokens behind the end of a column have 0. Empty without a
             processor.
         media: what the processor returned for the media in the text, beside columns of tokens; None for a text without.
+        raw: the text for an engine with its own processor; None for a text without media, and in runs whose engine
+            has none.
     """
 
-    def __init__(self, ids: Iterable[int], columns: Columns = NO_COLUMNS, media: Media | None = None) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int],
+        columns: Columns = NO_COLUMNS,
+        media: Media | None = None,
+        raw: RawText | None = None,
+    ) -> None:
         super().__init__(ids)
         self.columns = dict(columns)
         self.media = media
+        self.raw = raw
 
     def __add__(self, other: list[int]) -> "EncodedText":  # type: ignore[override]
         behind = as_encoded(other)
         columns = {name: self.column(name) + behind.column(name) for name in {**self.columns, **behind.columns}}
         media = [text.media for text in (self, behind) if text.media]
-        return EncodedText([*self, *behind], columns, join_media(media))
+        return EncodedText([*self, *behind], columns, join_media(media), _join_raw(self, behind))
 
     def column(self, name: str) -> list[int]:
         """The numbers of all tokens in a column; 0 where it has none."""
@@ -45,6 +67,16 @@ class EncodedText(list[int]):
         return EncodedText(self[start:end], columns, None if start else self.media)
 
 
+def _join_raw(*texts: EncodedText) -> RawText | None:
+    """The raw form of a sum; None if no part has one."""
+    raws = [text.raw or RawText(text, {}) for text in texts]
+    kinds = dict.fromkeys(kind for raw in raws for kind in raw.media)
+    if not kinds:
+        return None
+    media = {kind: [medium for raw in raws for medium in raw.media.get(kind, ())] for kind in kinds}
+    return RawText([token for raw in raws for token in raw.ids], media)
+
+
 def as_encoded(ids: Sequence[int]) -> EncodedText:
     """The ids, as a text without columns and media if they are a plain list."""
     return ids if isinstance(ids, EncodedText) else EncodedText(ids)
@@ -55,12 +87,14 @@ class MediaFacts:
     """What models and engines know of the processor of a model that takes media.
 
     Attributes:
+        refused: types of media that the run does not accept.
         placeholders: ids of the tokens that stand for embeddings of media. They are never sampled.
         probe: a short text with one medium of each type, the same on every rank.
         stacked: names of tensors that the model takes with a dimension of 1 in front.
         save: writes the processor into the folder of an exported model.
     """
 
+    refused: Sequence[str]
     placeholders: Sequence[int]
     probe: EncodedText
     stacked: frozenset[str]

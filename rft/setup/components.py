@@ -213,6 +213,7 @@ class Components:
         if self.processor is None:
             return None
         made: MediaProcessor = self.processor.build(tokenizer=tokenizer)
+        made.keeps_raw = self.engine.factory.facts.has_processor
         return made
 
     def make_engine(

@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-from rft.batch.encoded import EncodedText, as_encoded
+from rft.batch.encoded import EncodedText, RawText, as_encoded
 from rft.batch.trajectory import Trajectory, given_segments, to_row
 
 IMAGE, OTHER = {"pixels": torch.ones(2, 3)}, {"pixels": torch.zeros(1, 3)}
@@ -20,6 +20,18 @@ def test_a_sum_has_the_columns_and_the_media_of_both():
     assert both.column("other") == [0, 0, 0, 5] and both.column("types") == [0, 1, 1, 0]
     assert torch.equal(both.media["pixels"], torch.cat([IMAGE["pixels"], OTHER["pixels"]]))
     assert as_encoded(ONE) is ONE and as_encoded([1]).media is None
+
+
+def test_a_sum_has_the_raw_forms_of_both():
+    """An engine with its own processor gets the tokens around unexpanded slots, and all media in their order."""
+    picture, sound = object(), object()
+    prompt = EncodedText([1, 3, 3, 3], media=IMAGE, raw=RawText([1, 3], {"image": [picture]}))
+    assert (EncodedText([9]) + prompt).raw == RawText([9, 1, 3], {"image": [picture]})
+    tail = [5]
+    both = prompt + tail + EncodedText([4, 4], media=OTHER, raw=RawText([4], {"image": [sound], "audio": [sound]}))
+    assert both == [1, 3, 3, 3, 5, 4, 4]
+    assert both.raw == RawText([1, 3, 5, 4], {"image": [picture, sound], "audio": [sound]})
+    assert (EncodedText([1]) + tail).raw is None
 
 
 def test_the_first_part_has_the_media():

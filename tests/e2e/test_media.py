@@ -98,9 +98,9 @@ def test_a_reward_model_of_rows_with_media_scores_those_of_a_run(algorithm, term
 def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path):
     folder = f"output_dir={tmp_path / 'run'}"
     with pytest.raises(
-        ValueError, match=r"actor\.processor: VLLMEngine samples from prompts of text alone; set rollout=hf"
+        ValueError, match=r"actor\.processor: VLLMServers samples from prompts of text alone; set rollout=hf"
     ):
-        Job(resolved(*RUNS["grpo"], folder, "rollout=vllm"))
+        Job(resolved(*RUNS["grpo"], folder, "rollout=vllm_server"))
     with pytest.raises(ValueError, match="message 0 has image, and the model of this run reads text alone"):
         Job(resolved("data=shapes", "warmup=none", folder)).fit("")
     stop()  # the plan simulates a process group of its own

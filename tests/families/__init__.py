@@ -19,7 +19,7 @@ from transformers import AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedM
 from transformers.models.smolvlm import processing_smolvlm
 
 from rft.data.encode.tokenizer import characters
-from rft.data.encode.without_video import without_video
+from rft.data.encode.without_video import video_part, without_video
 
 ROLES = ["<|im_start|>", "<|im_end|>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -131,7 +131,7 @@ def _qwen_vl(name: str, config: type, processor: type, vision: dict[str, Any], r
     parts = {
         "image_processor": transformers.Qwen2VLImageProcessorPil(**PATCHES),
         "tokenizer": tokenizer,
-        "video_processor": None,
+        "video_processor": video_part("Qwen2VLVideoProcessor", patch_size=4, merge_size=2),
         "chat_template": _template(image="<|vision_start|><|image_pad|><|vision_end|>"),
     }
     made = config(text_config=text, vision_config=patches | vision, **ids)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rft.batch.encoded import EncodedText, MediaFacts
+from rft.batch.encoded import EncodedText, MediaFacts, RawText
 
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
 from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
@@ -58,7 +59,10 @@ class MediaProcessor:
         columns: names of the columns of tokens that the processor returns beside the ids.
         probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
+        keeps_raw: texts with media get `EncodedText.raw`; set for a run whose engine has its own processor.
     """
+
+    keeps_raw = False
 
     def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
@@ -66,9 +70,8 @@ class MediaProcessor:
         tokens = {kind: str(vars(processor)[f"{kind}_token"]) for kind in slots}
         self._markers = {kind: self._marker(slot, tokens[kind]) for kind, slot in slots.items()}
         self._plain = self._processor = processor
-        every, media = "".join(slots.values()), self._probe_media()
-        one = self._outputs(RichText(every, media))
-        two = self._outputs(RichText(every * 2 + self.tokenizer.eos_token * 3, media * 2))
+        every, media, after = "".join(slots.values()), self._probe_media(), self.tokenizer.eos_token * 3
+        one, two = (self._of(text) for text in (RichText(every, media), RichText(every * 2 + after, media * 2)))
         self.placeholders = self._find_placeholders(tokens.values(), every, one["input_ids"][0].tolist())
         self.columns = _find_columns(one, two)
         self._stacked = _find_stacked(one, two) - {*self.columns}
@@ -144,7 +147,11 @@ class MediaProcessor:
         Raises:
             ValueError: a medium cannot be opened, or the processor does not take it.
         """
-        return self._encoded(self._outputs(rich))
+        opened = self._opened(rich)
+        encoded = self._encoded(self._outputs(rich.text, opened))
+        if self.keeps_raw and opened:
+            encoded.raw = RawText(self._unexpanded(rich.text), opened)
+        return encoded
 
     def prefixes(self, rich: RichText, cuts: Sequence[int]) -> list[EncodedText]:
         """What `encode` returns for the text up to each cut. All media stand before the first cut, and are opened once.
@@ -155,7 +162,7 @@ class MediaProcessor:
         whole = self.encode(rich)
         start = max(match.end() for match in self._slots_in(rich.text))  # no token crosses the end of a slot
         found = self._processor.tokenizer([rich.text[start:cut] for cut in cuts], add_special_tokens=False).input_ids
-        ends = [[token for own in ids for token in self._spelled.get(own, (own,))] for ids in found]
+        ends = [self._spell(ids) for ids in found]
         size = len(whole) - len(ends[-1])
         if whole[size:] != ends[-1] or any(any(whole.column(name)[size:]) for name in self.columns):
             # such as where a tokenizer drops white space behind a slot
@@ -172,27 +179,44 @@ class MediaProcessor:
                 name: [n for place, n in enumerate(column) for n in [n] * len(literal.get(place, (0,)))]
                 for name, column in columns.items()
             }
-            ids = [token for place, own in enumerate(ids) for token in literal.get(place, [own])]
+            ids = self._spell(ids)
         media = {name: tensor[0] if name in self._stacked else tensor for name, tensor in outputs.items()}
         return EncodedText(ids, columns, media or None)
 
-    def _outputs(self, rich: RichText) -> dict[str, Tensor]:
-        given: dict[str, Any] = {}
+    def _spell(self, ids: list[int]) -> list[int]:
+        """The ids with the plain characters of quoted placeholders."""
+        return [token for own in ids for token in self._spelled.get(own, [own])]
+
+    def _unexpanded(self, text: str) -> list[int]:
+        """The token ids of a text with its slots as they are."""
+        return self._spell(self._processor.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _opened(self, rich: RichText) -> dict[str, list[Any]]:
+        """The media of a text by their types, as the processor takes them."""
+        opened: dict[str, list[Any]] = {}
         for kind, value in rich.media:
-            opened = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
-            given.setdefault(ARGUMENTS[kind], []).append(opened)
+            medium = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
+            opened.setdefault(kind, []).append(medium)
         if (found := self.count(rich.text)) != len(rich.media):
             raise ValueError(
                 f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
                 "not at all, or twice"
             )
-        if "audio" in given:
+        return opened
+
+    def _outputs(self, text: str, opened: Mapping[str, list[Any]]) -> dict[str, Tensor]:
+        given: dict[str, Any] = {ARGUMENTS[kind]: media for kind, media in opened.items()}
+        if "audio" in opened:
             given["sampling_rate"] = self.sampling_rate
         try:
-            outputs = self._processor(text=[rich.text], **given, add_special_tokens=False, return_tensors="pt")
+            outputs = self._processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
             raise ValueError(f"the processor of the model refuses the media of a row: {error}") from error
         return {name: torch.atleast_1d(torch.as_tensor(value)) for name, value in outputs.items()}
+
+    def _of(self, rich: RichText) -> dict[str, Tensor]:
+        """What the processor returns for a text."""
+        return self._outputs(rich.text, self._opened(rich))
 
     @cached_property
     def sampling_rate(self) -> int:
@@ -219,7 +243,8 @@ class MediaProcessor:
     @cached_property
     def facts(self) -> MediaFacts:
         """What models and engines know of the processor."""
-        return MediaFacts(self.placeholders, self.probe, self._stacked, self.save)
+        refused = [kind for kind in KINDS if kind not in self.slots]
+        return MediaFacts(refused, self.placeholders, self.probe, self._stacked, self.save)
 
     def save(self, folder: Path) -> None:
         """Writes the processor beside the tokenizer of an exported model."""

@@ -3,7 +3,7 @@
 from transformers import PreTrainedTokenizerBase
 
 from rft.data.encode.processor import MediaProcessor, slots_of_template
-from rft.data.encode.without_video import load_processor, without_video
+from rft.data.encode.without_video import load_processor, video_part, without_video
 from rft.ranges import PositiveInt
 
 
@@ -65,10 +65,12 @@ def patches(
     from transformers import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    pictures = Qwen2VLImageProcessorPil(
-        patch_size=patch_size, merge_size=merge_size, min_pixels=min_pixels, max_pixels=max_pixels
+    sizes = {"patch_size": patch_size, "merge_size": merge_size}
+    processor = without_video(Qwen2_5_VLProcessor)(
+        image_processor=Qwen2VLImageProcessorPil(**sizes, min_pixels=min_pixels, max_pixels=max_pixels),
+        tokenizer=tokenizer,
+        video_processor=video_part("Qwen2VLVideoProcessor", **sizes),  # engines with torchvision read it from the files
     )
-    processor = without_video(Qwen2_5_VLProcessor)(image_processor=pictures, tokenizer=tokenizer, video_processor=None)
     return MediaProcessor(processor, {"image": f"<|vision_start|>{processor.image_token}<|vision_end|>"})
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import transformers
 from transformers import AutoConfig, AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 from transformers.utils import cached_file, is_torchvision_available
@@ -68,6 +69,13 @@ def without_video(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
         return cls
     key: Any = cls  # mypy takes no class for hashable
     return _subclass(key)
+
+
+def video_part(name: str, **settings: Any) -> Any:
+    """The video processor of this class of transformers; without torchvision its settings, for `without_video`."""
+    if is_torchvision_available():
+        return getattr(transformers, name)(**settings)
+    return {"video_processor_type": name, **settings}
 
 
 def load_processor(path: str, trusted: bool = False) -> ProcessorMixin:

@@ -38,11 +38,13 @@ class RunFacts:
         truncates: whether training samples from a truncated distribution.
         dtype: strategy.dtype.
         engine_dtype: in which the engine computes.
+        expands: the engine expands prompts with media by its own processor.
     """
 
     truncates: bool
     dtype: str
     engine_dtype: str
+    expands: bool
 
 
 class Examination:
@@ -98,6 +100,9 @@ class Examination:
         text = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} allows {self.tolerance:g}"
         agree = self.report.add_check(gap.largest <= self.tolerance, text)
         self.seeds(batch, again)
+        if self.facts.expands:  # else `draw` has raised
+            text = "media: the engine has expanded all prompts to the tokens that the trainer reads"
+            self.report.add_check(True, text)
         failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
         if agree and not failed:
             failed += self.tensors()
@@ -293,7 +298,8 @@ class Examination:
 
 def columns(batch: TensorDict) -> TensorDict:
     """The columns that are needed to score a batch."""
-    return batch.select("tokens", "response_mask", "rollout_logprobs", "group", "unit", "loss_mask")
+    needed = ("tokens", "response_mask", "rollout_logprobs", "group", "unit", "loss_mask")
+    return batch.select(*needed, "media", strict=False)  # a batch of text has no media
 
 
 def answers(batch: TensorDict) -> list[list[int]]:

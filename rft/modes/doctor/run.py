@@ -86,6 +86,7 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
                 run.rollout.truncates(),
                 spread.compute_dtype(job.strategy.options),
                 job.engine_dtype(),
+                job.processor is not None and job.engine.factory.facts.has_processor,
             )
             report = DoctorReport(world, console)
             return Examination(trainer, stage, job.sampler, facts, twin, report).examine()

@@ -75,12 +75,14 @@ class EngineFacts:
         plain_torch: `generate` and `update_weights` run ordinary torch operations in this process and nothing else, so
             they also run on tensors without storage. `mode=plan` counts the memory of such an engine.
         takes_media: it samples from prompts with media.
+        has_processor: it expands the slots of media by a processor of its own, from `EncodedText.raw`.
     """
 
     samples: bool = True
     takes_arguments: bool = False
     plain_torch: bool = False
     takes_media: bool = False
+    has_processor: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rft.batch.encoded import MediaFacts
 
-def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes config, generation config and tokenizer. The engine starts from them with dummy weights.
+
+def write_model_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, media: MediaFacts | None = None
+) -> None:
+    """Writes config, generation config, tokenizer and processor. The engine starts from them with dummy weights.
 
     Args:
         model: may be without weights.
         folder: created if it is missing.
+        media: of the processor; None for a model of text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
@@ -20,3 +25,5 @@ def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     assert model.generation_config is not None, "a model that generates has a generation config"
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if media is not None:
+        media.save(folder)

@@ -1,7 +1,7 @@
 """Sampling with vLLM in this process: every rank runs an engine beside its trainer, on the same device.
 
 With `engine_args.tensor_parallel_size` that many ranks run one engine together, and each gets its own completions.
-Left out: several modalities.
+vLLM's own processor expands prompts with media; their tokens must be those that the trainer reads.
 """
 
 import contextlib
@@ -21,17 +21,20 @@ from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
-from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
+from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, refused, replace_adapter, room
+from rft.rollout.engine.vllm_media import forbidden_bias, media_arguments, vllm_prompt
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 
 SHARE = 0.4  # default of gpu_memory_utilization; the trainer uses the rest
+SHOWN = 120  # characters of an error of vLLM
 FIXED = frozenset(("model", "load_format", "generation_config", "logprobs_mode", "distributed_executor_backend"))
 
 
@@ -71,7 +74,7 @@ class VLLMEngine(ServableEngine):
         ValueError: vLLM does not support the options; names the key.
     """
 
-    facts = EngineFacts(takes_arguments=True)
+    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
 
     def __init__(
         self,
@@ -80,6 +83,10 @@ class VLLMEngine(ServableEngine):
         merge_lora: bool,
     ) -> None:
         world, model, tokenizer = context.world, context.model, context.tokenizer
+        if context.media is not None and not merge_lora:
+            raise ValueError(
+                f"rollout.engine.merge_lora=false: adapters beside the weights are for models of text alone; {MERGE}"
+            )
         # The engine's loop runs in this process, so that it takes weights as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -100,7 +107,8 @@ class VLLMEngine(ServableEngine):
         self._folder = context.folder / "adapter"
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
-        self._prompt = vllm.TokensPrompt
+        self._media = context.media
+        self._forbidden = forbidden_bias(context.media)
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -110,7 +118,7 @@ class VLLMEngine(ServableEngine):
                     f"actor.model_config.head_dim={size}: on a CPU vLLM has attention for {', '.join(map(str, sizes))}"
                 )
         model_folder = context.folder / "engine"
-        world.decide(lambda: write_model_folder(model, tokenizer, model_folder))
+        world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
         fixed: dict[str, Any] = {
             "model": str(model_folder),
             "load_format": "dummy",
@@ -121,7 +129,7 @@ class VLLMEngine(ServableEngine):
         if not merge_lora:
             assert context.lora is not None, "`check` has refused it"
             fixed |= room(context.lora)
-        arguments = dict(context.engine_args)
+        arguments = media_arguments(context.media) | context.engine_args
         if arguments.get("gpu_memory_utilization") is None:
             cache = cache_arguments(model.config, arguments) if current_platform.is_cpu() else {}
             arguments |= {"gpu_memory_utilization": SHARE} | cache
@@ -179,7 +187,7 @@ class VLLMEngine(ServableEngine):
         apart = tensors if isinstance(tensors, LoraWeights) and not self._merge else None
         if apart is None or apart.base_version != self.base_version:
             whole = iter(tensors) if apart is None else apart.base()
-            for missing in self._llm.collective_rpc(load_weights, kwargs={"weights_iterator": whole}):
+            for missing in self._load(whole):
                 if missing:
                     raise ValueError(f"rollout.engine: {unloaded(missing)}")
             self.base_version = None if apart is None else apart.base_version
@@ -187,31 +195,48 @@ class VLLMEngine(ServableEngine):
         if apart is not None:
             self.adapter = replace_adapter(self._engine, apart, self.adapter, self._world, self._folder)
         assert self._llm.reset_prefix_cache(), "requests were running while the weights changed"
+        if self._media is not None:
+            self._engine.reset_encoder_cache()  # embeddings of media by the weights before
         self.version = version
+
+    def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
+        """The parameters of each worker that got no weights."""
+        try:
+            missing: list[list[str]] = self._llm.collective_rpc(load_weights, kwargs={"weights_iterator": tensors})
+        except ValueError as error:
+            if self._media is None or "no module or parameter named" not in str(error):
+                raise
+            raise ValueError(
+                f"rollout.engine: vLLM knows the weights of this model by other names ({error!s:.{SHOWN}}); set "
+                "rollout=hf"
+            ) from error
+        return missing
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         local = [
-            (request.prompt, self._sampling_params(sampling, seed, request.limit(sample, sampling)))
+            (vllm_prompt(request.prompt), self._sampling_params(sampling, seed, request.limit(sample, sampling)))
             for request in requests
             for sample, seed in enumerate(request.seeds)
         ]
         before, requested = self._all_ranks(local)
         for number, (prompt, how) in enumerate(requested):
-            self._engine.add_request(str(number), self._prompt(prompt_token_ids=prompt), how, lora_request=self.adapter)
+            self._engine.add_request(str(number), prompt, how, lora_request=self.adapter)
         places = range(before, before + len(local))
         samples = [(number, sample) for number, request in enumerate(requests) for sample in range(len(request.seeds))]
         found: dict[tuple[int, int], Completion] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished and int(output.request_id) in places:
+                    place = samples[int(output.request_id) - before]
+                    prompt = requests[place[0]].prompt
+                    check_expanded(place[0], prompt, output.prompt_token_ids, self.tokenizer)
                     [answer] = output.outputs
                     ids = list(answer.token_ids)
                     numbers = [by_token[token].logprob for by_token, token in zip(answer.logprobs, ids, strict=True)]
                     versions = [self.version] * len(ids)
                     completion = make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
-                    place = samples[int(output.request_id) - before]
                     found[place] = completion
                     if on_completion is not None:
                         on_completion(*place, completion)
@@ -237,6 +262,7 @@ class VLLMEngine(ServableEngine):
             stop_token_ids=self.ends,
             logprobs=0,  # of the sampled token and no other
             detokenize=bool(sampling.stop),
+            logit_bias=self._forbidden,
         )
 
     def sleep(self) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rft.batch.encoded import EncodedText
 from rft.distributed import start
 from rft.registry import Target
 from rft.rollout.engine.base import Request
+from rft.rollout.engine.expanded import OtherPrompt
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
+from tests import families
+from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import until
 from tests.rollout.word_models import END, word_tokenizer
@@ -142,6 +147,56 @@ def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
         VLLMEngine(engine_context(model(), tokenizer, tmp_path, start("cpu")), 2, True)
 
 
+def off_with_media(policy, media, request, answer):
+    """`off` for a prompt with media, without placeholders among the tokens that can follow."""
+    prompt, answered = request.prompt, [0] * len(answer.tokens)
+    ids = torch.tensor([list(prompt) + answer.tokens])
+    columns = {name: torch.tensor([prompt.column(name) + answered]) for name in prompt.columns}
+    given = columns | (prompt.media or {}) | {"attention_mask": torch.ones_like(ids)}
+    with torch.no_grad():
+        logits = policy(input_ids=ids, **given).logits[0, len(prompt) - 1 : -1]
+    logits[:, media.placeholders] = -torch.inf
+    said = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+    return float((said - torch.tensor(answer.logprobs)).abs().max())
+
+
+@pytest.fixture
+def vision(monkeypatch, tmp_path):
+    """A tiny Qwen2.5-VL with heads of 32 numbers, its encoder, and the engine."""
+    monkeypatch.setitem(families.TEXT, "num_attention_heads", 1)
+    monkeypatch.setitem(families.TEXT, "num_key_value_heads", 1)
+    monkeypatch.setitem(families.SECTIONS, "mrope_section", [8, 4, 4])
+    one = families.family("qwen2_5_vl")
+    encode = encoder(one)
+    encode.processor.keeps_raw = VLLMEngine.facts.has_processor
+    arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
+    context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
+    built = VLLMEngine(replace(context, media=encode.media_facts), None, True)
+    yield one, encode, built
+    built.close()
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_prompts_with_media_are_sampled_as_transformers_computes_them(vision):
+    one, encode, engine = vision
+    media = encode.media_facts
+    requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(rows(one))]
+    assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
+    for version in (0, 1):  # the engine keeps the embeddings of media that it has seen, and must drop them
+        policy = one.model(version)
+        engine.update_weights(version, iter(policy.state_dict().items()))
+        for request, group in zip(requests, engine.generate(requests, PLAIN), strict=True):
+            for answer in group:
+                assert off_with_media(policy, media, request, answer) < 1e-5
+                assert not set(answer.tokens) & set(media.placeholders)
+    prompt = requests[0].prompt
+    place = prompt.index(media.placeholders[-1]) if media.placeholders[-1] in prompt else 2
+    other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
+    with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
+        engine.generate([Request(other, [1])], PLAIN)
+
+
 def run(folder, command, *overrides):
     """Runs the main job in a process of its own and returns its steps."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -157,6 +212,19 @@ def test_the_built_in_task_is_learned(tmp_path):
     rows = run(tmp_path, [sys.executable], "steps=30")
     assert rows[-1]["eval/heldout/accuracy"] > 0.95
     assert max(row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row) < 1e-4
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_model_of_images_samples_what_it_trains(tmp_path):
+    """On a CPU vLLM has no attention for heads of 16 numbers."""
+    text = "actor.model_config.text_config"
+    heads = (f"{text}.num_attention_heads=2", f"{text}.num_key_value_heads=2")
+    rotary = f"{text}.rope_parameters.mrope_section=[4,6,6]"
+    small = ("warmup=none", "steps=2", "batch.prompts=4", "algorithm.group_size=4", "data.eval.heldout.count=8")
+    rows = run(tmp_path, [sys.executable], "actor=tiny_vision", "data=shapes", *heads, rotary, *small)
+    gaps = [row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
 
 
 @needs_vllm

@@ -1,0 +1,30 @@
+"""Prompts with media for vLLM, whose own processor expands them."""
+
+from typing import Any
+
+from rft.actor.forward.media_inputs import FORBIDDEN
+from rft.batch.encoded import MediaFacts, as_encoded
+
+
+def vllm_prompt(prompt: list[int]) -> dict[str, Any]:
+    """A prompt as a `TokensPrompt`: with media it has the tokens before their expansion, and the media."""
+    raw = as_encoded(prompt).raw
+    if raw is None:
+        return {"prompt_token_ids": prompt}
+    return {"prompt_token_ids": raw.ids, "multi_modal_data": dict(raw.media)}
+
+
+def media_arguments(media: MediaFacts | None) -> dict[str, Any]:
+    """The arguments of vLLM for a model with a processor."""
+    if media is None:
+        return {}
+    return {
+        "limit_mm_per_prompt": dict.fromkeys(media.refused, 0),  # it prepares for no other media
+        # Otherwise the mean and the deviation of pixels are buffers of its model, which its dummy weights overwrite.
+        "mm_device_do_normalize": False,
+    }
+
+
+def forbidden_bias(media: MediaFacts | None) -> dict[int, float] | None:
+    """What vLLM adds to logits so that placeholders have no probability; None for a model of text."""
+    return None if media is None else dict.fromkeys(media.placeholders, FORBIDDEN)
