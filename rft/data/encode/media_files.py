@@ -121,7 +121,34 @@ def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     if kind == "image" and (isinstance(value, FORMS) or type(value).__module__.startswith("PIL.")):
         return _drawn(open_media(kind, value))
     sound = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
-    return _played(*_sound(value, _name(value))) if kind == "audio" and sound else None
+    if kind != "audio" or not sound:
+        return None
+    samples, rate = _sound(value, _name(value))
+    return _played(samples[: SMALL // 2], rate)
+
+
+def file_of(kind: str, value: Any) -> tuple[bytes, str]:
+    """The content of a file with a medium, and its suffix, one of `FORMATS`; that of a file of such a format unchanged.
+
+    Other images, of PIL or an array, become PNG; other audio becomes WAV of 16 bits and one channel.
+
+    Args:
+        kind: "image" or "audio".
+        value: in the normal form.
+
+    Raises:
+        ValueError: a file cannot be read, or is damaged; names it.
+    """
+    if isinstance(value, str | bytes):
+        data = _read(value)
+        suffix = _suffix(data)
+        if FORMATS.get(suffix, "").startswith(f"{kind}/"):
+            return data, suffix
+    if kind == "audio":
+        return _played(*_sound(value, _name(value)))
+    file = io.BytesIO()
+    open_media(kind, value).save(file, "PNG")
+    return file.getvalue(), "png"
 
 
 def whole_file(kind: str, value: Any) -> tuple[bytes, str] | None:
@@ -151,7 +178,7 @@ def _played(samples: np.ndarray, rate: int) -> tuple[bytes, str]:
     made = io.BytesIO()
     with wave.open(made, "wb") as file:
         file.setparams((1, 2, int(rate), 0, "NONE", ""))
-        file.writeframes((samples[: SMALL // 2].clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+        file.writeframes((samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype("<i2").tobytes())
     return made.getvalue(), "wav"
 
 

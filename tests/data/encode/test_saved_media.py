@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.media_files import file_of, open_audio, open_media
 from rft.data.encode.parts import media_of
-from rft.data.encode.saved_media import encoded, openai_messages, write_rows
+from rft.data.encode.saved_media import openai_messages, write_rows
 from rft.data.rows.sources import FileRows
 from tests.families import picture, sound
 
 
-def file_of(form):
+def image_file(form):
     picture(3).save(file := io.BytesIO(), form)
     return file.getvalue()
 
@@ -26,7 +26,7 @@ def user(*parts):
 
 def test_written_rows_are_read_again_with_the_same_media(tmp_path):
     tone = {"array": np.round(sound(1) * 2**10).clip(-(2**15), 2**15 - 1) / np.float32(2**15), "sampling_rate": 16000}
-    image, jpeg = picture(0), file_of("jpeg")
+    image, jpeg = picture(0), image_file("jpeg")
     rows = [
         {"prompt": user({"type": "image", "image": image}, {"type": "text", "text": "é?"}), "answer": "1"},
         {"prompt": "no media", "answer": "2"},
@@ -35,7 +35,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
     ]
     path = tmp_path / "made" / "train.jsonl"
     assert write_rows(iter(rows), path) == 4
-    assert sorted(file.name for file in (path.parent / "train").iterdir()) == ["1-0.png", "3-0.jpeg", "3-1.wav"]
+    assert sorted(file.name for file in (path.parent / "train").iterdir()) == ["1-0.png", "3-0.jpg", "3-1.wav"]
     found = FileRows(str(path), {}, None, None, "rows").load(["prompt", "answer"])
     assert [row["answer"] for row in found] == ["1", "2", "3", "4"] and found[1]["prompt"] == "no media"
     assert found[0]["prompt"][0]["content"][1] == {"type": "text", "text": "é?"} and found[3] == rows[3]
@@ -48,7 +48,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
 def test_a_file_is_sent_as_it_is(form, tmp_path):
-    (tmp_path / "file").write_bytes(data := file_of(form))
+    (tmp_path / "file").write_bytes(data := image_file(form))
     for value in (data, str(tmp_path / "file")):
         [message] = openai_messages(user({"type": "image", "image": value}, {"type": "text", "text": "?"}))
         head, _, text = message["content"][0]["image_url"]["url"].partition(",")
@@ -64,9 +64,10 @@ def test_sounds_are_sent_with_their_format_and_texts_stay():
     assert part["format"] == "wav"
     heard = open_audio(base64.b64decode(part["data"]), 8000)
     assert np.abs(heard - tone["array"]).max() <= 2**-15
-    assert [encoded("audio", head + b"rest")[0] for head in (b"RIFF", b"fLaC", b"OggS", b"ID3!")] == [
-        "wav", "flac", "ogg", "mp3"
-    ]  # fmt: skip
+    heads = {b"RIFF....WAVE": "wav", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
+    assert {head: file_of("audio", head + b"rest") for head in heads} == {
+        head: (head + b"rest", suffix) for head, suffix in heads.items()
+    }
     assert openai_messages([{"role": "user", "content": "a"}]) == [{"role": "user", "content": "a"}]
 
 
