@@ -7,7 +7,7 @@ from rft.data.encode.without_video import load_processor, video_part, without_vi
 from rft.ranges import PositiveInt
 
 
-def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str, trust_remote_code: bool) -> MediaProcessor:
+def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str, trust_remote_code: bool = False) -> MediaProcessor:
     """The processor of a model on disk or on the hub, with the tokenizer of the run.
 
     Args:

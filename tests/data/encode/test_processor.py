@@ -125,9 +125,9 @@ def test_a_supervised_row_is_processed_once(name, monkeypatch):
     quote = processor.tokenizer.convert_ids_to_tokens(processor.placeholders[0])
     row = {"prompt": user(medium(one, 0), text(f" say {quote} ")), "response": f"it {quote} is"}
     outputs = processor._outputs
-    monkeypatch.setattr(processor, "_outputs", lambda rich: calls.append(rich) or outputs(rich))
+    monkeypatch.setattr(processor, "_outputs", lambda text, opened: calls.append(opened) or outputs(text, opened))
     ids, trains = encode.example(row)
-    assert [len(rich.media) for rich in calls] == [1]
+    assert [len(media) for opened in calls for media in opened.values()] == [1]
     monkeypatch.setattr(
         processor,
         "prefixes",
@@ -143,8 +143,8 @@ def test_a_supervised_row_is_processed_once(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_audio"])
 def test_two_calls_describe_a_processor(name, monkeypatch):
-    calls, outputs = [], MediaProcessor._outputs
-    monkeypatch.setattr(MediaProcessor, "_outputs", lambda self, rich: calls.append(rich) or outputs(self, rich))
+    calls, of = [], MediaProcessor._of
+    monkeypatch.setattr(MediaProcessor, "_of", lambda self, rich: calls.append(rich) or of(self, rich))
     processor = encoder(family(name)).processor
     assert len(calls) == 2
     again = processor.encode(calls[0])
