@@ -64,7 +64,8 @@ class Classifier(NamedTuple):
 
     def class_of(self, config: PretrainedConfig) -> Any:
         """The class that loads the model; None where there is no such classifier."""
-        return self.kind if type(config) in self.types else media_classifier(type(config), self.generic)
+        own: Any = type(config)  # mypy takes no class for hashable
+        return self.kind if own in self.types else media_classifier(own, self.generic)
 
 
 CLASSIFIERS = {  # by the head of the actor
