@@ -11,11 +11,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.batch.scores import is_scored
 from rft.data.base import Source
 from rft.distributed import World
 
 TRAINED, AGAIN, NO_LOSS, WAITING = "trained", "trained again", "no token trains", "waiting"
-NOT_FINITE = "not finite"
+NOT_FINITE, UNSCORED = "not finite", "no score"
 Ranges = list[list[int]]  # first and last position of each range, in order
 
 
@@ -43,10 +44,14 @@ class Ledger:
         lost = torch.isin(batch["unit"], torch.tensor(not_finite, dtype=torch.int64))
         trained = set(groups[trains & ~lost].tolist())
         spoilt = set(groups[trains & lost].tolist()) - trained
+        scored = is_scored(batch["scores"]) if "scores" in batch.keys() else torch.ones_like(trains)
+        untrained = set(groups.tolist()) - trained - spoilt
+        unscored = untrained - set(groups[scored].tolist())
         entries = {
             TRAINED: sorted(trained),
             NOT_FINITE: sorted(spoilt),
-            NO_LOSS: sorted(set(groups.tolist()) - trained - spoilt),
+            UNSCORED: sorted(unscored),
+            NO_LOSS: sorted(untrained - unscored),
             **source.dropped(),
         }
         known = self._stages.setdefault(stage, {})

@@ -74,6 +74,14 @@ def test_a_group_whose_rows_are_all_dropped_as_not_finite_is_not_trained():
     }
 
 
+def test_a_group_without_a_score_is_apart_from_one_that_was_not_selected():
+    ledger = Ledger(SINGLE_PROCESS)
+    rows = batch([0, 0, 1, 1, 2, 2], [True, False, False, False, False, False])
+    rows["scores"] = torch.tensor([1.0, torch.nan, torch.nan, torch.nan, torch.nan, 0.0])
+    ledger.record("train", Draws(), rows, [])
+    assert ledger.state_dict()["train"] == {"trained": [[0, 0]], "no score": [[1, 1]], "no token trains": [[2, 2]]}
+
+
 def test_ranks_add_up(ranks):
     def record(world):
         ledger = Ledger(world)

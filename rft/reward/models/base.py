@@ -105,7 +105,7 @@ class ModelTerm(Term):
         assert self.shards, f"{type(self).__name__} computes with a whole model"
         strategy = make(self._dtype)
         self.offloaded = strategy.offloads(trains=False)
-        self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy)
+        self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy, self._key)
         self.collective = True
 
     def load(self) -> None:
@@ -198,7 +198,8 @@ class ModelTerm(Term):
         if count := self._model.forwards(len(own)):
             with self._model.loaded() as model:
                 for chosen in [*own, *[[]] * (count - len(own))]:
-                    outputs = self._forward(model, self._with_probe([texts[n] for n in chosen] or [DUMMY]))
+                    with self._model.forward_pass():
+                        outputs = self._forward(model, self._with_probe([texts[n] for n in chosen] or [DUMMY]))
                     found |= dict(zip(chosen, outputs[: len(chosen)], strict=True))
         return [found[n] for n in range(len(texts))]
 

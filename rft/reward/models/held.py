@@ -1,7 +1,7 @@
 """The abstract class of what holds the model of a reward term."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from transformers import PreTrainedModel
 
@@ -16,6 +16,10 @@ class HeldModel(ABC):
             own: forwards of the rows of this rank.
         """
         return own
+
+    def forward_pass(self) -> AbstractContextManager[None]:
+        """The block is one forward of the model."""
+        return nullcontext()
 
     @abstractmethod
     def loaded(self) -> AbstractContextManager[PreTrainedModel]:

@@ -1,7 +1,7 @@
 """A model of a reward term that is spread over the ranks: each holds its shards, and blocks are gathered to compute."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
@@ -22,17 +22,23 @@ class ShardedModel(HeldModel):
         load: makes the sharded model, in evaluation mode.
         world: all processes.
         strategy: of the model.
+        key: of the term in the yaml, which messages about a rank that hangs name.
     """
 
-    def __init__(self, load: Callable[[], PreTrainedModel], world: World, strategy: Strategy) -> None:
+    def __init__(self, load: Callable[[], PreTrainedModel], world: World, strategy: Strategy, key: str) -> None:
         self._load = load
         self._world = world
         self._strategy = strategy
+        self._key = key
         self._kept: PreTrainedModel | None = None
 
     def forwards(self, own: int) -> int:
         """See `HeldModel.forwards`: as many as the rank with most of them."""
         return int(max(self._world.gather(own)))
+
+    def forward_pass(self) -> AbstractContextManager[None]:
+        """See `HeldModel.forward_pass`: work that needs all ranks."""
+        return self._world.wait.during(f"a forward pass of {self._key}")
 
     @contextmanager
     def loaded(self) -> Iterator[PreTrainedModel]:
@@ -43,7 +49,8 @@ class ShardedModel(HeldModel):
         """
         with leaving_collective():
             if self._kept is None:
-                self._kept = self._load()
+                with self._world.wait.during(f"the loading of {self._key}"):
+                    self._kept = self._load()
             yield self._kept
             self._strategy.reshard(self._kept)
 

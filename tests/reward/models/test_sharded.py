@@ -1,6 +1,7 @@
 """Sharded reward models: the scores of whole models, however rows and ranks fall, and counted bytes of each rank."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -50,6 +51,23 @@ def test_one_rank_has_the_scores_of_whole_models_to_the_bit(folder, cap, dtype):
     found = sharded(start("cpu"), nodes(folder, **changes)).score(RESPONSES, ROWS).terms
     for name, expected in whole(folder, **changes).items():
         assert expected.std() > 0.01 and torch.equal(found[name], expected), name
+
+
+def test_the_watchdog_can_name_the_loading_and_the_forwards(folder):
+    world, seen = start("cpu"), []
+    reward = sharded(world, nodes(folder))
+    for name, term in reward.terms.items():
+        load, forward = term._model._load, term._forward
+
+        def watched(*given, of, name=name):
+            seen.append((name, world.wait.work))
+            return of(*given)
+
+        term._model._load, term._forward = partial(watched, of=load), partial(watched, of=forward)
+    reward.score(RESPONSES, ROWS)
+    works = ("the loading of", "a forward pass of")
+    assert {*seen} == {(name, f"{work} reward.terms.{name}") for name in reward.terms for work in works}
+    assert world.wait.work == ""
 
 
 def test_shards_in_host_memory_have_the_same_scores(folder):
