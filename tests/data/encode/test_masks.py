@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.masks import conversation
+from tests.data import chat_texts as chats
 from tests.data.chat_texts import SPECIAL
-from tests.data.encode import chat_texts as chats
 
 CORPUS = [
     "What is 2+2?\n\nIt is 4. [INST] hi [/INST]",

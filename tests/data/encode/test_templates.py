@@ -6,7 +6,7 @@ import pytest
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import FOLDER, ChatTemplate
-from tests.data.encode import chat_texts as chats
+from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, TWO, tokenizer, user
 
 BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MISTRAL, "gemma": chats.GEMMA}
