@@ -43,6 +43,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "scripts/mutate.py: pickle.loads": "of a child process",
     },
     "modalities": {
+        "rft.report.page: image": "a property of CSS",
         "rft.logger.media: image": "the type of a file, as HTML and tracking services name it",
         "rft.logger.media: audio": "the type of a file, as HTML and tracking services name it",
     },

@@ -39,7 +39,7 @@ def completions_table(step: int, rows: Sequence[Mapping[str, Any]]) -> tuple[lis
 def table_with_media(
     step: int, rows: Sequence[Mapping[str, Any]], run: Path, package: ModuleType
 ) -> tuple[list[str], list[list[Any]]]:
-    """`completions_table` with further columns for media, such as `image 1`, of objects of the package.
+    """`completions_table` with further columns for media, of objects of the package, named by their kind and number.
 
     Args:
         run: the run folder, which has the files.

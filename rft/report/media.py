@@ -11,7 +11,7 @@ from rft.logger.media import MEDIA, MediaFile, media_file, media_files
 from rft.report.page import LONGEST, cut
 
 MOST_MIB = 8  # of files whose content is on a page
-TINY = 160  # pixels of the longer side of a picture that is shown enlarged
+TINY = 160  # a picture with at most these columns and rows is shown enlarged
 
 
 class PageMedia:
@@ -76,7 +76,7 @@ class PageMedia:
 
 
 def _is_tiny(path: Path) -> bool:
-    """Whether a PNG file is a picture of few pixels."""
+    """Whether a PNG file has few columns and rows."""
     with path.open("rb") as file:
         head = file.read(24)
     return head.startswith(b"\x89PNG") and len(head) == 24 and max(struct.unpack(">II", head[16:])) <= TINY
