@@ -169,6 +169,8 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
             f"{folder}: the model takes media (actor.processor), and only its run can export it; use the checkpoint's "
             "actor/, or continue the run with checkpoint.export_every=1"
         )
+    for node in (config["actor"], config["actor"]["tokenizer"]):  # a stranger's config must not let code run
+        node |= {"trust_remote_code": False} if "trust_remote_code" in node else {}
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
