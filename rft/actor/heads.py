@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from rft.actor.forward.backbone import replaced_forward, run_backbone
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
-from rft.actor.logprobs import PLAIN, LogitShape, token_logprobs, top_logprobs
+from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
@@ -291,8 +291,7 @@ def find_logit_shape(model: PreTrainedModel, key: str) -> LogitShape:
                 stack.enter_context(replaced_forward(module, lambda *_, **__: _Given(last_hidden_state=states)))
         stack.enter_context(replaced_forward(model.get_output_embeddings(), outputs))
         computed = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
-    apart = model.base_model is not model
-    for shape in _logit_shapes(model.config.get_text_config()) if apart else (PLAIN,):
+    for shape in _logit_shapes(model.config.get_text_config()):
         if torch.allclose(computed, shape.apply(outputs(states)), rtol=1e-5, atol=1e-5):
             return shape
     raise ValueError(

@@ -17,7 +17,7 @@ class RawText(NamedTuple):
 
     Attributes:
         ids: the token ids of the text before the processor expands its slots.
-        media: by type, in the order of the slots: opened images of PIL, and samples (N,) of audio in float32.
+        media: by type, in the order of the slots, as `rft.data.encode.media_files` opens them.
     """
 
     ids: list[int]

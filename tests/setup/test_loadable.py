@@ -11,6 +11,7 @@ from rft.actor.init import load_model, read_config
 from rft.data.encode.tokenizer import characters
 from rft.setup.assembly import Job
 from rft.setup.loadable import check_loadable, check_vocabulary
+from tests.families import family
 
 TINY = {
     "model_type": "qwen3",
@@ -164,3 +165,9 @@ def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_before_it_is_lo
     with pytest.raises(ValueError, match=rf"{key}\.path={folder}: the model has 19 tokens .* set actor\.tokenizer"):
         job.load(1)
         job.check.end()
+
+
+def test_a_model_whose_backbone_is_not_apart_is_refused():
+    config = family("qwen2_5_omni_thinker").config
+    with pytest.raises(ValueError, match=r"^actor\.model_config: Qwen2_5Omni\w+ has no backbone apart from its head"):
+        check_loadable(config, None, "lm", "actor", reads_weights=True, media=True)

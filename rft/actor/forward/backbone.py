@@ -37,7 +37,8 @@ def run_backbone(
             del probe["attention_mask"]
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
-        states = hidden_states(backbone, **padded, **tensors)[: len(ids), : ids.shape[1]]
+        outputs: Any = backbone(**padded, **tensors, use_cache=False)
+        states = outputs.last_hidden_state[: len(ids), : ids.shape[1]]
         return states.flatten(0, 1), torch.arange(ids.numel(), device=ids.device).view(ids.shape)
     if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
@@ -50,35 +51,17 @@ def run_backbone(
     if probe:
         packed, layout = _packed_with_probe(backbone, packed, probe, layout, media)
     inputs = {name: column.unsqueeze(-2) for name, column in packed.items()}
-    return hidden_states(backbone, **inputs, **tensors, layout=layout)[0], layout.place
-
-
-def hidden_states(backbone: nn.Module, **inputs: Any) -> Tensor:
-    """The states (B, T, D) that the head reads.
-
-    Args:
-        backbone: of a model; or a whole model, if its backbone is no module of its own. Then its head returns its
-            input.
-    """
-    module: Any = backbone
-    head = module.get_output_embeddings()
-    if head is None:
-        return module(**inputs, use_cache=False).last_hidden_state
-    with replaced_forward(head, lambda states: states):
-        return module(**inputs, use_cache=False).logits
+    return backbone(**inputs, **tensors, layout=layout, use_cache=False).last_hidden_state[0], layout.place
 
 
 @contextmanager
 def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """In the block, a function stands in the place of a module's forward."""
-    before = vars(module).get("forward")
     vars(module)["forward"] = function
     try:
         yield
     finally:
         del vars(module)["forward"]
-        if before is not None:
-            vars(module)["forward"] = before
 
 
 def packed_positions(

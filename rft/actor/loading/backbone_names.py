@@ -1,7 +1,4 @@
-"""Where the backbone of a model is: the module without the head, and what the names of its tensors begin with.
-
-A model of media may compute its states and its logits in one module, which then is its own `base_model`.
-"""
+"""Where the backbone of a model is: the module without the head, and what the names of its tensors begin with."""
 
 from transformers import PreTrainedModel
 

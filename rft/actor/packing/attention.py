@@ -8,7 +8,7 @@ call of scaled_dot_product_attention for all rows of one length: nothing is comp
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,11 +63,10 @@ def packed_attention(
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.shard
+    assert part is None or s_aux is None, "Context.check_model refuses sinks"
     rule = _Rule(scaling, sliding_window, softcap, s_aux)
     if part is None or not part.context.gathers_in_attention:
         return _attend(query, key, value, layout.segments, rule), None
-    if s_aux is not None:
-        rule = replace(rule, sinks=s_aux.chunk(part.context.size)[part.context.rank])
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
     query, key, value = (part.context.all_to_all_heads(states, part.counts, "heads") for states in (query, key, value))

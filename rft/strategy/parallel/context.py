@@ -46,7 +46,14 @@ class Context:
         """
         if not packing:
             raise ValueError(f"{self.key}={self.size} needs packed rows: set {key}.packing=true")
-        heads = config.get_text_config().num_attention_heads
+        text = config.get_text_config()
+        unshared = {"linear_attention"} & {*(text.to_dict().get("layer_types") or ())}
+        if unshared or text.model_type == "gpt_oss":
+            raise ValueError(
+                f"{self.key}={self.size}: {key} is a {config.model_type}, whose linear attention or sinks ranks cannot "
+                f"share yet; set {self.key}=1"
+            )
+        heads = text.num_attention_heads
         if heads % self.size:
             raise ValueError(
                 f"{self.key}={self.size} does not divide the {heads} attention heads of {key}; choose a divisor"

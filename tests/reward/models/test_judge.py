@@ -16,7 +16,14 @@ PATTERN = "([0-9])[^0-9]*$"
 
 def node(folder, kind="Judge", **changes):
     target = {"_target_": f"rft.reward.models.judge.{kind}", "weight": 1.0, "path": str(folder), "question": QUESTION}
-    how = {"template": "none", "template_arguments": {}, "system": None, "micro_batch_tokens": 16, "dtype": "float32"}
+    how = {
+        "template": "none",
+        "template_arguments": {},
+        "system": None,
+        "micro_batch_tokens": 16,
+        "dtype": "float32",
+        "trust_remote_code": False,
+    }
     return target | how | changes
 
 

@@ -16,7 +16,14 @@ BY_HAND = {"min": min, "product": math.prod, "last": lambda p: p[-1], "mean": la
 
 
 def node(folder, **changes):
-    options = {"template": "none", "template_arguments": {}, "system": None, "tools": None, "dtype": "float32"}
+    options = {
+        "template": "none",
+        "template_arguments": {},
+        "system": None,
+        "tools": None,
+        "dtype": "float32",
+        "trust_remote_code": False,
+    }
     target = {"_target_": "rft.reward.models.process_model.ProcessRewardModel", "weight": 1.0, "path": str(folder)}
     return target | options | {"separator": "+", "aggregate": "min", "micro_batch_tokens": 16} | changes
 

@@ -29,7 +29,7 @@ def save(folder, kind=AutoModelForSequenceClassification, pad="own", **changes):
 
 def node(folder, **changes):
     options = {"template": "none", "template_arguments": {}, "system": None, "tools": None}
-    options |= {"micro_batch_tokens": 16, "dtype": "float32", "normalize": False}
+    options |= {"micro_batch_tokens": 16, "dtype": "float32", "trust_remote_code": False, "normalize": False}
     target = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 0.5, "path": str(folder)}
     return target | options | changes
 
