@@ -20,7 +20,7 @@ def media_arguments(media: MediaFacts | None) -> dict[str, Any]:
         return {}
     return {
         "limit_mm_per_prompt": dict.fromkeys(media.refused, 0),  # it prepares for no other media
-        # Otherwise the mean and the deviation of its inputs are buffers of its model, which its dummy weights overwrite.
+        # Otherwise mean and deviation of its inputs are buffers of its model, which its dummy weights overwrite.
         "mm_device_do_normalize": False,
     }
 

@@ -39,7 +39,9 @@ def check_columns(addresses, folder, tokenizer):
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
     served = ServedTeacher(context, **there)
     rows = {"packing": True, "share_prefix": False, "micro_batch_tokens": 512}
-    here = yaml_options("teacher/teacher.yaml", path=str(folder), model_config=None, top_k=TOP, **rows)
+    here = yaml_options(
+        "teacher/teacher.yaml", path=str(folder), model_config=None, trust_remote_code=False, top_k=TOP, **rows
+    )
     batch, outputs = texts(len(tokenizer)), ("logprobs", "top_ids", "top_logprobs")
     expected = Teacher(context, **here).compute(batch, outputs, 1.0)
     found = served.compute(batch, outputs, 1.0)
