@@ -283,7 +283,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
     assert shown
     for line in shown[1].splitlines():
         path = line.split()[0]
-        assert path in ("diverged/", "warnings.txt") or list(folder.glob(path.replace("00000210", "*"))), path
+        assert path in ("diverged/", "media/", "warnings.txt") or list(folder.glob(path.replace("00000210", "*"))), path
 
 
 def test_every_fault_of_the_page_on_runs_has_a_test():

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.data.encode.saved_media import write_rows
+from rft.data.encode.media_folder import write_rows
 from rft.data.encode.tasks.tones import Tones
 from rft.data.rows.sources import FileRows
 

@@ -92,7 +92,8 @@ def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(
 
 
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):
-    ours, options = characters(alphabet=ALPHABET), {"path": None, "model_config": None, "top_k": 4}
+    ours = characters(alphabet=ALPHABET)
+    options = {"path": None, "model_config": None, "trust_remote_code": False, "top_k": 4}
     with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is no model to learn from"):
         Teacher.check(options, "teacher", ours, 1.0)
     with pytest.raises(ValueError, match=r"^teacher\.path: no model can be read from"):

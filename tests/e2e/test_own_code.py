@@ -13,10 +13,10 @@ from rft.data.encode.tokenizer import characters
 from rft.errors import Problems
 from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
-from tests.e2e.plugins.own_model import OwnConfig
+from tests.e2e.own_model import OwnConfig
 from tests.helpers import SIZES
 
-CODE = Path(__file__).parent / "plugins" / "own_model.py"
+CODE = Path(__file__).parent / "own_model.py"
 ALPHABET = "0123456789 =adeorstublv\n"
 SHORT = ("actor=hf", "data.train.count=48", "data.eval.heldout.count=8", "steps=1", "batch.prompts=4",
          "batch.minibatches=1", "rollout.max_new_tokens=4")  # fmt: skip

@@ -11,7 +11,7 @@ from rft.modes.verify_graders import certify_graders
 from rft.reward import REWARDS
 from rft.setup.components import Components
 from tests.reward.models.test_scalar import save
-from tests.reward.serving.served import served
+from tests.reward.serving.served import KEY, served
 
 
 @pytest.fixture
@@ -39,13 +39,16 @@ def test_a_reward_is_certified(printed):
     assert "✓ reward.terms.format: scores every text, twice the same; it states no right responses" in text
 
 
-def test_terms_that_servers_compute_are_certified(printed):
+def test_terms_that_servers_compute_are_certified(printed, monkeypatch):
+    monkeypatch.setenv("SERVED_KEY", KEY)
     options = {"method": "strict", "markers": ["####"]}
     with served({"gsm8k": {"name": "gsm8k", "weight": 1.0, **options}}, "gsm8k") as address:
         remote = ("reward/terms=[remote]", "reward.accuracy=remote", f"reward.terms.remote.addresses=[{address}]")
+        remote += ("reward.terms.remote.token=SERVED_KEY",)
         holds, text = printed(*remote, "verify.rows=2")
         assert holds and "✓ reward.terms.remote: scores every text, twice the same" in text
-        http = f"+reward.terms.gsm8k.call={{workers: http, deadline_s: 30, http: {{addresses: [{address}]}}}}"
+        server = f"{{addresses: [{address}], token: SERVED_KEY}}"
+        http = f"+reward.terms.gsm8k.call={{workers: http, deadline_s: 30, http: {server}}}"
         holds, text = printed("reward=gsm8k", http, "verify.rows=2")
         assert holds and "gsm8k 4 12/12 4/4 4/4 28/28" in text
 

@@ -95,7 +95,7 @@ def test_a_term_that_cannot_be_built_in_the_fork_server_is_named():
 def test_a_model_cannot_be_computed_in_workers():
     node = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 1.0, "path": "/nowhere", "template": "none"}
     node |= {"template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 64, "dtype": "float32"}
-    node |= {"normalize": False}
+    node |= {"normalize": False, "trust_remote_code": False}
     with pytest.raises(ValueError, match=r"^reward\.terms\.a\.call\.workers=process: this term is no function"):
         reward_of({"a": node | {"call": {"workers": "process"}}}, "a")
 

@@ -1,6 +1,7 @@
-"""Media of rows become small files, each once, and the rows name them and can be written as JSON."""
+"""Media of rows become small files, each once; what is written is read again, and a server gets the file itself."""
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import open_media, whole_file
-from rft.data.encode.media_folder import name_media, store_media
+from rft.data.encode.media_files import file_of, open_audio, open_media, whole_file
+from rft.data.encode.media_folder import name_media, openai_messages, store_media, write_rows
 from rft.data.encode.parts import media_of, normalize_media
+from rft.data.rows.sources import FileRows
 from rft.logger.media import media_files
 from tests.data.media_parts import BLUE, RED, image, png, text, user
+from tests.families import picture, sound
 
 
 def test_each_medium_is_one_file_however_many_rows_have_it(tmp_path: Path) -> None:
@@ -76,3 +79,68 @@ def test_equal_media_have_equal_names(tmp_path: Path) -> None:
     stored = store_media(given, tmp_path, tmp_path)
     assert name_media(given) == name_media(normalize_media(stored, tmp_path))
     assert name_media(given) != name_media({"prompt": [user([image(BLUE), text("?")])]})
+
+
+def image_file(form):
+    picture(3).save(file := io.BytesIO(), form)
+    return file.getvalue()
+
+
+def asked(*parts):
+    return [user(list(parts))]
+
+
+def test_written_rows_are_read_again_with_the_same_media(tmp_path):
+    tone = {"array": np.round(sound(1) * 2**10).clip(-(2**15), 2**15 - 1) / np.float32(2**15), "sampling_rate": 16000}
+    image, jpeg = picture(0), image_file("jpeg")
+    rows = [
+        {"prompt": asked({"type": "image", "image": image}, {"type": "text", "text": "é?"}), "answer": "1"},
+        {"prompt": "no media", "answer": "2"},
+        {"prompt": asked({"type": "image", "image": jpeg}, {"type": "audio", "audio": tone}), "answer": "3"},
+        {"prompt": [{"role": "system", "content": "s"}, *asked({"type": "text", "text": "only text"})], "answer": "4"},
+    ]
+    path = tmp_path / "made" / "train.jsonl"
+    assert write_rows(iter(rows), path) == 4
+    assert sorted(file.name for file in (path.parent / "train").iterdir()) == ["1-0.png", "3-0.jpg", "3-1.wav"]
+    found = FileRows(str(path), {}, None, None, "rows").load(["prompt", "answer"])
+    assert [row["answer"] for row in found] == ["1", "2", "3", "4"] and found[1]["prompt"] == "no media"
+    assert found[0]["prompt"][0]["content"][1] == {"type": "text", "text": "é?"} and found[3] == rows[3]
+    [(_, first)], [(_, second), (_, third)] = (media_of(found[row]["prompt"]) for row in (0, 2))
+    assert np.array_equal(open_media("image", first), image)
+    assert Path(second).read_bytes() == jpeg
+    assert np.array_equal(open_audio(third, 16000), tone["array"])
+    assert write_rows([], tmp_path / "empty.jsonl") == 0
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_a_file_is_sent_as_it_is(form, tmp_path):
+    (tmp_path / "file").write_bytes(data := image_file(form))
+    for value in (data, str(tmp_path / "file")):
+        [message] = openai_messages(asked({"type": "image", "image": value}, {"type": "text", "text": "?"}))
+        head, _, text = message["content"][0]["image_url"]["url"].partition(",")
+        assert head == f"data:image/{form};base64" and base64.b64decode(text) == data
+        assert message["content"][1] == {"type": "text", "text": "?"}
+    assert json.dumps(message)
+
+
+def test_sounds_are_sent_with_their_format_and_texts_stay():
+    tone = {"array": sound(0).clip(-1, 1), "sampling_rate": 8000}
+    [message] = openai_messages(asked({"type": "audio", "audio": tone}))
+    part = message["content"][0]["input_audio"]
+    assert part["format"] == "wav"
+    heard = open_audio(base64.b64decode(part["data"]), 8000)
+    assert np.abs(heard - tone["array"]).max() <= 2**-15
+    heads = {b"RIFF....WAVE": "wav", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
+    assert {head: file_of("audio", head + b"rest") for head in heads} == {
+        head: (head + b"rest", suffix) for head, suffix in heads.items()
+    }
+    assert openai_messages([{"role": "user", "content": "a"}]) == [{"role": "user", "content": "a"}]
+
+
+def test_what_cannot_be_sent_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="a file of 5 bytes cannot be read as an image"):
+        openai_messages(asked({"type": "image", "image": b"wrong"}))
+    with pytest.raises(ValueError, match=r"missing\.png cannot be read"):
+        openai_messages(asked({"type": "image", "image": str(tmp_path / "missing.png")}))
+    with pytest.raises(ValueError, match="video is not sent to servers"):
+        openai_messages(asked({"type": "video", "video": b"1"}))

@@ -4,7 +4,7 @@ import pytest
 
 from rft.errors import Problems
 from tests.reward.reward_of import reward_of
-from tests.reward.serving.served import served
+from tests.reward.serving.served import KEY, served
 
 CALL = {"failed": "drop_row"}
 TERMS = {
@@ -19,8 +19,14 @@ HTTP = {"workers": "http", "deadline_s": 1.0}
 
 
 def hosted(address, terms=TERMS):
-    call = CALL | {"workers": "http", "http": {"addresses": [address], "rows_per_request": 7}, "deadline_s": 20.0}
+    http = {"addresses": [address], "token": "SERVED_KEY", "rows_per_request": 7}
+    call = CALL | {"workers": "http", "http": http, "deadline_s": 20.0}
     return reward_of({name: node | {"call": call} for name, node in terms.items()}, "rule")
+
+
+@pytest.fixture(autouse=True)
+def key_of_the_server(monkeypatch):
+    monkeypatch.setenv("SERVED_KEY", KEY)
 
 
 def same(one, other):
@@ -33,7 +39,7 @@ def same(one, other):
 def test_a_server_gives_the_scores_numbers_and_reasons_of_this_process():
     inline = reward_of(TERMS, "rule").score(TEXTS, ROWS)
     assert 0 < sum(map(bool, inline.unscored)) < 40 and inline.numbers
-    with served(TERMS, "rule", token=None) as address:
+    with served(TERMS, "rule") as address:
         reward = hosted(address)
         reward.check()
         found = reward.score(TEXTS, ROWS)
