@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 
 from rft.actor.heads import LanguageNetwork, ValueNetwork, find_logit_shape
 from rft.actor.init import load_model, read_config
+from rft.actor.loading.backbone_names import name_backbone
 from tests.helpers import SIZES
 
 F64 = torch.float64
@@ -38,6 +39,7 @@ LENGTHS = [9, 2, 14, 5]
 def build(**changes):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZES | changes)).to(F64).eval()
+    name_backbone(model)
     with torch.no_grad():  # biases and norms begin as 0 and 1, which would hide them
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
