@@ -36,6 +36,7 @@ OPTIONS: dict[str, Any] = {
     "ema": None,
     "lora": None,
     "optimizer": None,
+    "trust_remote_code": False,
 }
 
 

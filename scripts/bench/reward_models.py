@@ -96,6 +96,7 @@ def measure(folder: str, side: str, options: dict[str, int]) -> dict[str, Any]:
 
     node = {"_target_": "rft.reward.models.scalar.RewardModel", "weight": 1.0, "normalize": False, "dtype": "float32"}
     node |= {"template": "none", "template_arguments": {}, "system": None, "tools": None, "micro_batch_tokens": 256}
+    node |= {"trust_remote_code": False}
     terms = {f"model_{number}": node | {"path": f"{folder}/{number}"} for number in range(MODELS)}
     reward = build_reward(terms, "model_0", offload="disk" if side == "disk" else None)
     reward.check()

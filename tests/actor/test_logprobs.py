@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
-from rft.actor.logprobs import token_logprobs, top_logprobs
+from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
 
 F64 = torch.float64
 N, D, V = 11, 5, 150  # blocks of at least 64: two whole ones and the beginning of a third
@@ -49,6 +49,23 @@ def test_values_and_gradients_are_those_of_log_softmax(blocks, n, bias, temperat
         sums = [sum((w * o).sum() for w, o, u in zip(weights, out, used, strict=True) if u) for out in (mine, theirs)]
         found, expected = (torch.autograd.grad(total, wanted, retain_graph=True) for total in sums)
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [LogitShape(0.5), LogitShape(1.0, 2.0), LogitShape(3.0, 2.0)])
+def test_scaled_and_capped_logits_have_the_values_and_gradients_of_log_softmax(blocks, shape):
+    """Also where some tokens are forbidden: those are behind the cap."""
+    leaves, targets = inputs()
+    forbidden = torch.zeros(V, dtype=F64).index_fill_(0, torch.tensor([3, 70, 149]), -1e9)
+    targets = targets.where(forbidden[targets] == 0, 5)
+    logp = ((shape.apply(torch.nn.functional.linear(*leaves)) + forbidden) / 0.7).log_softmax(-1)
+    theirs = logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).nansum(-1)
+    mine = token_logprobs(*leaves, targets, 0.7, True, shape=shape, forbidden=forbidden)[:2]
+    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    found, expected = (torch.autograd.grad(out[0].sum() + 0.3 * out[1].sum(), leaves) for out in (mine, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    ids, likeliest = top_logprobs(*leaves, 0.7, 4, V, shape, forbidden)
+    torch.testing.assert_close(likeliest, logp.gather(1, ids.long()), rtol=1e-6, atol=1e-6)
+    assert not {3, 70, 149} & set(ids.flatten().tolist())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])

@@ -38,6 +38,7 @@ RUNS = {
     "reward model": ["algorithm=reward_model"],
     "lora, cosine, samples": ["actor/lora=lora", "actor.optimizer.schedule=cosine", "eval.samples=4"],
 }
+MODELS = ("actor", "critic", "prm", "reference", "teacher")
 # Keys that no object of a run shows, each with the reason.
 ELSEWHERE = {
     "mode": "decides which mode runs, before there are objects",
@@ -49,6 +50,7 @@ ELSEWHERE = {
     "cache": "a folder on disk: token counts are equal with and without it",
     "algorithm.name": "part of the default of name",
     "data.name": "part of the default of name",
+    **{f"{key}.trust_remote_code": "read where a folder has code of its own; see test_own_code.py" for key in MODELS},
 }
 
 

@@ -1,6 +1,7 @@
 """A checkpoint becomes the folder that its run exports, bit by bit, and a run that starts from it has its weights."""
 
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -167,6 +168,19 @@ def test_a_checkpoint_names_only_the_classes_of_a_policy(run, tiny, tmp_path):
     write_manifest(step, facts["files"], {**facts, "config": trusting})
     code, error = run(step, "--out", tmp_path / "model")
     assert code == 1 and f"{step} has actor.trust_remote_code=True: a checkpoint may come" in error
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    shutil.copy(tmp_path / "evil.py", hidden)
+    named = {"model_type": "own", "auto_map": {"AutoConfig": "evil.f", "AutoTokenizer": ["evil.f", None]}}
+    for name in ("config.json", "tokenizer_config.json"):
+        (hidden / name).write_text(json.dumps(named))
+    trusting = {"path": str(hidden), "trust_remote_code": True}
+    tokenizer = {"_target_": "rft.data.encode.tokenizer.pretrained", **trusting}
+    changed = config | {"actor": config["actor"] | {"tokenizer": tokenizer}}
+    write_manifest(step, facts["files"], {**facts, "config": changed})
+    code, error = run(step, "--out", tmp_path / "model")
+    assert code == 1 and f"{step} has actor.tokenizer.trust_remote_code=True: a checkpoint may" in error
+    assert not ran.exists()
     foreign = {"_target_": "subprocess.check_call", "popenargs": ["true"]}
     for key in ("actor", "strategy"):
         write_manifest(step, facts["files"], {**facts, "config": config | {key: foreign}})

@@ -34,6 +34,7 @@ def media_classifier(config: type[PretrainedConfig], head: type) -> type[PreTrai
 
 
 def _from_config(cls: Any, config: PretrainedConfig, **options: Any) -> PreTrainedModel:
-    """As that of auto classes."""
+    """As that of auto classes; there is no other code that might be trusted."""
+    options.pop("trust_remote_code", None)
     model: PreTrainedModel = cls._from_config(config, **options)
     return model

@@ -22,7 +22,7 @@ def separate_rows(part: nn.Module) -> list[nn.Module]:
     """
     found = [module for module in part.modules() if any(isinstance(child, nn.Conv1d) for child in module.children())]
     for module in found:
-        plain: Any = type(module)
+        plain: Any = type(module)  # mypy takes no class for hashable
         module.__class__ = _separating(plain)  # as FSDP does: copies of the module keep it
     return found
 

@@ -1,6 +1,7 @@
 """Two ranks that compute each sequence together do what one process does, rows longer than a rank's cap included."""
 
 import pytest
+from transformers import AutoConfig
 
 from rft.distributed import start
 from rft.strategy.parallel.context import Context
@@ -71,3 +72,10 @@ def test_what_ranks_cannot_compute_together_is_refused():
         make_actor(world, strategy, model_config=MODEL)
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=3 .* set actor\.packing=true"):
         make_actor(world, strategy, model_config=MODEL, packing=False)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_next"])
+def test_layers_that_ranks_cannot_share_are_refused(kind):
+    message = r"^strategy\.context_parallel=1: actor is a \w+, whose linear attention or sinks"
+    with pytest.raises(ValueError, match=message):
+        Context(start("cpu"), 1).check_model(AutoConfig.for_model(kind), True, "actor")
