@@ -25,6 +25,7 @@ EXCEPT = {
     r"^trainer\.world\.wait\.": "the collectives of this process",
     r"^trainer\.checkpoints\._(group|writing|written|writer)$": "the checkpoints that this process writes",
     r"^trainer\.log\.console\._stage\.": "the progress bar of this process",
+    r"^trainer\.numbers\['time/checkpoint_wait_s'\]$": "there if a checkpoint was still being written",
     r"^trainer\.exact$": "each process warns once",
     r"^trainer\.evaluated$": "only read in the step that sets it",
     r"\.cost(\[\d\])?$": "computed from the config of the model",

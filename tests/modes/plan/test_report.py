@@ -58,6 +58,8 @@ def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(tmp_pa
     found = {line[0]: line[1:] for line in lines if line and line[0].startswith("strategy.")}
     assert list(found) == [f"strategy.{name}" for name in ("param_offload=all", "optimizer_offload=true",
                                                            "activation_offload=true")]  # fmt: skip
-    assert all(float(saved) > 0 and float(host) > 0 and stage in out for _, saved, stage, host in found.values())
+    assert all(float(host) > 0 and stage in out for _, _, stage, host in found.values())
+    # a run so small saves no activations: the buffers of the transfers are as large
+    assert [float(saved) > 0 for _, saved, _, _ in found.values()] == [True, True, False]
     alone = say(tmp_path, *given, "strategy.param_offload=frozen", "strategy.optimizer_offload=true")
     assert f"The peak is {found['strategy.optimizer_offload=true'][0]} MiB" in alone and "that are not set" not in alone
