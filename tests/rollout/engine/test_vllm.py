@@ -169,7 +169,7 @@ def vision(monkeypatch, tmp_path):
     one = families.family("qwen2_5_vl")
     encode = encoder(one)
     encode.processor.keeps_raw = VLLMEngine.facts.has_processor
-    arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
+    arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2}  # beside another engine
     context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
     built = VLLMEngine(replace(context, media=encode.media_facts), None, True)
     yield one, encode, built
