@@ -91,8 +91,9 @@ def test_a_reward_model_of_rows_with_media_scores_those_of_a_run(algorithm, term
     Job(resolved(*VISION, *SMALL, "steps=1", *scored, f"output_dir={run}")).fit("")
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last[f"reward/{term}"] != 0 and last["grad_norm"] > 0
+    config = resolved("actor=tiny_vision", f"algorithm={algorithm}", f"output_dir={run}")
     with pytest.raises(ValueError, match=r"actor\.model_config: a qwen2_5_vl reads more than text; set"):
-        Job(resolved(*VISION, f"algorithm={algorithm}", "actor/processor=none", f"output_dir={run}")).fit("")
+        Job(config | {"actor": config["actor"] | {"processor": None}}).fit("")
 
 
 def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path):
