@@ -4,30 +4,28 @@ A generated row asks for the pitch of the tones of rft's own audio task.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from rft.data.encode.media_folder import write_rows
 from rft.data.encode.tasks.tones import Tones
+from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows
 
 FIELDS = ["prompt", "answer"]
 
 
-def of_file(path: str) -> Iterator[dict[str, Any]]:
+def of_file(path: str) -> Rows:
     """The rows of a file. A value of `audio` is a path, or `{bytes, path}` as the package datasets writes it."""
-    for row in FileRows(path, {"prompt": "question"}, None, None, "the parquet file").load(FIELDS):
-        yield {field: row[field] for field in FIELDS}
+    return FileRows(path, {"prompt": "question"}, None, None, "the parquet file").load(FIELDS)
 
 
-def generated(held_out: bool, count: int) -> Iterator[dict[str, Any]]:
+def generated(held_out: bool, count: int) -> Rows:
     """Different rows; training and held-out ones share no sound."""
-    rows = Tones("tones", "heldout" if held_out else "train", count, ["pitch"], (0.08, 0.12), 16000, 0.0, int(held_out))
-    for row in rows.load(FIELDS):
-        yield {field: row[field] for field in FIELDS}
+    split = "heldout" if held_out else "train"
+    return Tones("tones", split, count, ["pitch"], (0.08, 0.12), 16000, 0.0, int(held_out)).load(FIELDS)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -41,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
         file = given.folder / f"{name}.jsonl"
         count = (given.generated or 0) // (8 if number else 1)
         rows = of_file(given.parquet[number]) if given.parquet else generated(bool(number), count)
-        Console().print(f"{file}: {write_rows(rows, file)} rows")
+        Console().print(f"{file}: {write_rows(rows, FIELDS, file)} rows")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A generated problem asks for the width or the height of a rectangle in units of 
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,16 @@ from PIL import Image
 from rich.console import Console
 
 from rft.data.encode.media_folder import write_rows
+from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows
 
+FIELDS = ["prompt", "answer"]
 SIDE, UNIT = 32, 8  # pixels of an image, and of a unit of length
 
 
-def of_file(path: str) -> Iterator[dict[str, Any]]:
+def of_file(path: str) -> Rows:
     """The problems of a file with the columns `images`, `problem` (with a marker <image> for each) and `answer`."""
-    read = FileRows(path, {"prompt": "problem"}, None, None, "the parquet file")
-    for row in read.load(["prompt", "answer"]):
-        yield {"prompt": row["prompt"], "answer": row["answer"]}
+    return FileRows(path, {"prompt": "problem"}, None, None, "the parquet file").load(FIELDS)
 
 
 def generated(count: int) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
     source.add_argument("--parquet", nargs=2, metavar=("TRAIN", "TEST"), help="files of hiyouga/geometry3k")
     source.add_argument("--generated", type=int, metavar="N", help="generates N problems to train on, and N/8 to test")
     given = parser.parse_args(words)
-    sets: list[Iterable[dict[str, Any]]]
+    sets: list[Rows]
     if given.parquet:
         sets = [of_file(path) for path in given.parquet]
     else:
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sets = [rows[: given.generated], rows[given.generated :]]
     for name, part in zip(("train", "test"), sets, strict=True):
         file = given.folder / f"{name}.jsonl"
-        Console().print(f"{file}: {write_rows(part, file)} rows")
+        Console().print(f"{file}: {write_rows(part, FIELDS, file)} rows")
 
 
 if __name__ == "__main__":

@@ -7,30 +7,29 @@ import argparse
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from rft.data.encode.media_folder import write_rows
 from rft.data.encode.tasks.shapes import Shapes
+from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import FileRows
 
 FIELDS = ["prompt", "chosen", "rejected"]
 HELD_OUT = 50  # the pairs of one of fifty questions are held out
 
 
-def of_files(paths: Sequence[str], held_out: bool) -> Iterator[dict[str, Any]]:
+def of_files(paths: Sequence[str], held_out: bool) -> Iterator[Row]:
     """The pairs of files with the columns `image`, `question`, `chosen` and `rejected`, split by the question."""
     for row in FileRows(list(paths), {"prompt": "question"}, None, None, "the parquet files").load(FIELDS):
         if (zlib.crc32(row["question"].encode()) % HELD_OUT == 0) == held_out:
-            yield {field: row[field] for field in FIELDS}
+            yield row
 
 
-def generated(held_out: bool, count: int) -> Iterator[dict[str, Any]]:
+def generated(held_out: bool, count: int) -> Rows:
     """Pairs about the colour of a shape; training and held-out ones share no image."""
-    rows = Shapes("shapes", "heldout" if held_out else "train", count, ["colour"], (1, 1), (32, 32), 0.0, int(held_out))
-    for row in rows.load(FIELDS):
-        yield {field: row[field] for field in FIELDS}
+    split = "heldout" if held_out else "train"
+    return Shapes("shapes", split, count, ["colour"], (1, 1), (32, 32), 0.0, int(held_out)).load(FIELDS)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -42,12 +41,12 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     for name in ("train", "test"):
         held_out, count, file = name == "test", given.generated, given.folder / f"{name}.jsonl"
-        rows: Iterable[dict[str, Any]] = (
+        rows: Iterable[Row] = (
             of_files(given.parquet, held_out)
             if given.parquet
             else generated(held_out, count // 8 if held_out else count)
         )
-        Console().print(f"{file}: {write_rows(rows, file)} rows")
+        Console().print(f"{file}: {write_rows(rows, FIELDS, file)} rows")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.heads import LanguageNetwork, ValueNetwork
 from rft.actor.init import read_config
-from rft.actor.loading.backbone_names import inner_prefix
+from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
 from rft.actor.loading.export import exported
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
@@ -207,7 +207,7 @@ class Actor(TrainableModel):
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters by their names in the whole model; a tied one by each of its names."""
-        outside = f"{self._plain.base_model_prefix}." if isinstance(self.network, ValueNetwork) else ""
+        outside = outer_prefix(self._plain)
         for name, parameter in self.network.model.named_parameters(remove_duplicate=False):
             yield f"{outside}{name}", parameter
 

@@ -54,8 +54,9 @@ def check_parts(
     """
     model, frozen, lora = meta_model(config), options["frozen"], options["lora"]
     part = model if options["head"] == "lm" else model.base_model
+    names = _trained(model, part)
     for number, pattern in enumerate(frozen):
-        _check_matches(pattern, _trained(model, part), f"{key}.frozen[{number}]")
+        _check_matches(pattern, names, f"{key}.frozen[{number}]")
     freeze(model, frozen)
     names = _trained(model, part)
     if options["head"] == "lm" and not names:

@@ -58,11 +58,11 @@ def test_scaled_and_capped_logits_have_the_values_and_gradients_of_log_softmax(b
     forbidden = torch.zeros(V, dtype=F64).index_fill_(0, torch.tensor([3, 70, 149]), -1e9)
     targets = targets.where(forbidden[targets] == 0, 5)
     logp = ((shape.apply(torch.nn.functional.linear(*leaves)) + forbidden) / 0.7).log_softmax(-1)
-    theirs = logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).nansum(-1)
-    mine = token_logprobs(*leaves, targets, 0.7, True, shape=shape, forbidden=forbidden)[:2]
-    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-    found, expected = (torch.autograd.grad(out[0].sum() + 0.3 * out[1].sum(), leaves) for out in (mine, theirs))
+    expected = logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).nansum(-1)
+    found = token_logprobs(*leaves, targets, 0.7, True, shape=shape, forbidden=forbidden)[:2]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    gradients = [torch.autograd.grad(out[0].sum() + 0.3 * out[1].sum(), leaves) for out in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
     ids, likeliest = top_logprobs(*leaves, 0.7, 4, V, shape, forbidden)
     torch.testing.assert_close(likeliest, logp.gather(1, ids.long()), rtol=1e-6, atol=1e-6)
     assert not {3, 70, 149} & set(ids.flatten().tolist())

@@ -113,11 +113,8 @@ def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
             value = base64.b64decode(value.partition(",")[2])
         elif not Path(value).is_absolute() or not Path(value).is_file():
             return None
-    if isinstance(value, str | bytes):
-        data = _read(value)
-        suffix = _suffix(data)
-        if len(data) <= SMALL and FORMATS.get(suffix, "").startswith(f"{kind}/"):
-            return data, suffix
+    if (file := _known_file(kind, value)) is not None and len(file[0]) <= SMALL:
+        return file
     if kind == "image" and (isinstance(value, FORMS) or type(value).__module__.startswith("PIL.")):
         return _drawn(open_media(kind, value))
     sound = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
@@ -139,21 +136,25 @@ def file_of(kind: str, value: Any) -> tuple[bytes, str]:
     Raises:
         ValueError: a file cannot be read, or is damaged; names it.
     """
-    if isinstance(value, str | bytes):
-        data = _read(value)
-        suffix = _suffix(data)
-        if FORMATS.get(suffix, "").startswith(f"{kind}/"):
-            return data, suffix
+    if (file := _known_file(kind, value)) is not None:
+        return file
     if kind == "audio":
         return _played(*_sound(value, _name(value)))
-    file = io.BytesIO()
-    open_media(kind, value).save(file, "PNG")
-    return file.getvalue(), "png"
+    return _png(open_media(kind, value)), "png"
 
 
 def whole_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     """The content of a medium that is bytes, and the suffix of a file of it; None for another, such as a path."""
     return (value, _suffix(value) or "bin") if isinstance(value, bytes) else None
+
+
+def _known_file(kind: str, value: Any) -> tuple[bytes, str] | None:
+    """The content of a file of a format in `FORMATS` and its suffix; None for another format, and for no file."""
+    if not isinstance(value, str | bytes):
+        return None
+    data = _read(value)
+    suffix = _suffix(data)
+    return (data, suffix) if FORMATS.get(suffix, "").startswith(f"{kind}/") else None
 
 
 def _suffix(data: bytes) -> str:
@@ -165,13 +166,17 @@ def _suffix(data: bytes) -> str:
 
 def _drawn(picture: "Image") -> tuple[bytes, str]:
     picture.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    if file.tell() <= SMALL:
-        return file.getvalue(), "png"
+    if len(data := _png(picture)) <= SMALL:
+        return data, "png"
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=85)
     return file.getvalue(), "jpg"
+
+
+def _png(picture: "Image") -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
 
 
 def _played(samples: np.ndarray, rate: int) -> tuple[bytes, str]:

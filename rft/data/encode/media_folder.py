@@ -4,15 +4,15 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rft.batch.trajectory import plain_fields
 from rft.data.encode.media_files import file_of, small_file
-from rft.data.encode.parts import Messages, map_media, media_of
+from rft.data.encode.parts import Messages, data_url, map_media, media_of
 from rft.logger.disk import make_folder, replacing
-from rft.logger.media import FORMATS, MEDIA
+from rft.logger.media import MEDIA
 
 DIGITS = 16  # of the hash in a name
 
@@ -92,17 +92,17 @@ def _openai_part(part: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "video":
         raise ValueError("video is not sent to servers; remove the part, or the row")
     data, suffix = file_of(kind, part[kind])
-    text = base64.b64encode(data).decode()
     if kind == "audio":
-        return {"type": "input_audio", "input_audio": {"data": text, "format": suffix}}
-    return {"type": "image_url", "image_url": {"url": f"data:{FORMATS[suffix]};base64,{text}"}}
+        return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": suffix}}
+    return {"type": "image_url", "image_url": {"url": data_url(data, suffix)}}
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
+def write_rows(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], path: Path) -> int:
     """Writes rows as a jsonl file, and their media as files in a folder of its name beside it; returns their number.
 
     Args:
-        rows: with media in the `prompt`, in the normal form; their other fields are JSON.
+        rows: with media in the `prompt`, in the normal form.
+        fields: that are written, `prompt` and others, which are JSON.
         path: of the jsonl file; folders are made.
 
     Raises:
@@ -120,7 +120,8 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
             left = iter(names)
             if names:
                 prompt = [message | {"content": _named(message["content"], left)} for message in prompt]
-            file.write(json.dumps({**row, "prompt": prompt}, ensure_ascii=False) + "\n")
+            written = {field: row[field] for field in fields} | {"prompt": prompt}
+            file.write(json.dumps(written, ensure_ascii=False) + "\n")
     return count
 
 

@@ -111,7 +111,7 @@ def with_data_urls(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str):
             return value
         made = (value, "") if isinstance(value, bytes) else small_file(kind, value)
-        return value if made is None else _data_url(*made)
+        return value if made is None else data_url(*made)
 
     return map_media(row, url)
 
@@ -310,7 +310,8 @@ def _from_base64(data: Any) -> bytes:
     return found
 
 
-def _data_url(data: bytes, suffix: str) -> str:
+def data_url(data: bytes, suffix: str) -> str:
+    """The data: URL of the content of a file."""
     return f"data:{FORMATS.get(suffix, 'application/octet-stream')};base64,{base64.b64encode(data).decode()}"
 
 

@@ -100,7 +100,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
         {"prompt": [{"role": "system", "content": "s"}, *asked({"type": "text", "text": "only text"})], "answer": "4"},
     ]
     path = tmp_path / "made" / "train.jsonl"
-    assert write_rows(iter(rows), path) == 4
+    assert write_rows(iter(rows), ["prompt", "answer"], path) == 4
     assert sorted(file.name for file in (path.parent / "train").iterdir()) == ["1-0.png", "3-0.jpg", "3-1.wav"]
     found = FileRows(str(path), {}, None, None, "rows").load(["prompt", "answer"])
     assert [row["answer"] for row in found] == ["1", "2", "3", "4"] and found[1]["prompt"] == "no media"
@@ -109,7 +109,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
     assert np.array_equal(open_media("image", first), image)
     assert Path(second).read_bytes() == jpeg
     assert np.array_equal(open_audio(third, 16000), tone["array"])
-    assert write_rows([], tmp_path / "empty.jsonl") == 0
+    assert write_rows([], ["prompt"], tmp_path / "empty.jsonl") == 0
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
