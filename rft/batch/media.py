@@ -54,14 +54,27 @@ def has_media(batch: TensorDictBase) -> bool:
 
 
 def keep_once(group: Sequence[Row]) -> list[Row]:
-    """Rows of one prompt without their media, except the first: what a checkpoint keeps of a group."""
-    return [*group[:1], *({name: value for name, value in row.items() if name != "media"} for row in group[1:])]
+    """What a checkpoint keeps of rows of one prompt: those behind the first without media, and without equal fields.
+
+    The prompt in `fields` may have media, too, as data: URLs. Rows without media are unchanged.
+    """
+    if not group or group[0].get("media") is None:
+        return list(group)
+    return [group[0], *(_beyond(row, group[0]["fields"]) for row in group[1:])]
+
+
+def _beyond(row: Row, known: dict[str, Any]) -> Row:
+    """A row without its media and without the fields, which JSON can hold, that equal known ones."""
+    fields = {name: value for name, value in row["fields"].items() if name not in known or value != known[name]}
+    return {name: value for name, value in row.items() if name != "media"} | {"fields": fields}
 
 
 def share_again(group: Sequence[Row]) -> list[Row]:
-    """The rows of `keep_once` with the media of the first, which they share."""
-    media = group[0].get("media") if group else None
-    return list(group) if media is None else [row | {"media": media} for row in group]
+    """The rows of `keep_once` with the media and the fields of the first, which they share."""
+    if not group or group[0].get("media") is None:
+        return list(group)
+    media, known = group[0]["media"], group[0]["fields"]
+    return [row | {"media": media, "fields": known | row["fields"]} for row in group]
 
 
 def concat_media(entries: Iterable[TensorDict]) -> dict[str, Tensor]:

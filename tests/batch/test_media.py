@@ -1,6 +1,7 @@
 """Media follow their rows: through padding, trimming, mini-batches, ranks, micro-batches and checkpoints."""
 
 import copy
+import json
 import pickle
 from itertools import chain
 from pathlib import Path
@@ -292,6 +293,13 @@ def test_media_of_a_group_exist_once_in_the_batch_between_ranks_and_in_a_checkpo
     assert sum(storages.values()) == once
     text = len(pickle.dumps(drop_padding(batch.exclude("media"))))
     assert once < len(pickle.dumps(drop_padding(batch))) - text < once + 2_000
+
+    for number, row in enumerate(row for group in groups for row in group):
+        row["fields"] = {"prompt": "data:image/png;base64," + 50_000 * "A", "text": f"answer {number}"}
+    node, tensors = split([keep_once(group) for group in groups[:2]])
+    assert 2 * 50_000 < len(json.dumps(node)) < 2 * 50_000 + 40_000, "the prompt of a group once, too"
+    for group, kept in zip(groups, join(node, tensors), strict=False):
+        assert [row["fields"] for row in share_again(kept)] == [row["fields"] for row in group]
 
     node, tensors = split([keep_once(group) for group in groups])
     assert sum(tensor.nbytes for name, tensor in tensors.items() if "/media/" in name) == once
