@@ -105,13 +105,14 @@ def test_ranks_gather_the_tower_together_where_one_of_them_has_rows_with_media(f
 
 @pytest.mark.slow
 def test_a_rank_holds_its_shard_and_one_block(two_ranks):
-    """While it loads and scores. FSDP2 gathers a block through two buffers of its size."""
+    """While it loads and scores. FSDP2 gathers a block through two buffers of its size, and a thread of gloo may still
+    hold those of the block before."""
     (whole, _), sharded = two_ranks["peaks"][False], two_ranks["peaks"][True]
     assert whole["first"] >= whole["kept"] > 24 * BLOCK
     assert sum(rank["kept"] for rank in sharded) == whole["kept"]
     for rank in sharded:
         assert rank["kept"] <= 0.501 * whole["kept"]
-        assert max(rank["first"], rank["second"]) <= rank["kept"] + 3 * BLOCK + REST < 0.65 * whole["kept"]
+        assert max(rank["first"], rank["second"]) <= rank["kept"] + 4 * BLOCK + REST < 0.7 * whole["kept"]
 
 
 @pytest.mark.slow
