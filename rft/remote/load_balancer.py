@@ -219,9 +219,9 @@ class LoadBalancer:
         if number in group.results:
             return
         group.results[number] = result
-        self._done += 1
         if self._on_result is not None:
             self._on_result(group.number, number, result)
+        self._done += 1  # after it, so that the round does not end before `run` raises its error
         if not group.missing():
             self._seconds.append(asyncio.get_running_loop().time() - assignment.since)
             for other in group.assignments.values():

@@ -141,6 +141,18 @@ def test_results_come_in_the_order_of_the_requests_whatever_the_order_of_the_ans
     assert not counts
 
 
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_error_of_the_function_for_results_ends_the_round(failing):
+    """Also that of the last result."""
+
+    def on_result(group, request, result):
+        if group == failing:
+            raise ValueError(f"group {group}")
+
+    with pytest.raises(ValueError, match=f"group {failing}"):
+        balance(servers_of(at_once), [[0], [1], [2]], on_result=on_result)
+
+
 def test_nothing_is_sent_for_no_requests():
     servers = servers_of(at_once)
     assert balance(servers, [[], []])[0] == [[], []] and got(servers) == [[]]
