@@ -127,11 +127,11 @@ def _qwen_vl(name: str, config: type, processor: type, vision: dict[str, Any], r
     start, end, image, video = (tokenizer.convert_tokens_to_ids(token) for token in VISION)
     text = _text(tokenizer, rope_parameters=SECTIONS | rope, **({"head_dim": 8} if name == "qwen3_vl" else {}))
     ids = {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video}
-    patches = {"depth": 2, "num_heads": 2, "patch_size": 4}
+    patches = {"depth": 2, "num_heads": 2, "patch_size": PATCHES["patch_size"]}
     parts = {
         "image_processor": transformers.Qwen2VLImageProcessorPil(**PATCHES),
         "tokenizer": tokenizer,
-        "video_processor": video_part("Qwen2VLVideoProcessor", patch_size=4, merge_size=2),
+        "video_processor": video_part("Qwen2VLVideoProcessor", patch_size=PATCHES["patch_size"], merge_size=2),
         "chat_template": _template(image="<|vision_start|><|image_pad|><|vision_end|>"),
     }
     made = config(text_config=text, vision_config=patches | vision, **ids)
@@ -150,7 +150,7 @@ def _qwen2_5_vl() -> Family:
 def _windows() -> dict[str, Any]:
     """A vision tower with one layer of windows of 2 x 2 merged patches, and one layer of full attention."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
-    return sizes | {"window_size": 16, "fullatt_block_indexes": [1]}
+    return sizes | {"window_size": 4 * PATCHES["patch_size"], "fullatt_block_indexes": [1]}
 
 
 def _qwen3_vl() -> Family:

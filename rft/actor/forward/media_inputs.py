@@ -94,3 +94,8 @@ def language_part(model: PreTrainedModel) -> nn.Module:
     """The part of a model that reads tokens, without towers of other media; the backbone of a text model."""
     part = model.get_decoder()
     return model.base_model if part is None or part is model else part
+
+
+def forbidden_bias(media: MediaFacts | None) -> dict[int, float]:
+    """What an engine adds to logits so that placeholders have no probability; empty for a model of text."""
+    return {} if media is None else dict.fromkeys(media.placeholders, FORBIDDEN)

@@ -143,6 +143,25 @@ def file_of(kind: str, value: Any) -> tuple[bytes, str]:
     return _png(open_media(kind, value)), "png"
 
 
+def data_url(data: bytes, suffix: str) -> str:
+    """The data: URL of the content of a file."""
+    return f"data:{FORMATS.get(suffix, 'application/octet-stream')};base64,{base64.b64encode(data).decode()}"
+
+
+def lossless_url(kind: str, opened: "Image") -> str:
+    """The data: URL of an opened image, as PNG.
+
+    Args:
+        kind: one of `KINDS`.
+
+    Raises:
+        ValueError: the kind is not image.
+    """
+    if kind != "image":
+        raise ValueError(f"rollout.engine: servers get images alone, and a prompt has {kind}; set rollout=hf")
+    return data_url(_png(opened), "png")
+
+
 def whole_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     """The content of a medium that is bytes, and the suffix of a file of it; None for another, such as a path."""
     return (value, _suffix(value) or "bin") if isinstance(value, bytes) else None

@@ -16,8 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from rft.data.encode.media_files import small_file
-from rft.logger.media import FORMATS
+from rft.data.encode.media_files import data_url, small_file
 
 Messages = list[dict[str, Any]]
 
@@ -308,11 +307,6 @@ def _from_base64(data: Any) -> bytes:
     if not found:
         raise ValueError(f"{data!r:.{SHOWN}} is not base64 of one byte or more")
     return found
-
-
-def data_url(data: bytes, suffix: str) -> str:
-    """The data: URL of the content of a file."""
-    return f"data:{FORMATS.get(suffix, 'application/octet-stream')};base64,{base64.b64encode(data).decode()}"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rft.actor.forward.media_inputs import forbidden_bias
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
+from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
@@ -27,7 +29,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, refused, replace_adapter, room
-from rft.rollout.engine.vllm_media import forbidden_bias, media_arguments, vllm_prompt
+from rft.rollout.engine.vllm_media import media_arguments, vllm_prompt
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
@@ -108,7 +110,7 @@ class VLLMEngine(ServableEngine):
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
         self._media = context.media
-        self._forbidden = forbidden_bias(context.media)
+        self._forbidden = forbidden_bias(context.media) or None
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -171,10 +173,10 @@ class VLLMEngine(ServableEngine):
             )
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any]) -> ServerApi:
+    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
         from rft.rollout.server.vllm import VLLMApi
 
-        return VLLMApi(engine_args)
+        return VLLMApi(engine_args, media)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Loads the tensors into vLLM's layers and drops cached prefixes.

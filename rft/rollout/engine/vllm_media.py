@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rft.actor.forward.media_inputs import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 
 
@@ -23,8 +22,3 @@ def media_arguments(media: MediaFacts | None) -> dict[str, Any]:
         # Otherwise mean and deviation of its inputs are buffers of its model, which its dummy weights overwrite.
         "mm_device_do_normalize": False,
     }
-
-
-def forbidden_bias(media: MediaFacts | None) -> dict[int, float] | None:
-    """What vLLM adds to logits so that placeholders have no probability; None for a model of text."""
-    return None if media is None else dict.fromkeys(media.placeholders, FORBIDDEN)

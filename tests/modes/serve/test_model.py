@@ -44,7 +44,7 @@ class Dialect(VLLMApi):
 
 class Servers(VLLMServers):
     @staticmethod
-    def server_api(engine_args):
+    def server_api(engine_args, media=None):
         return Dialect(engine_args)
 
 

@@ -23,6 +23,7 @@ from rft.setup.parts import CONTEXT
 from tests import families
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
+from tests.rollout.media import off_with_media, wide_heads
 from tests.rollout.server.real_servers import until
 from tests.rollout.word_models import END, word_tokenizer
 
@@ -147,25 +148,10 @@ def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
         VLLMEngine(engine_context(model(), tokenizer, tmp_path, start("cpu")), 2, True)
 
 
-def off_with_media(policy, media, request, answer):
-    """`off` for a prompt with media, without placeholders among the tokens that can follow."""
-    prompt, answered = request.prompt, [0] * len(answer.tokens)
-    ids = torch.tensor([list(prompt) + answer.tokens])
-    columns = {name: torch.tensor([prompt.column(name) + answered]) for name in prompt.columns}
-    given = columns | (prompt.media or {}) | {"attention_mask": torch.ones_like(ids)}
-    with torch.no_grad():
-        logits = policy(input_ids=ids, **given).logits[0, len(prompt) - 1 : -1]
-    logits[:, media.placeholders] = -torch.inf
-    said = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-    return float((said - torch.tensor(answer.logprobs)).abs().max())
-
-
 @pytest.fixture
 def vision(monkeypatch, tmp_path):
     """A tiny Qwen2.5-VL with heads of 32 numbers, its encoder, and the engine."""
-    monkeypatch.setitem(families.TEXT, "num_attention_heads", 1)
-    monkeypatch.setitem(families.TEXT, "num_key_value_heads", 1)
-    monkeypatch.setitem(families.SECTIONS, "mrope_section", [8, 4, 4])
+    wide_heads(monkeypatch)
     one = families.family("qwen2_5_vl")
     encode = encoder(one)
     encode.processor.keeps_raw = VLLMEngine.facts.has_processor

@@ -53,7 +53,7 @@ def make_engine(world, server_api, folder: Path, servers=(), **changes) -> Serve
 
     class Kind(ServersEngine):
         @staticmethod
-        def server_api(engine_args):
+        def server_api(engine_args, media=None):
             return server_api
 
     return Kind(engine_context(model, word_tokenizer(40), folder, world), Servers(**options))

@@ -14,7 +14,7 @@ from rft.errors import Problems
 from rft.remote.http_client import BadResponse, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.server.options import Servers
-from rft.rollout.server.server_api import Aborted
+from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weight_store import WeightVersion
 from rft.setup.components import Components
@@ -128,7 +128,7 @@ def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
 
 
 def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
-    call = server_api().request([4, 29], 2**63 - 1, 9, [1, 6], how(temperature=0.7, stop=["\n"]))
+    call = server_api().request(ServerPrompt([4, 29]), 2**63 - 1, 9, [1, 6], how(temperature=0.7, stop=["\n"]))
     assert call.path == "/generate" and call.body == {
         "input_ids": [4, 29],
         "sampling_params": {

@@ -17,7 +17,7 @@ from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.engine.vllm_checks import unloaded
 from rft.rollout.server.options import Servers
-from rft.rollout.server.server_api import Aborted
+from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weight_store import Adapter, WeightVersion
 from tests.helpers import yaml_options
@@ -139,7 +139,9 @@ def test_servers_are_started_only_where_vllm_can_be(monkeypatch):
 
 
 def test_a_request_says_how_every_token_is_drawn_and_ends():
-    call = VLLMApi({}).request([4, 5], 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"]))
+    call = VLLMApi({}).request(
+        ServerPrompt([4, 5]), 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"])
+    )
     assert call.body["token_ids"] == [4, 5]
     assert call.body["sampling_params"] == {
         "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "min_p": 0.0, "seed": 2**63 - 1,

@@ -1,4 +1,5 @@
-"""SGLang's workers check the token of a process group for weights, as vLLM's do in `rft_receiver`.
+"""A plugin for SGLang's processes: workers check the token of a process group for weights, as vLLM's do in
+`rft_receiver`, and schedulers drop the embeddings of media with the cached prefixes.
 
 SGLang 0.5.15 loads plugins in each of its processes: functions that installed packages name as entry points. The folder
 `rft_sglang_plugin-1.dist-info` beside this file names `register`, so that a server with these folders in PYTHONPATH
@@ -15,15 +16,31 @@ from rft_receiver import TOKEN_GROUP, authenticate, group_token  # type: ignore[
 from rft_server_key import KEY_VARIABLE  # type: ignore[import-not-found]
 
 JOIN = "sglang.srt.model_executor.model_runner.ModelRunner.init_weights_update_group"
+FLUSH = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 TIMEOUT_S = 60.0
 Joined = tuple[bool, str]  # whether it succeeded, and a message
 
 
 def register() -> None:
-    """Puts `check_members` around the function with which a worker joins a group."""
+    """Puts `check_members` around the function with which a worker joins a group, and `drop_embeddings` behind the one
+    with which a scheduler drops cached prefixes."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # type: ignore[import-not-found]
 
     HookRegistry.register(JOIN, check_members, HookType.AROUND)
+    HookRegistry.register(FLUSH, drop_embeddings, HookType.AFTER)
+
+
+def drop_embeddings(flushed: bool, *_: Any, **__: Any) -> bool:
+    """Drops the embeddings of media, which SGLang keeps when its weights change.
+
+    Args:
+        flushed: what `flush_cache` returns.
+    """
+    from sglang.srt.managers import mm_utils  # type: ignore[import-not-found]
+
+    if flushed and mm_utils.embedding_cache is not None:
+        mm_utils.init_mm_embedding_cache(mm_utils.embedding_cache.max_size)
+    return flushed
 
 
 def check_members(

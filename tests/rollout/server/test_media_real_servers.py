@@ -1,0 +1,85 @@
+"""Real servers sample from prompts with media. They run in the environments that RFT_VLLM_PYTHON and RFT_SGLANG_PYTHON
+name, or in this one."""
+
+from dataclasses import replace
+
+import pytest
+
+from rft.batch.encoded import EncodedText
+from rft.distributed import start
+from rft.rollout.engine.base import Request
+from rft.rollout.engine.expanded import OtherPrompt
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.server.options import Servers
+from rft.rollout.server.sglang import SGLangServers
+from rft.rollout.server.vllm import VLLMServers
+from tests import families
+from tests.families.rows import encoder
+from tests.helpers import engine_context, yaml_options
+from tests.rollout.media import off_with_media, wide_heads
+from tests.rollout.server.real_servers import QUIET, interpreter
+
+KINDS = {
+    "vllm": (VLLMServers, {"merge_lora": True}, {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}),
+    "sglang": (SGLangServers, {}, {"dtype": "float32"}),
+}
+
+
+# SGLang reads patches of other sizes as embeddings. Images of whole patches are not scaled, which SGLang does otherwise.
+PATCHES = {"patch_size": 14, "size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}}
+
+
+def asked(*parts):
+    return {"prompt": [{"role": "user", "content": [*parts, {"type": "text", "text": "how many?"}]}]}
+
+
+def image(number):
+    return {"type": "image", "image": families.picture(number, 28 * (1 + number % 2), 28)}
+
+
+@pytest.fixture(params=KINDS)
+def vision(request, monkeypatch, tmp_path):
+    """A tiny Qwen2.5-VL, its encoder, and an engine with a server."""
+    python = interpreter(request.param) or pytest.skip(f"no interpreter has {request.param}")
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    wide_heads(monkeypatch)
+    for name, value in PATCHES.items():
+        monkeypatch.setitem(families.PATCHES, name, value)
+    one, (kind, options, arguments) = families.family("qwen2_5_vl"), KINDS[request.param]
+    encode = encoder(one)
+    encode.processor.keeps_raw = kind.facts.has_processor
+    context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
+    servers = Servers(**yaml_options("rollout/engine/servers/_base.yaml", count=1, python=python, poll_s=0.5))
+    engine = kind(replace(context, media=encode.media_facts), servers, **options)
+    yield one, encode, engine
+    engine.close()
+
+
+@pytest.mark.slow
+def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(vision):
+    one, encode, engine = vision
+    how, media = Sampling(8, 1.0, 1.0, 0, 0.0, [], None), encode.media_facts
+    quote = one.processor.tokenizer.convert_ids_to_tokens(one.placeholders["image"])
+    given = [asked(image(0)), {"prompt": "hello"}, asked(image(1), image(2)), {"prompt": f"a {quote}"}]
+    requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(given)]
+    assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
+    for version in (1, 2):  # a server keeps the embeddings of media that it has seen, and must drop them
+        policy = one.model(version)
+        engine.update_weights(version, iter(policy.state_dict().items()))
+        for request, group in zip(requests, engine.generate(requests, how), strict=True):
+            for answer in group:
+                assert off_with_media(policy, media, request, answer) < 1e-5
+                assert not set(answer.tokens) & set(media.placeholders)
+    prompt = requests[0].prompt
+    place = prompt.index(media.placeholders[-1])
+    other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
+    with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
+        engine.generate([Request(other, [1])], how)
+    [quoted] = encode.prompts([asked(image(0), {"type": "text", "text": quote})])
+    if isinstance(engine, SGLangServers):  # it decodes a prompt with media, and encodes the text again
+        with pytest.raises(OtherPrompt, match="prompt 0: "):
+            engine.generate([Request(quoted, [1])], how)
+    else:
+        [[answer]] = engine.generate([Request(quoted, [1])], how)
+        assert off_with_media(policy, media, Request(quoted, [1]), answer) < 1e-5
