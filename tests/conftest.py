@@ -15,8 +15,11 @@ from threading import Barrier
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 import rft
 
@@ -56,19 +59,40 @@ TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
 RUN = "/where/the/run/is"  # where a tiny run is put while its config is composed, so that the same is composed once
 
 
-def composed(overrides: tuple[str, ...], folder: Path, name: str) -> dict:
-    """A config as the command line composes it, resolved to plain containers."""
+def plain(config: DictConfig) -> dict:
+    """A composed config, resolved to plain containers."""
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def composed(overrides: tuple[str, ...], folder: Path, name: str) -> DictConfig:
+    """A config as the command line composes it."""
     # as with -cd: the folder is where the config is looked for first, then the package's own
     extra = [] if folder == CONFIG else [f"hydra.searchpath=[file://{CONFIG}]"]
     with initialize_config_dir(str(folder), version_base="1.3"):
-        config = compose(name, [*overrides, *extra])
-    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return compose(name, [*overrides, *extra])
+
+
+@functools.cache
+def composed_of_groups(overrides: tuple[str, ...], name: str) -> DictConfig:
+    """A config of the package's own folder; the overrides choose options of groups."""
+    return composed(overrides, CONFIG, name)
 
 
 @functools.cache
 def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple[str, str]]) -> dict:
-    """The same of the package's own folder; `read` is what it may read of the environment."""
-    return composed(overrides, CONFIG, name)
+    """The same with any overrides, resolved; `read` is what it may read of the environment.
+
+    Hydra applies overrides of values last. Here too, to a copy of the config of the groups, which many tests share.
+    """
+    with initialize_config_dir(str(CONFIG), version_base="1.3"):
+        repository = GlobalHydra.instance().config_loader().repository
+        values, groups = [], []
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            group = override.is_hydra_override() or repository.group_exists(override.key_or_group)
+            (groups if group else values).append(override)
+    config = copy.deepcopy(composed_of_groups(tuple(override.input_line for override in groups), name))
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    return plain(config)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +101,7 @@ def resolved():
 
     def resolve(*overrides: str, folder: Path = CONFIG, name: str = "main") -> dict:
         if folder != CONFIG:
-            return composed(overrides, folder, name)
+            return plain(composed(overrides, folder, name))
         read = frozenset((key, value) for key, value in os.environ.items() if key.startswith("RFT_"))
         return copy.deepcopy(composed_before(overrides, name, read))
 

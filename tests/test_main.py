@@ -13,6 +13,7 @@ from rft.main import main
 from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
 from rft.setup.schema import Run
+from tests.conftest import CONFIG, composed, plain
 
 ROOT = Path(rft.__file__).parent.parent
 SLOW = ("torch", "transformers", "tensordict", "datasets")
@@ -295,3 +296,16 @@ def test_every_mode_of_the_config_has_a_function_and_an_unknown_one_is_that_of_t
     assert tuple(MODES) == get_args(get_type_hints(Run)["mode"])
     assert find_mode("tain") is find_mode("train") and find_mode(None) is find_mode("train")
     assert {find_mode(name) for name in MODES} == {vars(sys.modules[module])[name] for module, name in MODES.values()}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("steps=3", "algorithm=ppo", "+rollout.engine_args.max_model_len=9", "rollout=vllm"),
+        ("~data.eval.heldout", "hydra.run.dir=x", "logger=[tensorboard]", "algorithm.loss.clip_high=0.5"),
+    ],
+)
+def test_configs_of_tests_are_those_of_the_command_line(overrides, resolved):
+    """Tests share what they compose."""
+    assert resolved(*overrides) == plain(composed(overrides, CONFIG, "main"))

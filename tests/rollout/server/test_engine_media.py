@@ -25,7 +25,7 @@ KINDS = {
 }
 
 
-# SGLang reads patches of other sizes as embeddings. Images of whole patches are not scaled, which SGLang does otherwise.
+# SGLang reads patches of other sizes as embeddings. Images of whole patches are not scaled, which it does otherwise.
 PATCHES = {"patch_size": 14, "size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}}
 
 
