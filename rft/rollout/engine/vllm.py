@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rft.actor.forward.media_inputs import forbidden_bias
+from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
@@ -110,6 +111,7 @@ class VLLMEngine(ServableEngine):
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
         self._media = context.media
+        self._names = checkpoint_names(model)
         self._forbidden = forbidden_bias(context.media) or None
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -204,7 +206,9 @@ class VLLMEngine(ServableEngine):
     def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
         """The parameters of each worker that got no weights."""
         try:
-            missing: list[list[str]] = self._llm.collective_rpc(load_weights, kwargs={"weights_iterator": tensors})
+            missing: list[list[str]] = self._llm.collective_rpc(
+                load_weights, kwargs={"weights_iterator": renamed(tensors, self._names)}
+            )
         except ValueError as error:
             if self._media is None or "no module or parameter named" not in str(error):
                 raise

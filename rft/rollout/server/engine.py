@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
 from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import ServerClient
@@ -75,6 +76,7 @@ class ServersEngine(ServableEngine):
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
+        self._names = checkpoint_names(model)
         self._server_api = self.server_api(self.arguments(context.engine_args, servers), context.media)
         self._vocabulary = model.config.get_text_config().vocab_size
         self._options = servers
@@ -188,7 +190,7 @@ class ServersEngine(ServableEngine):
 
     def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
         """Rank 0 writes the tensors; every rank consumes the iterator, since each item may be a collective."""
-        tensors = iter(tensors)
+        tensors = renamed(tensors, self._names)
         weights: Written = None
         if self._world.rank == 0:
             try:

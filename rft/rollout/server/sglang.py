@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from rft.actor.forward.media_inputs import forbidden_bias
-from rft.batch.encoded import MediaFacts
+from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
+from rft.rollout.engine.base import Completion, OnCompletion, Request
+from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY
@@ -78,6 +80,21 @@ class SGLangServers(ServersEngine):
     def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
         """See `ServableEngine.server_api`."""
         return SGLangApi(engine_args, media)
+
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
+    ) -> list[list[Completion]]:
+        """See `ServersEngine.generate`. SGLang decodes a prompt with media and encodes the text again.
+
+        Raises:
+            OtherPrompt: the text of a prompt with media has other tokens, as where it quotes a placeholder.
+        """
+        for number, request in enumerate(requests):
+            if (raw := as_encoded(request.prompt).raw) is not None:
+                again = self._tokenizer(self._tokenizer.decode(raw.ids), add_special_tokens=False).input_ids
+                check_expanded(number, raw.ids, again, self._tokenizer)
+        return super().generate(requests, sampling, on_completion)
 
 
 class SGLangApi:
