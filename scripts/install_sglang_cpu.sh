@@ -18,4 +18,7 @@ python=$folder/bin/python
 "$python" -m pip install --quiet --no-deps sglang==0.5.15 torchvision==0.28.0
 
 "$(dirname "$0")/repair_torchvision.sh" "$python"
-"$python" -c "import sglang.launch_server"
+# The processors of Qwen's models of images import this module, which reads operators of sgl_kernel when it is imported.
+models=$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/sglang/srt/models
+sed -i 's/^if _is_cpu:$/if _is_cpu and hasattr(torch.ops.sgl_kernel, "fused_sigmoid_mul_cpu"):/' "$models/qwen3_5.py"
+"$python" -c "import sglang.launch_server, sglang.srt.multimodal.processors.qwen_vl"

@@ -81,7 +81,6 @@ class SGLangServers(ServersEngine):
         """See `ServableEngine.server_api`."""
         return SGLangApi(engine_args, media)
 
-
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
