@@ -3,6 +3,7 @@
 import atexit
 import copy
 import functools
+import gc
 import logging
 import os
 import shutil
@@ -57,6 +58,17 @@ WITHOUT_WARMUP = (
 )  # fmt: skip
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
 RUN = "/where/the/run/is"  # where a tiny run is put while its config is composed, so that the same is composed once
+
+
+def pytest_sessionstart():
+    """The imports of all tests make a million objects that stay, which the garbage collector would search again and
+    again."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def plain(config: DictConfig) -> dict:

@@ -34,9 +34,8 @@ def ends(rows, stage):
     return began[ACCURACY], rows[-1][ACCURACY]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_default_learns(seed, resolved, tmp_path):
-    rows = train(resolved, tmp_path / "run", f"seed={seed}")
+def test_the_default_learns(resolved, tmp_path):
+    rows = train(resolved, tmp_path / "run")
     began, ended = ends(rows, "train")
     assert rows[0][ACCURACY] < 0.3, "before the warm-up"
     assert began < 0.3, "after the warm-up, before the reinforcement"
@@ -49,8 +48,7 @@ def test_the_default_learns(seed, resolved, tmp_path):
     shown = [row for row in texts if row["set"] == "eval/heldout"]
     right = sum(row["response"] == row["prompt"].split(" ")[1].removesuffix("=")[::-1] for row in shown)
     assert right >= 0.7 * len(shown) > 0, "the texts themselves are right"
-    if seed == 0:
-        greedy_texts_of_the_checkpoint(tmp_path / "run" / "checkpoints" / "latest" / "actor", shown)
+    greedy_texts_of_the_checkpoint(tmp_path / "run" / "checkpoints" / "latest" / "actor", shown)
 
 
 def greedy_texts_of_the_checkpoint(folder, shown):
@@ -63,8 +61,8 @@ def greedy_texts_of_the_checkpoint(folder, shown):
         assert tokenizer.decode(answer[0, prompt.shape[1] :], skip_special_tokens=True) == row["response"]
 
 
-@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp", "ppo", "sft"])
-def test_every_algorithm_learns(algorithm, resolved, tmp_path):
+@pytest.mark.parametrize("algorithm", ["gspo", "rloo", "ppo", "sft"])
+def test_other_algorithms_learn(algorithm, resolved, tmp_path):
     steps = 60 if algorithm == "sft" else 30  # its steps are short, and it has had no warm-up
     rows = train(resolved, tmp_path / "run", f"algorithm={algorithm}", f"steps={steps}")
     began, ended = ends(rows, "train")

@@ -28,7 +28,7 @@ CASES = {
     ),
     "parameters offloaded": ("strategy.param_offload=all", "algorithm/terms=[kl]"),
 }
-RANKS = (2, 4)
+RANKS = (2,)
 STAGES = ("load", "rollout", "annotate", "update", "sync", "export", "save")
 
 

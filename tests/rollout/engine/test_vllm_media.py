@@ -1,7 +1,8 @@
 """What vLLM gets for a model with a processor; the engine itself is tested in `test_vllm.py`."""
 
+from rft.actor.forward.media_inputs import forbidden_bias
 from rft.batch.encoded import EncodedText, RawText
-from rft.rollout.engine.vllm_media import forbidden_bias, media_arguments, vllm_prompt
+from rft.rollout.engine.vllm_media import media_arguments, vllm_prompt
 from tests.families import family
 from tests.families.rows import encoder, rows
 
