@@ -174,7 +174,7 @@ def _internvl() -> Family:
     processor = without_video(transformers.InternVLProcessor)(
         image_processor=transformers.GotOcr2ImageProcessorPil(size={"height": 8, "width": 8}, max_patches=2),
         tokenizer=tokenizer,
-        video_processor=None,
+        video_processor=video_part("InternVLVideoProcessor"),
         image_seq_length=4,
         chat_template=_template(image="<IMG_CONTEXT>\n"),
     )
@@ -204,6 +204,7 @@ def _llava() -> Family:
 def _gemma3() -> Family:
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _tokenizer(list(names.values()), **names)
+    tokenizer.add_tokens(["\n\n", "\n\n\n", "\n\n\n\n"])  # vLLM looks them up
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 8}
     config = transformers.Gemma3Config(
         text_config=_text(tokenizer, query_pre_attn_scalar=8, **layers),
@@ -262,7 +263,8 @@ def _idefics3() -> Family:
 def _smolvlm() -> Family:
     def build(**parts: Any) -> Any:
         processing_smolvlm.num2words = processing_smolvlm.num2words or str  # an optional package; for texts of videos
-        return without_video(transformers.SmolVLMProcessor)(video_processor=None, **parts)
+        video = video_part("SmolVLMVideoProcessor")
+        return without_video(transformers.SmolVLMProcessor)(video_processor=video, **parts)
 
     return _idefics("smolvlm", transformers.SmolVLMConfig, build, transformers.SmolVLMImageProcessorPil)
 

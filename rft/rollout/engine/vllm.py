@@ -30,7 +30,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, refused, replace_adapter, room
-from rft.rollout.engine.vllm_media import media_arguments, vllm_prompt
+from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
@@ -74,7 +74,7 @@ class VLLMEngine(ServableEngine):
         merge_lora: false: the engine takes the weights beside the policy's adapters once, and then adapters alone.
 
     Raises:
-        ValueError: vLLM does not support the options; names the key.
+        ValueError: vLLM does not support the options, or the images of this family on this device; names the key.
     """
 
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
@@ -153,6 +153,12 @@ class VLLMEngine(ServableEngine):
             from vllm.distributed import get_tp_group
 
             self._group = get_tp_group().cpu_group
+        if self._media is not None and current_platform.is_cpu():
+            try:
+                check_attention(self._engine.vllm_config.model_config)
+            except ValueError:
+                self.close()
+                raise
 
     @classmethod
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:

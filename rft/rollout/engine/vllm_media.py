@@ -22,3 +22,20 @@ def media_arguments(media: MediaFacts | None) -> dict[str, Any]:
         # Otherwise mean and deviation of its inputs are buffers of its model, which its dummy weights overwrite.
         "mm_device_do_normalize": False,
     }
+
+
+def check_attention(model_config: Any) -> None:
+    """Checks on a CPU that vLLM computes the attention of the model where a prompt has media.
+
+    Args:
+        model_config: of the engine.
+
+    Raises:
+        ValueError: images attend to themselves in both directions, which its attention for the CPU does not do.
+    """
+    if model_config.is_mm_prefix_lm:
+        raise ValueError(
+            f"rollout.engine: in {model_config.architecture} each token of an image attends to all of it, but on a CPU "
+            "vLLM lets it attend to earlier ones alone, and would sample from another distribution than that which is "
+            "trained; set rollout=hf"
+        )

@@ -189,7 +189,8 @@ class ServersEngine(ServableEngine):
         self.version = version
 
     def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
-        """Rank 0 writes the tensors; every rank consumes the iterator, since each item may be a collective."""
+        """Rank 0 writes the tensors under their names in checkpoints; every rank consumes the iterator, since each item
+        may be a collective."""
         tensors = renamed(tensors, self._names)
         weights: Written = None
         if self._world.rank == 0:

@@ -149,23 +149,37 @@ def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
 
 
 @pytest.fixture
-def vision(monkeypatch, tmp_path):
-    """A tiny Qwen2.5-VL with heads of 32 numbers, its encoder, and the engine."""
+def with_media(monkeypatch, tmp_path):
+    """Makes a tiny model of a family with heads of 32 numbers, its encoder, and the engine."""
     wide_heads(monkeypatch)
-    one = families.family("qwen2_5_vl")
-    encode = encoder(one)
-    encode.processor.keeps_raw = VLLMEngine.facts.has_processor
-    arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2}  # beside another engine
-    context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
-    built = VLLMEngine(replace(context, media=encode.media_facts), None, True)
-    yield one, encode, built
-    built.close()
+    monkeypatch.setitem(families.SPECTRA, "chunk_length", 30)  # vLLM takes no other
+    made = []
+
+    def make(name):
+        one = families.family(name)
+        if name == "llava":  # vLLM scales with torchvision, and the test with Pillow
+            one.processor.image_processor.do_resize = False
+        elif name == "qwen2_audio":
+            one.config.audio_config.max_source_positions = 1500
+        elif name == "gemma3":
+            one.config.text_config.head_dim = 32
+        encode = encoder(one)
+        encode.processor.keeps_raw = VLLMEngine.facts.has_processor
+        arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2}  # beside another engine
+        context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
+        made.append(VLLMEngine(replace(context, media=encode.media_facts), None, True))
+        return one, encode, made[0]
+
+    yield make
+    for engine in made:
+        engine.close()
 
 
 @needs_vllm
 @pytest.mark.slow
-def test_prompts_with_media_are_sampled_as_transformers_computes_them(vision):
-    one, encode, engine = vision
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "qwen2_audio"])  # of the last two vLLM knows other names
+def test_prompts_with_media_are_sampled_as_transformers_computes_them(name, with_media):
+    one, encode, engine = with_media(name)
     media = encode.media_facts
     requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(rows(one))]
     assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
@@ -181,6 +195,13 @@ def test_prompts_with_media_are_sampled_as_transformers_computes_them(vision):
     other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
     with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
         engine.generate([Request(other, [1])], PLAIN)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_attention_in_both_directions_is_refused_on_a_cpu(with_media):
+    with pytest.raises(ValueError, match=r"in Gemma3\w+ each token of an image attends to all.*set rollout=hf"):
+        with_media("gemma3")
 
 
 def run(folder, command, *overrides):

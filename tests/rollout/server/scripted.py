@@ -46,10 +46,10 @@ MODEL = {
 }
 
 
-def make_engine(world, server_api, folder: Path, servers=(), **changes) -> ServersEngine:
+def make_engine(world, server_api, folder: Path, servers=(), model=None, **changes) -> ServersEngine:
     """An engine for servers that run, with short deadlines; `changes` are of the options."""
     options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
-    model = Qwen3ForCausalLM(Qwen3Config(**MODEL))
+    model = model or Qwen3ForCausalLM(Qwen3Config(**MODEL))
 
     class Kind(ServersEngine):
         @staticmethod

@@ -6,10 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rft.registry import convert
 from rft.remote.server_process import free_port
 from rft.rollout.server.options import Servers
+from tests.families import family
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, Announced, requests, right, said, weights
 
@@ -36,6 +38,15 @@ def test_every_sample_comes_once_and_in_order(kind, fakes, engine):
     assert all(server.samples for server in servers), "both work"
     assert set((servers[0].samples + servers[1].samples).values()) == {2}, "once a version"
     assert samples.health() == {"retries": 0.0, "hedged": 0.0}
+
+
+def test_servers_get_the_names_of_checkpoints(kind, fakes, engine):
+    policy = family("llava").model()
+    samples = engine(kind, fakes(1), model=policy)
+    samples.update_weights(1, policy.state_dict().items())
+    written = samples._weight_store.kept
+    assert "language_model.model.norm.weight" in written.tensors and len(written.tensors) == len(policy.state_dict())
+    assert torch.equal(written.read("language_model.lm_head.weight"), policy.lm_head.weight)
 
 
 def test_samples_have_texts_limits_and_ends(kind, fakes, engine):
