@@ -27,7 +27,7 @@ def checkpoint_names(model: PreTrainedModel) -> dict[str, str]:
     if model.config.get_text_config() is model.config:
         return {}
     # The class of a model and that of its backbone can have the same renaming. Files need the first of them alone;
-    # transformers itself reverts both, and writes `language_model.model.model` for Qwen2-Audio.
+    # transformers itself reverts both, and writes `language_model.model.model` for one family.
     distinct: dict[Any, WeightTransform] = {}
     for transform in get_model_conversion_mapping(model, add_legacy=False):
         distinct.setdefault((tuple(transform.source_patterns), transform.scope_prefix or ""), transform)

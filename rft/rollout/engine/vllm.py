@@ -74,7 +74,7 @@ class VLLMEngine(ServableEngine):
         merge_lora: false: the engine takes the weights beside the policy's adapters once, and then adapters alone.
 
     Raises:
-        ValueError: vLLM does not support the options, or the images of this family on this device; names the key.
+        ValueError: vLLM does not support the options, or the media of this family on this device; names the key.
     """
 
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)

@@ -31,11 +31,11 @@ def check_attention(model_config: Any) -> None:
         model_config: of the engine.
 
     Raises:
-        ValueError: images attend to themselves in both directions, which its attention for the CPU does not do.
+        ValueError: the tokens of a medium attend to each other in both directions, which its attention for the CPU does not do.
     """
     if model_config.is_mm_prefix_lm:
         raise ValueError(
-            f"rollout.engine: in {model_config.architecture} each token of an image attends to all of it, but on a CPU "
+            f"rollout.engine: in {model_config.architecture} each token of a medium attends to all of it, but on a CPU "
             "vLLM lets it attend to earlier ones alone, and would sample from another distribution than that which is "
             "trained; set rollout=hf"
         )
