@@ -18,10 +18,12 @@ class RawText(NamedTuple):
     Attributes:
         ids: the token ids of the text before the processor expands its slots.
         media: by type, in the order of the slots, as `rft.data.encode.media_files` opens them.
+        sampling_rate: of sounds among them, in samples per second; 0 without.
     """
 
     ids: list[int]
     media: Mapping[str, Sequence[Any]]
+    sampling_rate: int = 0
 
 
 class EncodedText(list[int]):
@@ -74,7 +76,8 @@ def _join_raw(*texts: EncodedText) -> RawText | None:
     if not kinds:
         return None
     media = {kind: [medium for raw in raws for medium in raw.media.get(kind, ())] for kind in kinds}
-    return RawText([token for raw in raws for token in raw.ids], media)
+    ids, rate = [token for raw in raws for token in raw.ids], max(raw.sampling_rate for raw in raws)
+    return RawText(ids, media, rate)
 
 
 def as_encoded(ids: Sequence[int]) -> EncodedText:

@@ -150,7 +150,8 @@ class MediaProcessor:
         opened = self._opened(rich)
         encoded = self._encoded(self._outputs(rich.text, opened))
         if self.keeps_raw and opened:
-            encoded.raw = RawText(self._unexpanded(rich.text), opened)
+            rate = self.sampling_rate if "audio" in opened else 0
+            encoded.raw = RawText(self._unexpanded(rich.text), opened, rate)
         return encoded
 
     def prefixes(self, rich: RichText, cuts: Sequence[int]) -> list[EncodedText]:

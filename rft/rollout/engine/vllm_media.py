@@ -31,7 +31,7 @@ def check_attention(model_config: Any) -> None:
         model_config: of the engine.
 
     Raises:
-        ValueError: the tokens of a medium attend to each other in both directions, which its attention for the CPU does not do.
+        ValueError: the tokens of a medium attend to all of it, which vLLM does not compute on a CPU.
     """
     if model_config.is_mm_prefix_lm:
         raise ValueError(

@@ -46,7 +46,9 @@ def server_prompt(prompt: list[int]) -> ServerPrompt:
     raw = as_encoded(prompt).raw
     if raw is None:
         return ServerPrompt(list(prompt))
-    media = {kind: [lossless_url(kind, medium) for medium in opened] for kind, opened in raw.media.items()}
+    media = {
+        kind: [lossless_url(kind, medium, raw.sampling_rate) for medium in opened] for kind, opened in raw.media.items()
+    }
     return ServerPrompt(list(raw.ids), media)
 
 

@@ -200,7 +200,7 @@ def test_prompts_with_media_are_sampled_as_transformers_computes_them(name, with
 @needs_vllm
 @pytest.mark.slow
 def test_attention_in_both_directions_is_refused_on_a_cpu(with_media):
-    with pytest.raises(ValueError, match=r"in Gemma3\w+ each token of an image attends to all.*set rollout=hf"):
+    with pytest.raises(ValueError, match=r"in Gemma3\w+ each token of a medium attends to all.*set rollout=hf"):
         with_media("gemma3")
 
 

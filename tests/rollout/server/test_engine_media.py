@@ -33,20 +33,29 @@ def asked(*parts):
     return {"prompt": [{"role": "user", "content": [*parts, {"type": "text", "text": "how many?"}]}]}
 
 
-def image(number):
-    return {"type": "image", "image": families.picture(number, 28 * (1 + number % 2), 28)}
+def medium(family, number):
+    if "image" in family.kinds:
+        return {"type": "image", "image": families.picture(number, 28 * (1 + number % 2), 28)}
+    return {"type": "audio", "audio": {"array": families.sound(number, 3200 + 800 * number), "sampling_rate": 16000}}
 
 
-@pytest.fixture(params=KINDS)
-def vision(request, monkeypatch, tmp_path):
-    """A tiny Qwen2.5-VL, its encoder, and an engine with a server."""
-    python = interpreter(request.param) or pytest.skip(f"no interpreter has {request.param}")
+CASES = [("vllm", "qwen2_5_vl"), ("vllm", "qwen2_audio"), ("sglang", "qwen2_5_vl")]
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def served(request, monkeypatch, tmp_path):
+    """A tiny model, its encoder, and an engine with a server."""
+    package, family = request.param
+    python = interpreter(package) or pytest.skip(f"no interpreter has {package}")
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     wide_heads(monkeypatch)
     for name, value in PATCHES.items():
         monkeypatch.setitem(families.PATCHES, name, value)
-    one, (kind, options, arguments) = families.family("qwen2_5_vl"), KINDS[request.param]
+    monkeypatch.setitem(families.SPECTRA, "chunk_length", 30)  # vLLM takes no other
+    one, (kind, options, arguments) = families.family(family), KINDS[package]
+    if family == "qwen2_audio":
+        one.config.audio_config.max_source_positions = 1500
     encode = encoder(one)
     encode.processor.keeps_raw = kind.facts.has_processor
     context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
@@ -57,11 +66,12 @@ def vision(request, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(vision):
-    one, encode, engine = vision
+def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(served):
+    one, encode, engine = served
     how, media = Sampling(8, 1.0, 1.0, 0, 0.0, [], None), encode.media_facts
-    quote = one.processor.tokenizer.convert_ids_to_tokens(one.placeholders["image"])
-    given = [asked(image(0)), {"prompt": "hello"}, asked(image(1), image(2)), {"prompt": f"a {quote}"}]
+    quote = one.processor.tokenizer.convert_ids_to_tokens(one.placeholders[one.kinds[0]])
+    first, *two = (medium(one, number) for number in range(3))
+    given = [asked(first), {"prompt": "hello"}, asked(*two), {"prompt": f"a {quote}"}]
     requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(given)]
     assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
     for version in (1, 2):  # a server keeps the embeddings of media that it has seen, and must drop them
@@ -72,11 +82,11 @@ def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(vi
                 assert off_with_media(policy, media, request, answer) < 1e-5
                 assert not set(answer.tokens) & set(media.placeholders)
     prompt = requests[0].prompt
-    place = prompt.index(media.placeholders[-1])
+    place = next(number for number, token in enumerate(prompt) if token in media.placeholders)
     other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
     with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
         engine.generate([Request(other, [1])], how)
-    [quoted] = encode.prompts([asked(image(0), {"type": "text", "text": quote})])
+    [quoted] = encode.prompts([asked(first, {"type": "text", "text": quote})])
     if isinstance(engine, SGLangServers):  # it decodes a prompt with media, and encodes the text again
         with pytest.raises(OtherPrompt, match=r"prompt 0: .*behind .*rollout=hf"):
             engine.generate([Request(quoted, [1])], how)
