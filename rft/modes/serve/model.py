@@ -42,15 +42,17 @@ def serve_model(parts: Components, console: Console) -> None:
     python = options.python or sys.executable
     if shutil.which(python) is None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
-    server_api = parts.engine.factory.server_api(run.rollout.engine_args)
     output = Path(run.output_dir).resolve()
     found = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
     path = run.actor["path"] if found is None else str(found.resolve())
+    processor = parts.make_processor(parts.tokenizer.build()) if parts.processor is not None else None
+    media = None if processor is None else processor.facts
+    server_api = parts.engine.factory.server_api(run.rollout.engine_args, media)
     if path is None:
         model = output / "engine"
         tokenizer = parts.tokenizer.build()
         model_config = read_config(None, run.actor["model_config"], len(tokenizer), "actor")
-        write_model_folder(meta_model(model_config), tokenizer, model)
+        write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options
         if found is None and named.get("path") != path:

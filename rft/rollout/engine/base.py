@@ -136,7 +136,8 @@ class Engine(ABC):
         """Checks the options before a model is loaded.
 
         Args:
-            options: the engine's own options, `engine_args` (`rollout.engine_args`) and `lora` (`actor.lora` or None).
+            options: the engine's own options, `engine_args` (`rollout.engine_args`), `lora` (`actor.lora` or None), and
+                `media` (whether the policy has a processor).
             sampling: how training samples.
 
         Raises:

@@ -29,7 +29,7 @@ from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
-from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, refused, replace_adapter, room
+from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
@@ -86,10 +86,6 @@ class VLLMEngine(ServableEngine):
         merge_lora: bool,
     ) -> None:
         world, model, tokenizer = context.world, context.model, context.tokenizer
-        if context.media is not None and not merge_lora:
-            raise ValueError(
-                f"rollout.engine.merge_lora=false: adapters beside the weights are for models of text alone; {MERGE}"
-            )
         # The engine's loop runs in this process, so that it takes weights as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -166,7 +162,7 @@ class VLLMEngine(ServableEngine):
             raise ValueError(f"rollout.engine_args.{taken[0]}: the run sets it; take it out")
         check_speculation(options["engine_args"])
         if not options["merge_lora"]:
-            check_adapters(options["lora"], options["sleep_level"])
+            check_adapters(options["lora"], options["sleep_level"], options["media"])
 
     @classmethod
     def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:

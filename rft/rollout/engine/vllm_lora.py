@@ -15,12 +15,13 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM allocates 
 MERGE = "set rollout.engine.merge_lora=true"
 
 
-def check_adapters(lora: Lora | None, sleep_level: int | None) -> None:
+def check_adapters(lora: Lora | None, sleep_level: int | None, media: bool) -> None:
     """Checks that vLLM can apply the adapters.
 
     Args:
         lora: of the policy.
         sleep_level: of the engine.
+        media: whether the policy has a processor.
 
     Raises:
         ValueError: names the key and the cure.
@@ -33,6 +34,10 @@ def check_adapters(lora: Lora | None, sleep_level: int | None) -> None:
     if lora.rank > RANKS[-1]:
         raise ValueError(
             f"actor.lora.rank={lora.rank}: vLLM applies adapters of a rank up to {RANKS[-1]}; lower it, or {MERGE}"
+        )
+    if media:
+        raise ValueError(
+            f"rollout.engine.merge_lora=false: adapters beside the weights are for models of text alone; {MERGE}"
         )
     if sleep_level == 2:
         raise ValueError(

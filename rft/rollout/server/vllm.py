@@ -94,7 +94,7 @@ class VLLMServers(ServersEngine):
         """See `Engine.check`."""
         super().check(options, sampling)
         if not options["merge_lora"]:
-            check_adapters(options["lora"], None)
+            check_adapters(options["lora"], None, options["media"])
             if (way := options["servers"].transport) != "folder":
                 raise ValueError(
                     f"{KEY}.transport={way}: servers read adapters from a folder; set it to folder, or {MERGE}"

@@ -186,6 +186,7 @@ def test_the_options_say_whether_adapters_are_merged(resolved):
     ("changes", "message"),
     [
         ({"lora": None}, r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
+        ({"media": True}, r"rollout\.engine\.merge_lora=false: adapters beside the weights are for models of text"),
         ({"engine_args": {"max_lora_rank": 8}}, r"engine_args.max_lora_rank: it follows from actor.lora; take it out"),
         (
             {"servers": Servers(**OPTIONS | {"count": 1, "transport": "group"})},
@@ -200,4 +201,4 @@ def test_the_options_say_whether_adapters_are_merged(resolved):
 def test_what_servers_cannot_do_with_adapters_is_refused(changes, message):
     options = {"engine_args": {}, "servers": Servers(**OPTIONS | {"count": 1}), "merge_lora": False}
     with pytest.raises(ValueError, match=message):
-        VLLMServers.check(options | {"lora": Lora(**lora_options())} | changes, PLAIN)
+        VLLMServers.check(options | {"lora": Lora(**lora_options()), "media": False} | changes, PLAIN)
