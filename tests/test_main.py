@@ -1,5 +1,6 @@
 """What the command line says: at once where nothing is to be trained, and in one message where something is wrong."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -309,3 +310,8 @@ def test_every_mode_of_the_config_has_a_function_and_an_unknown_one_is_that_of_t
 def test_configs_of_tests_are_those_of_the_command_line(overrides, resolved):
     """Tests share what they compose."""
     assert resolved(*overrides) == plain(composed(overrides, CONFIG, "main"))
+
+
+def test_the_garbage_collector_does_not_search_what_a_mode_imports():
+    find_mode("train")
+    assert gc.isenabled() and gc.get_freeze_count() > 1000

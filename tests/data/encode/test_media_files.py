@@ -1,5 +1,6 @@
 """Images and audio are opened from files, bytes and arrays; damaged ones are named."""
 
+import base64
 import io
 import random
 import struct
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import LARGEST, open_audio, open_media, small_file
+from rft.data.encode.media_files import LARGEST, lossless_url, open_audio, open_media, small_file
 
 COLORS = ((255, 0, 0), (0, 0, 255))
 
@@ -228,3 +229,17 @@ def test_what_is_no_medium_has_no_small_file(tmp_path: Path) -> None:
         for value in (None, {}, {"bytes": b"x"}, "relative.png", str(tmp_path / "none"), "https://a/b.png", 3):
             assert small_file(kind, value) is None
     assert small_file("video", b"x") is None and small_file("video", str(tmp_path)) is None
+
+
+def test_a_url_for_a_server_loses_nothing(picture: Image.Image) -> None:
+    beginning, _, data = lossless_url("image", picture, 0).partition(",")
+    found = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert (beginning, found.format) == ("data:image/png;base64", "PNG")
+    assert np.array_equal(np.asarray(found), np.asarray(picture))
+    samples = np.random.default_rng(0).standard_normal(101).astype(np.float32)
+    beginning, _, data = lossless_url("audio", samples, 16000).partition(",")
+    file = base64.b64decode(data)
+    assert beginning == "data:audio/wav;base64" and struct.unpack("<I", file[4:8]) == (len(file) - 8,)
+    assert struct.unpack("<HHIIHH", file[20:36]) == (3, 1, 16000, 64000, 4, 32), "floating-point numbers, one channel"
+    assert struct.unpack("<I", file[40:44]) == (404,)
+    assert np.array_equal(np.frombuffer(file[44:], "<f4"), samples)

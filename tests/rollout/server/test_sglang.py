@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rft.batch.encoded import EncodedText, MediaFacts
 from rft.distributed import start
 from rft.errors import Problems
 from rft.remote.http_client import BadResponse, ServerClient
@@ -40,6 +41,19 @@ def answer(reason=None, **changes):
     reason = reason or {"type": "length", "length": 2}
     about = {"id": "1", "finish_reason": reason, "weight_version": "7", "output_token_logprobs": said}
     return {"text": "79", "output_ids": [29, 25], "meta_info": about | changes}
+
+
+def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
+    media = MediaFacts(("video",), (9, 8), EncodedText([]), frozenset(), lambda folder: None)
+    body = SGLangApi({}, media).request(ServerPrompt([4, 9], {"image": ["data:a", "data:b"]}), 1, 9, [1], how()).body
+    assert (body["input_ids"], body["image_data"], body["return_prompt_token_ids"]) == (
+        [4, 9],
+        ["data:a", "data:b"],
+        True,
+    )
+    assert body["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}, "placeholders are never sampled"
+    assert "image_data" not in SGLangApi({}, media).request(ServerPrompt([4]), 1, 9, [1], how()).body
+    assert SGLangApi({}).parse(answer() | {"prompt_token_ids": [4, 9, 9]}).prompt == [4, 9, 9]
 
 
 def line(server_api, monkeypatch, has_gpu=False):

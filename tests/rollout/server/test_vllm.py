@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rft
+from rft.batch.encoded import EncodedText, MediaFacts
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.engine.vllm_checks import unloaded
@@ -147,6 +148,21 @@ def test_a_request_says_how_every_token_is_drawn_and_ends():
         "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "min_p": 0.0, "seed": 2**63 - 1,
         "stop": ["\n"], "stop_token_ids": [1, 6], "logprobs": 0, "detokenize": True,
     }  # fmt: skip
+
+
+def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
+    media = MediaFacts(("video",), (9, 8), EncodedText([]), frozenset(), lambda folder: None)
+    prompt = ServerPrompt([4, 9, 5], {"image": ["data:a", "data:b"], "audio": ["data:c"]})
+    body = VLLMApi({}, media).request(prompt, 1, 9, [1], how()).body
+    assert (body["token_ids"], body["return_token_ids"]) == ([4, 9, 5], True)
+    assert body["content_parts"] == [
+        {"type": "image_url", "url": "data:a"}, {"type": "image_url", "url": "data:b"},
+        {"type": "audio_url", "url": "data:c"},
+    ]  # fmt: skip
+    assert body["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}, "placeholders are never sampled"
+    text = VLLMApi({}, media).request(ServerPrompt([4]), 1, 9, [1], how()).body
+    assert "content_parts" not in text and text["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}
+    assert VLLMApi({}).parse(answer() | {"prompt_token_ids": [4, 9, 9, 5]}).prompt == [4, 9, 9, 5]
 
 
 def test_an_answer_is_taken_apart():

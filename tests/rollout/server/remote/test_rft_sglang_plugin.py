@@ -1,6 +1,7 @@
 """SGLang finds the plugin, whose workers join only groups of their token; a real one does so in
 test_sglang_real_server.py."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from types import SimpleNamespace
@@ -29,6 +30,15 @@ def join_as_sglang(runner, address, port, offset, size, name, backend):
     store = TCPStore(address, port, is_master=False)
     runner._model_update_group[name] = join(store, name, offset + runner.tp_rank, size, backend, 10.0, "127.0.0.1")
     return True, "joined"
+
+
+def test_embeddings_of_media_are_dropped_with_cached_prefixes(plugin, monkeypatch):
+    cache = SimpleNamespace(max_size=7)
+    utils = SimpleNamespace(embedding_cache=cache, init_mm_embedding_cache=lambda size: dropped.append(size))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers", SimpleNamespace(mm_utils=utils))
+    dropped = []
+    assert plugin["drop_embeddings"](False, "scheduler") is False and dropped == []
+    assert plugin["drop_embeddings"](True, "scheduler", empty_cache=True) is True and dropped == [7]
 
 
 @pytest.mark.parametrize(
