@@ -15,7 +15,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, Wei
 def checkpoint_names(model: PreTrainedModel) -> dict[str, str]:
     """The names in published checkpoints by those in the state dict, for a model that has more than a text part.
 
-    An export has the names of the files that the model was read from; these here are a function of the class.
+    An export of a model that was read from files has the names of those; these here are a function of the class.
 
     Args:
         model: its weights are not read.

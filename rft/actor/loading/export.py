@@ -21,6 +21,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from rft.actor.init import blocks
+from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 
 FILE_BYTES = 2**30  # of a file, or those of its only tensor
 DTYPE = torch.float32
@@ -112,7 +113,13 @@ def add_to_config(entries: Mapping[str, float], folder: Path) -> None:
 
 
 def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a model under the names and in the parts that its files hold, one block after another."""
+    """Tensors of a model under the names and in the parts that its files hold, one block after another.
+
+    The names are those of the files that the model was read from; for a new model those of published checkpoints.
+    """
+    if "_weight_conversions" not in vars(model) and (published := checkpoint_names(model)):
+        yield from renamed(tensors, published)
+        return
     inside = {id(block) for block in blocks(model)}
     names = [f"{name}." for name, module in model.named_modules() if id(module) in inside]
 

@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from rft.actor.init import meta_model
 from rft.actor.loading import export
-from rft.actor.loading.export import exported, file_layout, fill_files
+from rft.actor.loading.checkpoint_names import checkpoint_names
+from rft.actor.loading.export import exported, file_layout, fill_files, write_model
 from tests.actor.loading.export_on_ranks import CASES, FILE_BYTES, SPLIT, perform
+from tests.families import family
 from tests.helpers import MODEL, small_actor
 
 CONVERTED = ("experts",)  # whose tensors transformers orders by their names before it fills files
@@ -77,6 +80,18 @@ def test_files_of_a_small_model_are_loaded_by_transformers(world, tmp_path, monk
     loaded, expected = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict(), dict(actor.weights())
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "gemma3", "qwen2_audio"])
+def test_a_new_model_has_the_names_of_published_checkpoints(name, tmp_path):
+    """Those that engines know; transformers loads them."""
+    model = family(name).model()
+    write_model(model, ((key, model.state_dict()[key]) for key in exported(model)), tmp_path)
+    published = checkpoint_names(model)
+    assert set(load_file(tmp_path / "model.safetensors")) == {published[key] for key in exported(model)}
+    loaded = AutoModelForMultimodalLM.from_pretrained(tmp_path).state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, loaded[key]) for key, tensor in model.state_dict().items())
 
 
 def test_no_tensor_is_read_before_its_block_is_due(world, monkeypatch):
