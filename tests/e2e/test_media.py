@@ -11,6 +11,8 @@ from rft.data.encode.without_video import load_processor
 from rft.distributed import stop
 from rft.modes.evaluate import evaluate
 from rft.modes.plan.job import PlanJob
+from rft.rollout.engine.base import EngineFacts
+from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
 
 SMALL = (
@@ -96,12 +98,17 @@ def test_a_reward_model_of_rows_with_media_scores_those_of_a_run(algorithm, term
         Job(config | {"actor": config["actor"] | {"processor": None}}).fit("")
 
 
+class TextEngine(HFEngine):
+    """An engine of a user that takes no media."""
+
+    facts = EngineFacts()
+
+
 def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path):
     folder = f"output_dir={tmp_path / 'run'}"
-    with pytest.raises(
-        ValueError, match=r"actor\.processor: VLLMServers samples from prompts of text alone; set rollout=hf"
-    ):
-        Job(resolved(*RUNS["grpo"], folder, "rollout=vllm_server"))
+    own = "rollout.engine._target_=tests.e2e.test_media.TextEngine"
+    with pytest.raises(ValueError, match=r"actor\.processor: TextEngine samples from prompts of text alone; set roll"):
+        Job(resolved(*RUNS["grpo"], folder, own))
     with pytest.raises(ValueError, match="message 0 has image, and the model of this run reads text alone"):
         Job(resolved("data=shapes", "warmup=none", folder)).fit("")
     stop()  # the plan simulates a process group of its own
