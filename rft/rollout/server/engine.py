@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
+from rft.batch.encoded import as_encoded
 from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
@@ -135,8 +136,9 @@ class ServersEngine(ServableEngine):
         unknown = bool(self._server_api.unknown_logprobs(sampling))
 
         def finish(request: int, sample: int, answer: Sampled) -> None:
-            if answer.prompt is not None:
-                check_expanded(request, requests[request].prompt, answer.prompt, self._tokenizer)
+            prompt = requests[request].prompt
+            if as_encoded(prompt).raw is not None:
+                check_expanded(request, prompt, answer.prompt or [], self._tokenizer)
             logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
             versions = [self.version] * len(answer.tokens)
             completion = make_completion(self._tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rft.batch.encoded import EncodedText, RawText
 from rft.registry import convert
 from rft.remote.server_process import free_port
+from rft.rollout.engine.expanded import OtherPrompt
 from rft.rollout.server.options import Servers
 from tests.families import family
 from tests.rollout.server.fake_server import FakeServer
@@ -65,6 +67,13 @@ def test_a_token_beyond_the_vocabulary_reaches_no_server(kind, fakes, engine):
     with pytest.raises(AssertionError, match="beyond the vocabulary"):
         samples.generate([replace(requests()[0], prompt=[4, 40])], SAMPLING)
     assert not servers[0].samples
+
+
+def test_a_server_must_return_the_expanded_prompt_of_media(kind, fakes, engine):
+    samples = synced(engine, kind, fakes(1))
+    prompt = EncodedText([5, 9, 9, 7], raw=RawText([5, 9, 7], {}))
+    with pytest.raises(OtherPrompt, match=r"prompt 0: .* position 0.*the end of the prompt for the engine"):
+        samples.generate([replace(requests()[0], prompt=prompt)], SAMPLING)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
