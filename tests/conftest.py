@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import omegaconf.base
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -105,6 +107,24 @@ def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple
     config = copy.deepcopy(composed_of_groups(tuple(override.input_line for override in groups), name))
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
     return plain(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once():
+    """The files of the package's config folder, and the texts with interpolations, are parsed once a session."""
+    load, read = FileConfigSource.load_config, {}
+
+    def load_once(source, path):
+        if source.path != str(CONFIG):
+            return load(source, path)
+        if path not in read:
+            read[path] = load(source, path)
+        return copy.deepcopy(read[path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileConfigSource, "load_config", load_once)
+        patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
+        yield
 
 
 @pytest.fixture(scope="session")
