@@ -275,6 +275,9 @@ class VLLMApi:
             )
         if config["speculative_config"] is not None:
             raise client.bad_response("with speculative decoding it reports other log-probabilities: start it without")
+        normalizes = self._media is not None and model["multimodal_config"]["mm_device_do_normalize"]
+        if normalizes and config["load_config"]["load_format"] == FIXED["load_format"]:
+            raise client.bad_response("dummy weights change how it scales media: add --no-mm-device-do-normalize")
         if weights.dtype is not None:
             check_dtype(client, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,6 +238,18 @@ def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weight
     with pytest.raises(BadResponse, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
         asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
     assert not peer.told
+
+
+def test_a_server_whose_dummy_weights_scale_media_is_given_no_weights():
+    media = MediaFacts(("video",), (9, 8), EncodedText([]), frozenset(), lambda folder: None)
+    for load_format, raised in (("dummy", True), ("auto", False)):
+        said = told(multimodal_config={"mm_device_do_normalize": True})
+        said["vllm_config"]["load_config"] = {"load_format": load_format}
+        peer = Scripted(**{INFO: said})
+        with pytest.raises(BadResponse, match="--no-mm-device-do-normalize") if raised else nullcontext():
+            asyncio.run(VLLMApi({}, media).load(peer, WEIGHTS, None, None))
+        assert bool(peer.told) != raised
+        asyncio.run(VLLMApi({}).load(Scripted(**{INFO: said}), WEIGHTS, None, None))
 
 
 def test_a_server_that_speculates_is_given_no_weights():
