@@ -63,8 +63,7 @@ RUN = "/where/the/run/is"  # where a tiny run is put while its config is compose
 
 
 def pytest_sessionstart():
-    """The imports of all tests make a million objects that stay, which the garbage collector would search again and
-    again."""
+    """Collecting the tests imports a million objects, which stay: they are excluded from garbage collection."""
     gc.disable()
 
 

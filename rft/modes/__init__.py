@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,16 +27,19 @@ MODES = {  # module and function; the module is imported when the command names 
 def find_mode(name: object) -> Mode:
     """The function of a mode. An unknown name gives `train`, which reports it with all mistakes of the config.
 
-    Its imports make some 600,000 objects that stay. The garbage collector searches them neither while they are made nor
-    later.
+    The first call in a process imports torch and transformers: some 600,000 objects, which stay. It disables garbage
+    collection meanwhile, and excludes them from later collections (`gc.freeze`). Other calls must not do so: garbage
+    of the job before, in a sweep, would never be freed.
     """
     module, function = MODES[name] if isinstance(name, str) and name in MODES else MODES["train"]
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        mode: Mode = vars(importlib.import_module(module))[function]
-    finally:
-        if enabled:
-            gc.enable()
-    gc.freeze()
+    if "torch" not in sys.modules:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            importlib.import_module(module)
+        finally:
+            if enabled:
+                gc.enable()
+        gc.freeze()
+    mode: Mode = vars(importlib.import_module(module))[function]
     return mode

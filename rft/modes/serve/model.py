@@ -45,12 +45,13 @@ def serve_model(parts: Components, console: Console) -> None:
     output = Path(run.output_dir).resolve()
     found = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
     path = run.actor["path"] if found is None else str(found.resolve())
-    processor = parts.make_processor(parts.tokenizer.build()) if parts.processor is not None else None
+    tokenizer = parts.tokenizer.build() if path is None or parts.processor is not None else None
+    processor = None if tokenizer is None else parts.make_processor(tokenizer)
     media = None if processor is None else processor.facts
     server_api = parts.engine.factory.server_api(run.rollout.engine_args, media)
     if path is None:
+        assert tokenizer is not None
         model = output / "engine"
-        tokenizer = parts.tokenizer.build()
         model_config = read_config(None, run.actor["model_config"], len(tokenizer), "actor")
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
