@@ -303,9 +303,10 @@ def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path
     """Nearly: a real collective holds its tensors until it is done, and a pretended one fills up the last shard."""
     torchrun(HERE / "trackers_on_ranks.py", tmp_path / "found.json")
     real, pretended = json.loads((tmp_path / "found.json").read_text())
-    slacks = {"update 0": 0.05, "update 1": 0.05, "weights": 0.1, "sync": 0.1, "another sync": 0.1, "asleep": 0.1}
-    for stage, slack in slacks.items():
-        assert sum(pretended[stage].values()) == pytest.approx(sum(real[stage].values()), rel=slack), stage
+    updates = dict.fromkeys(("update 0", "update 1"), (0.95, 1.02))  # gloo may still hold what it has gathered
+    slacks = updates | dict.fromkeys(("weights", "sync", "another sync", "asleep"), (0.9, 1.1))
+    for stage, (least, most) in slacks.items():
+        assert least < sum(pretended[stage].values()) / sum(real[stage].values()) < most, stage
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -28,7 +28,7 @@ CASES = {
     ),
     "parameters offloaded": ("strategy.param_offload=all", "algorithm/terms=[kl]"),
 }
-RANKS = (2, 4)
+RANKS = {2: tuple(CASES), 4: ("plain",)}  # and their cases
 STAGES = ("load", "rollout", "annotate", "update", "sync", "export", "save")
 
 
@@ -48,8 +48,7 @@ def runs(model, resolved, torchrun, tmp_path_factory):
 
     def run(ranks: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("ranks")
-        cases = CASES if ranks == 2 else ["plain"]
-        configs = {name: config(resolved, model[0], folder, name) for name in cases}
+        configs = {name: config(resolved, model[0], folder, name) for name in RANKS[ranks]}
         (folder / "configs.json").write_text(json.dumps(configs))
         torchrun("tests/modes/plan/runs_on_ranks.py", folder / "configs.json", folder / "found.json", ranks=ranks)
         return json.loads((folder / "found.json").read_text())
@@ -70,7 +69,7 @@ def nbytes(tensors):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "case"), [*((2, case) for case in CASES), (4, "plain")])
+@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks, cases in RANKS.items() for case in cases])
 def test_a_rank_holds_what_is_planned(runs, ranks, case):
     """Within 15 %; the plan is that of rank 0, which alone holds the files of an export."""
     planned = runs[ranks]["planned"][case]

@@ -12,18 +12,15 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rft.batch.encoded import EncodedText
 from rft.distributed import start
 from rft.registry import Target
 from rft.rollout.engine.base import Request
-from rft.rollout.engine.expanded import OtherPrompt
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
-from tests import families
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
-from tests.rollout.media import off_with_media, wide_heads
+from tests.rollout.media import check_samples_with_media, family_for_vllm
 from tests.rollout.server.real_servers import until
 from tests.rollout.word_models import END, word_tokenizer
 
@@ -150,17 +147,13 @@ def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
 
 @pytest.fixture
 def with_media(monkeypatch, tmp_path):
-    """Makes a tiny model of a family with heads of 32 numbers, its encoder, and the engine."""
-    wide_heads(monkeypatch)
-    monkeypatch.setitem(families.SPECTRA, "chunk_length", 30)  # vLLM takes no other
+    """Makes a tiny model of a family, its encoder, and the engine."""
     made = []
 
     def make(name):
-        one = families.family(name)
+        one = family_for_vllm(name, monkeypatch)
         if name == "llava":  # vLLM scales with torchvision, and the test with Pillow
             one.processor.image_processor.do_resize = False
-        elif name == "qwen2_audio":
-            one.config.audio_config.max_source_positions = 1500
         elif name == "gemma3":
             one.config.text_config.head_dim = 32
         encode = encoder(one)
@@ -180,25 +173,12 @@ def with_media(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "qwen2_audio"])  # of the last two vLLM knows other names
 def test_prompts_with_media_are_sampled_as_transformers_computes_them(name, with_media):
     one, encode, engine = with_media(name)
-    media = encode.media_facts
     requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(rows(one))]
-    assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
-    for version in (0, 1):  # the engine keeps the embeddings of media that it has seen, and must drop them
-        policy = one.model(version)
-        engine.update_weights(version, iter(policy.state_dict().items()))
-        for request, group in zip(requests, engine.generate(requests, PLAIN), strict=True):
-            for answer in group:
-                assert off_with_media(policy, media, request, answer) < 1e-5
-                assert not set(answer.tokens) & set(media.placeholders)
-    prompt = requests[0].prompt
-    place = prompt.index(media.placeholders[-1]) if media.placeholders[-1] in prompt else 2
-    other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
-    with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
-        engine.generate([Request(other, [1])], PLAIN)
+    check_samples_with_media(one, encode, engine, requests, PLAIN, (0, 1))
     if name == "llava":
         engine._names = {}  # as of a family that it does not know by the names of checkpoints either
         with pytest.raises(ValueError, match=r"by other names \(.*vision_tower\.embeddings.*set rollout=hf"):
-            engine.update_weights(2, iter(policy.state_dict().items()))
+            engine.update_weights(2, iter(one.model(2).state_dict().items()))
 
 
 @needs_vllm

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from rft.batch.encoded import EncodedText
 from rft.distributed import start
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.expanded import OtherPrompt
@@ -16,15 +15,13 @@ from rft.rollout.server.vllm import VLLMServers
 from tests import families
 from tests.families.rows import encoder
 from tests.helpers import engine_context, yaml_options
-from tests.rollout.media import off_with_media, wide_heads
+from tests.rollout.media import check_samples_with_media, family_for_vllm, off_with_media
 from tests.rollout.server.real_servers import QUIET, interpreter
 
 KINDS = {
     "vllm": (VLLMServers, {"merge_lora": True}, {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}),
     "sglang": (SGLangServers, {}, {"dtype": "float32"}),
 }
-
-
 # SGLang reads patches of other sizes as embeddings. Images of whole patches are not scaled, which it does otherwise.
 PATCHES = {"patch_size": 14, "size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}}
 
@@ -49,13 +46,9 @@ def served(request, monkeypatch, tmp_path):
     python = interpreter(package) or pytest.skip(f"no interpreter has {package}")
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
-    wide_heads(monkeypatch)
     for name, value in PATCHES.items():
         monkeypatch.setitem(families.PATCHES, name, value)
-    monkeypatch.setitem(families.SPECTRA, "chunk_length", 30)  # vLLM takes no other
-    one, (kind, options, arguments) = families.family(family), KINDS[package]
-    if family == "qwen2_audio":
-        one.config.audio_config.max_source_positions = 1500
+    one, (kind, options, arguments) = family_for_vllm(family, monkeypatch), KINDS[package]
     encode = encoder(one)
     encode.processor.keeps_raw = kind.facts.has_processor
     context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
@@ -68,28 +61,16 @@ def served(request, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(served):
     one, encode, engine = served
-    how, media = Sampling(8, 1.0, 1.0, 0, 0.0, [], None), encode.media_facts
+    how = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
     quote = one.processor.tokenizer.convert_ids_to_tokens(one.placeholders[one.kinds[0]])
     first, *two = (medium(one, number) for number in range(3))
     given = [asked(first), {"prompt": "hello"}, asked(*two), {"prompt": f"a {quote}"}]
     requests = [Request(prompt, [11, 12]) for prompt in encode.prompts(given)]
-    assert [request.prompt.raw is None for request in requests] == [False, True, False, True]
-    for version in (1, 2):  # a server keeps the embeddings of media that it has seen, and must drop them
-        policy = one.model(version)
-        engine.update_weights(version, iter(policy.state_dict().items()))
-        for request, group in zip(requests, engine.generate(requests, how), strict=True):
-            for answer in group:
-                assert off_with_media(policy, media, request, answer) < 1e-5
-                assert not set(answer.tokens) & set(media.placeholders)
-    prompt = requests[0].prompt
-    place = next(number for number, token in enumerate(prompt) if token in media.placeholders)
-    other = EncodedText([*prompt[:place], 5, *prompt[place + 1 :]], prompt.columns, prompt.media, prompt.raw)
-    with pytest.raises(OtherPrompt, match=rf"prompt 0: .* at position {place}, behind .*\(5\) for the trainer"):
-        engine.generate([Request(other, [1])], how)
+    check_samples_with_media(one, encode, engine, requests, how, (1, 2))
     [quoted] = encode.prompts([asked(first, {"type": "text", "text": quote})])
     if isinstance(engine, SGLangServers):  # it decodes a prompt with media, and encodes the text again
         with pytest.raises(OtherPrompt, match=r"prompt 0: .*behind .*rollout=hf"):
             engine.generate([Request(quoted, [1])], how)
     else:
         [[answer]] = engine.generate([Request(quoted, [1])], how)
-        assert off_with_media(policy, media, Request(quoted, [1]), answer) < 1e-5
+        assert off_with_media(one.model(2), encode.media_facts, Request(quoted, [1]), answer) < 1e-5

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import rft
-from rft.batch.encoded import EncodedText, MediaFacts
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.engine.vllm_checks import unloaded
@@ -23,6 +22,7 @@ from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weight_store import Adapter, WeightVersion
 from tests.helpers import yaml_options
+from tests.rollout.media import MEDIA
 
 PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
 INFO = "/server_info?config_format=json"
@@ -152,16 +152,15 @@ def test_a_request_says_how_every_token_is_drawn_and_ends():
 
 
 def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
-    media = MediaFacts(("video",), (9, 8), EncodedText([]), frozenset(), lambda folder: None)
     prompt = ServerPrompt([4, 9, 5], {"image": ["data:a", "data:b"], "audio": ["data:c"]})
-    body = VLLMApi({}, media).request(prompt, 1, 9, [1], how()).body
+    body = VLLMApi({}, MEDIA).request(prompt, 1, 9, [1], how()).body
     assert (body["token_ids"], body["return_token_ids"]) == ([4, 9, 5], True)
     assert body["content_parts"] == [
         {"type": "image_url", "url": "data:a"}, {"type": "image_url", "url": "data:b"},
         {"type": "audio_url", "url": "data:c"},
     ]  # fmt: skip
     assert body["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}, "placeholders are never sampled"
-    text = VLLMApi({}, media).request(ServerPrompt([4]), 1, 9, [1], how()).body
+    text = VLLMApi({}, MEDIA).request(ServerPrompt([4]), 1, 9, [1], how()).body
     assert "content_parts" not in text and text["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}
     assert VLLMApi({}).parse(answer() | {"prompt_token_ids": [4, 9, 9, 5]}).prompt == [4, 9, 9, 5]
 
@@ -241,13 +240,12 @@ def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weight
 
 
 def test_a_server_whose_dummy_weights_scale_media_is_given_no_weights():
-    media = MediaFacts(("video",), (9, 8), EncodedText([]), frozenset(), lambda folder: None)
     for load_format, raised in (("dummy", True), ("auto", False)):
         said = told(multimodal_config={"mm_device_do_normalize": True})
         said["vllm_config"]["load_config"] = {"load_format": load_format}
         peer = Scripted(**{INFO: said})
         with pytest.raises(BadResponse, match="--no-mm-device-do-normalize") if raised else nullcontext():
-            asyncio.run(VLLMApi({}, media).load(peer, WEIGHTS, None, None))
+            asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
         assert bool(peer.told) != raised
         asyncio.run(VLLMApi({}).load(Scripted(**{INFO: said}), WEIGHTS, None, None))
 
