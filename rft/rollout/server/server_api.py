@@ -46,9 +46,7 @@ def server_prompt(prompt: list[int]) -> ServerPrompt:
     raw = as_encoded(prompt).raw
     if raw is None:
         return ServerPrompt(list(prompt))
-    media = {
-        kind: [lossless_url(kind, medium, raw.sampling_rate) for medium in opened] for kind, opened in raw.media.items()
-    }
+    media = {kind: [lossless_url(one, raw.sampling_rate) for one in opened] for kind, opened in raw.media.items()}
     return ServerPrompt(list(raw.ids), media)
 
 

@@ -232,12 +232,12 @@ def test_what_is_no_medium_has_no_small_file(tmp_path: Path) -> None:
 
 
 def test_a_url_for_a_server_loses_nothing(picture: Image.Image) -> None:
-    beginning, _, data = lossless_url("image", picture, 0).partition(",")
+    beginning, _, data = lossless_url(picture, 0).partition(",")
     found = Image.open(io.BytesIO(base64.b64decode(data)))
     assert (beginning, found.format) == ("data:image/png;base64", "PNG")
     assert np.array_equal(np.asarray(found), np.asarray(picture))
     samples = np.random.default_rng(0).standard_normal(101).astype(np.float32)
-    beginning, _, data = lossless_url("audio", samples, 16000).partition(",")
+    beginning, _, data = lossless_url(samples, 16000).partition(",")
     file = base64.b64decode(data)
     assert beginning == "data:audio/wav;base64" and struct.unpack("<I", file[4:8]) == (len(file) - 8,)
     assert struct.unpack("<HHIIHH", file[20:36]) == (3, 1, 16000, 64000, 4, 32), "floating-point numbers, one channel"
