@@ -68,6 +68,12 @@ class EncodedText(list[int]):
         columns = {name: column[start:end] for name, column in self.columns.items()}
         return EncodedText(self[start:end], columns, None if start else self.media)
 
+    def without_first(self) -> "EncodedText":
+        """The text behind its first token, which is none of a medium."""
+        raw = None if self.raw is None else self.raw._replace(ids=self.raw.ids[1:])
+        behind = self.part(1, len(self))
+        return EncodedText(behind, behind.columns, self.media, raw)
+
 
 def _join_raw(*texts: EncodedText) -> RawText | None:
     """The raw form of a sum; None if no part has one."""

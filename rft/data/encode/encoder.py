@@ -4,7 +4,6 @@ The ids are `EncodedText`: with a processor they have media and columns of token
 answer is checked elsewhere, where the length of an answer is known.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.data.encode.masks import Turn, answers, conversation
+from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.truncation import PromptLimit
@@ -43,6 +43,8 @@ class Encoder:
     Attributes:
         context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
         limit, processor: as given.
+        chat: the template; None if it is "none".
+        tools: the schemas of `tools`.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
@@ -68,10 +70,12 @@ class Encoder:
                     f"data.{key} has no effect with data.template=none; set data.template=chat or remove it"
                 )
         self._tokenizer = tokenizer
-        self._chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
+        self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self._system = system
         self._train_on = train_on
-        self._tools = None if tools is None else self._schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
+        self.tools: list[dict[str, Any]] | None = None
+        if tools is not None and self.chat is not None:
+            self.tools = self.chat.schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix = EncodedText([begin] if begins else [])
@@ -79,7 +83,7 @@ class Encoder:
         self.limit = limit
         self.processor = processor
         cut = limit if limit is not None and limit.cuts else None
-        self.made_of = (template, system, self._tools, train_on, dict(arguments), cut)
+        self.made_of = (template, system, self.tools, train_on, dict(arguments), cut)
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer and the processor, whose files decide the token ids of a text."""
@@ -116,7 +120,7 @@ class Encoder:
         for number, row in enumerate(rows):
             with located(rows, number):
                 texts.append(self._prompt(row, "the prompt"))
-        prompts = [self._prefix + ids for ids in self._encode(texts, lambda number: located(rows, number))]
+        prompts = [self._prefix + ids for ids in self.tokenize(texts, lambda number: located(rows, number))]
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
@@ -127,7 +131,7 @@ class Encoder:
         return self._limited(self._whole_prompt(row), row)
 
     def _whole_prompt(self, row: Mapping[str, Any]) -> EncodedText:
-        [ids] = self._encode([self._prompt(row, "the prompt")])
+        [ids] = self.tokenize([self._prompt(row, "the prompt")])
         if not self._prefix + ids:
             raise ValueError("the prompt is empty; remove the row")
         return self._prefix + ids
@@ -194,7 +198,7 @@ class Encoder:
 
     def _example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         response, prompt = row["response"], row.get("prompt")
-        if self._train_on == "assistant" and self._chat is not None and isinstance(prompt, list):
+        if self._train_on == "assistant" and self.chat is not None and isinstance(prompt, list):
             response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
         if isinstance(response, list):
             return self._conversation(row, prompt, response)
@@ -203,9 +207,9 @@ class Encoder:
                 f"a response is {type(response).__name__}, not text or a list of chat messages; name another field in "
                 f"columns.response of the data set"
             )
-        if prompt is None and self._chat is not None:
+        if prompt is None and self.chat is not None:
             raise ValueError(
-                f"data.template={self._chat.name}: a text without a prompt cannot be a chat; set "
+                f"data.template={self.chat.name}: a text without a prompt cannot be a chat; set "
                 f"data.template=none (it begins {response[:SHOWN]!r})"
             )
         before = RichText("") if prompt is None else self._prompt(row, "a prompt")
@@ -247,9 +251,9 @@ class Encoder:
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
         """The tokens of texts, without template and BOS token."""
-        return self._encode([RichText(self._escape(text)) for text in texts])
+        return self.tokenize([RichText(self._escape(text)) for text in texts])
 
-    def _encode(
+    def tokenize(
         self, texts: Sequence[RichText], where: Callable[[int], AbstractContextManager] = nullcontext
     ) -> list[EncodedText]:
         """The tokens of rendered texts; an error in a text is raised in the context `where` of its number."""
@@ -267,17 +271,17 @@ class Encoder:
         return text if self.processor is None else self.processor.escape(text)
 
     def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[EncodedText, list[bool]]:
-        if self._chat is None:
+        if self.chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
         asked = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
         answer = conversation(response, "a response")
         messages, media = self._without_values(self._with_system([*asked, *answer]))
         first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
-        chat, tools = self._chat, self._tools_of(row)
+        chat, tools = self.chat, self._tools_of(row)
         text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
         rich = RichText(text, media)
         if self._train_on == "all":
-            ids = self._encode([rich])[0]
+            ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
         chosen = turns[-1:] if self._train_on == "last" else turns
         if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
@@ -308,7 +312,7 @@ class Encoder:
         if self.processor is not None and rich.media and len(texts[0].media) == len(rich.media):
             whole = self.processor.prefixes(rich, cuts)
         else:
-            whole = self._encode(texts)
+            whole = self.tokenize(texts)
         pieces: list[EncodedText] = []
         tokens: list[int] = []
         done = 0
@@ -316,7 +320,7 @@ class Encoder:
             if up_to_cut[: len(tokens)] == tokens:
                 piece = up_to_cut.part(len(tokens), len(up_to_cut))
             else:
-                [piece] = self._encode([self._between(rich, done, cut)])
+                [piece] = self.tokenize([self._between(rich, done, cut)])
             pieces.append(EncodedText(piece, piece.columns))
             tokens = tokens + piece
             done = cut
@@ -333,23 +337,30 @@ class Encoder:
 
     def _prompt(self, row: Mapping[str, Any], what: str) -> RichText:
         prompt = row["prompt"]
-        if self._chat is not None:
-            messages, media = self._without_values(self._with_system(self._prompt_messages(prompt, what)))
-            return RichText(self._chat.render(messages, self._tools_of(row), True), media)
+        if self.chat is not None:
+            return self.render(self._with_system(self._prompt_messages(prompt, what)), self._tools_of(row), True)
         if isinstance(prompt, str):
             return RichText(self._escape(prompt))
         if not isinstance(prompt, list):
             raise _no_prompt(prompt, what)
-        messages, media = self._without_values(conversation(prompt, what))
-        if not media or len(messages) > 1:
+        rich = self.render(conversation(prompt, what), None, True)
+        if not rich.media or len(prompt) > 1:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
-        return RichText(messages[0]["content"], media)
+        return rich
+
+    def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> RichText:
+        """The text of chat messages and their media: as `ChatTemplate.render` gives it, without `data.system`; with
+        template "none" their contents."""
+        bare, media = self._without_values(messages)
+        if self.chat is None:
+            return RichText("".join(text_of(message["content"]) for message in bare), media)
+        return RichText(self.chat.render(bare, tools, answering), media)
 
     def _without_values(self, messages: Messages) -> tuple[list[dict[str, Any]], Parts]:
         """Messages as the template renders them, and the media in them."""
         if self.processor is None:
             return refuse_media(messages), ()
-        return self.processor.take_media(messages, self._chat is not None and self._chat.takes_parts)
+        return self.processor.take_media(messages, self.chat is not None and self.chat.takes_parts)
 
     def _prompt_messages(self, prompt: Any, what: str) -> list[dict[str, Any]]:
         if not isinstance(prompt, str | list):
@@ -363,23 +374,8 @@ class Encoder:
 
     def _tools_of(self, row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         tools = row.get("tools")
-        return self._schemas(tools, "the field tools of a row") if tools else self._tools
-
-    def _schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
-        assert self._chat is not None
-        if isinstance(tools, str):  # tables can hold schemas of different rows only as text
-            try:
-                tools = json.loads(tools)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{what} is not JSON: {error}") from error
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
-        if not self._chat.takes_tools:
-            raise ValueError(
-                f"{what}: data.template={self._chat.name} ignores tools, so the model would not see them; choose a "
-                "template that renders them, such as chatml, or remove them"
-            )
-        return tools
+        assert self.chat is not None
+        return self.chat.schemas(tools, "the field tools of a row") if tools else self.tools
 
 
 def _but_first(ids: list[int]) -> list[bool]:

@@ -1,5 +1,6 @@
 """Chat templates: the tokenizer's own, one of the folder `templates` by name, or a file of the user."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -34,6 +35,7 @@ class ChatTemplate:
         name: the argument, for messages.
         takes_tools: False if the template ignores tools.
         takes_parts: whether the template renders a content that is a list of parts.
+        added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -59,6 +61,7 @@ class ChatTemplate:
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
         self.takes_parts = self._renders_parts(asked)
+        self.added = {token: added.content for token, added in tokenizer.added_tokens_decoder.items()}
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
@@ -90,6 +93,29 @@ class ChatTemplate:
                 f"data.template={self.name} cannot render a conversation of {roles}: {error}; correct the row or "
                 "choose another data.template"
             ) from error
+
+    def schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
+        """Tool schemas, from a list or its JSON.
+
+        Args:
+            what: what error messages call them.
+
+        Raises:
+            ValueError: they are of another form, or the template ignores tools.
+        """
+        if isinstance(tools, str):  # tables can hold schemas of different rows only as text
+            try:
+                tools = json.loads(tools)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{what} is not JSON: {error}") from error
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
+        if not self.takes_tools:
+            raise ValueError(
+                f"{what}: data.template={self.name} ignores tools, so the model would not see them; choose a "
+                "template that renders them, such as chatml, or remove them"
+            )
+        return tools
 
     def _renders_parts(self, asked: list[dict[str, Any]]) -> bool:
         parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in asked]
