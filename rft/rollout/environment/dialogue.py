@@ -1,0 +1,92 @@
+"""A conversation of sampled answers and given messages, held as token ids. No answer is encoded again."""
+
+from typing import Any
+
+from rft.batch.trajectory import Segment
+from rft.rollout.engine.base import Completion
+from rft.rollout.environment.turn_template import Message, NoSuffix, Tools, TurnTemplate
+from rft.rollout.source.base import sampled_segment
+
+
+class Dialogue:
+    """One conversation: an opening, then answers and messages of the environment in turn.
+
+    Sampled tokens stay in the context as they are, also where the chat template would rewrite them, such as one that
+    drops the thoughts of earlier answers. Where the template has no suffix for the messages, the dialogue forks: a new
+    row begins with all messages as the template renders them, and the answers in it are given tokens.
+
+    Args:
+        template: of the run.
+        messages: up to the first answer.
+        tools: schemas of functions; None for those of `data.tools`.
+
+    Attributes:
+        prompt: the token ids of the next request: all of the last row.
+        forks: the reason of each fork.
+
+    Raises:
+        ValueError: as for `TurnTemplate.opening`.
+    """
+
+    def __init__(self, template: TurnTemplate, messages: list[Message], tools: Tools = None) -> None:
+        self.forks: list[str] = []
+        self.prompt = template.opening(messages, tools)
+        self._template = template
+        self._messages = list(messages)
+        self._tools = tools
+        self._rows = [[Segment(self.prompt, trains=False)]]
+        self._end: int | None = None
+
+    @property
+    def rows(self) -> list[list[Segment]]:
+        """The segments of each batch row, up to its last answer. Each answer is a sampled segment of one row."""
+        rows = [row if row[-1].sampled else row[:-1] for row in self._rows]
+        return [row for row in rows if row]
+
+    def answer(self, completion: Completion, message: dict[str, Any]) -> None:
+        """Appends a sampled answer to the prompt.
+
+        Args:
+            completion: of the request with `prompt`.
+            message: what was parsed of it: `content`, and `tool_calls` as the template takes them. A fork renders it.
+        """
+        assert not self._rows[-1][-1].sampled, "messages stand between two answers"
+        self._append(sampled_segment(completion))
+        self._messages.append({**message, "role": "assistant"})
+        self._end = completion.tokens[-1] if completion.finish_reason == "stop" else None
+
+    def extend(self, messages: list[Message]) -> None:
+        """Appends messages of the environment to the answer.
+
+        Args:
+            messages: at least one, of role `user` or `tool`. One of role `tool` without `name` and `tool_call_id` has
+                those of the answer's call with its id, or else of the call in its place.
+
+        Raises:
+            ValueError: the template cannot render them.
+        """
+        assert messages and self._rows[-1][-1].sampled, "messages follow an answer"
+        messages = _with_calls(messages, self._messages[-1].get("tool_calls") or [])
+        self._messages += messages
+        try:
+            self._append(Segment(self._template.suffix(messages, self._end, self._tools), trains=False))
+        except NoSuffix as reason:
+            self.forks.append(str(reason))
+            self.prompt = self._template.rendered(self._messages, self._tools)
+            self._rows.append([Segment(self.prompt, trains=False)])
+
+    def _append(self, segment: Segment) -> None:
+        self._rows[-1].append(segment)
+        self.prompt = self.prompt + segment.tokens
+
+
+def _with_calls(messages: list[Message], calls: list[dict[str, Any]]) -> list[Message]:
+    """The messages; results of calls have the names and ids of the calls, which templates of some models write."""
+    by_id = {call["id"]: call for call in calls if call.get("id") is not None}
+    places, named = iter(calls), []
+    for message in messages:
+        if message["role"] == "tool" and (place := next(places, None)):
+            call = by_id.get(message.get("tool_call_id"), place)
+            message = {"name": call.get("function", call)["name"], "tool_call_id": call.get("id"), **message}
+        named.append(message)
+    return named
