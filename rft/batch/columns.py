@@ -99,6 +99,7 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
     "unit_weights": "row",
     "fields": "fields",
 }
+EPISODE_COLUMNS = ("turn", "trajectory")
 SOURCE_COLUMNS = ("tokens", "response_mask", "group", "unit", "truncated", "fields")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rft.batch.columns import fields
 
 UNSCORED = "unscored"  # the entry of a row's fields: {term: reason}
+EPISODE = "episode"  # the entry of a row's fields with the record of an episode; also its "term" if it failed
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,20 @@ class Scores:
     def drop_unknown(self, needed: Tensor) -> "Scores":
         """Without the scores of responses for which another score that they need, (N,), is NaN."""
         return replace(self, total=self.total.masked_fill(needed.isnan(), torch.nan))
+
+    def drop_failed(self, failures: Sequence[str | None]) -> "Scores":
+        """Without the scores of responses whose episode failed.
+
+        Args:
+            failures: the reason of each response; None where nothing failed.
+        """
+        failed = torch.tensor([failure is not None for failure in failures], dtype=torch.bool)
+        unscored = [
+            found if failure is None else {EPISODE: failure}
+            for found, failure in zip(self.unscored, failures, strict=True)
+        ]
+        terms = {name: values.masked_fill(failed, torch.nan) for name, values in self.terms.items()}
+        return replace(self, total=self.total.masked_fill(failed, torch.nan), terms=terms, unscored=unscored)
 
     def add_to(self, row: dict[str, Any], number: int) -> None:
         """Adds the columns `scores` and `terms` of a response to its row, as `to_row` makes it."""

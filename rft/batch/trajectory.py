@@ -3,15 +3,16 @@
 The record stands below the packages that make text, because sources of given texts and sources that sample both use it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import Any, Literal
 
 import torch
 
 from rft.batch.encoded import as_encoded
 from rft.batch.media import join_media
+from rft.batch.scores import EPISODE
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,11 @@ class Finish:
 
     Attributes:
         reason: `stop` at an end token or a stop string, `length` at the cap on new tokens.
-        text: what rewards read: everything behind the prompt, without special tokens.
+        text: what rewards read, without special tokens: everything behind the prompt; of an episode the last answer.
     """
 
     reason: Literal["stop", "length"]
     text: str
-
-
-@dataclass(frozen=True)
-class EpisodeInfo:
-    """Names the trajectory that a row belongs to, where a trajectory was cut or branched into several rows.
-
-    Attributes:
-        trajectory: a number that no other trajectory of the step has.
-    """
-
-    trajectory: int
 
 
 @dataclass(frozen=True)
@@ -73,18 +63,40 @@ class Trajectory:
         segments: in order; together they are the whole text, the prompt included.
         finish: how sampling ended; None where nothing was sampled.
         row: the row of the data set.
-        episode: the trajectory's number, where it has several rows; None where it is one row.
+        earlier: the segments of the batch rows before that of `segments`, oldest first, of a dialogue that was cut or
+            branched; each begins with its context. Empty where the trajectory is one row.
+        episode: what an episode with an environment did, as JSON has it; None without one.
     """
 
     segments: list[Segment]
     finish: Finish | None
     row: dict[str, Any]
-    episode: EpisodeInfo | None = None
+    earlier: tuple[list[Segment], ...] = ()
+    episode: dict[str, Any] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What rewards and logs read: the row of the data set, and the field `episode` where there is one."""
+        return self.row if self.episode is None else self.row | {EPISODE: self.episode}
+
+    @property
+    def text(self) -> str:
+        """What rewards read of a sampled text."""
+        assert self.finish is not None, "a given text has no finish"
+        return self.finish.text
 
     @property
     def turns(self) -> int:
         """The number of sampled segments."""
-        return sum(segment.sampled for segment in self.segments)
+        return sum(segment.sampled for segment in self._all_segments())
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The number of sampled tokens."""
+        return sum(len(segment.tokens) for segment in self._all_segments() if segment.sampled)
+
+    def _all_segments(self) -> Iterator[Segment]:
+        return chain(*self.earlier, self.segments)
 
 
 def given_segments(ids: Sequence[int], trains: Sequence[bool]) -> list[Segment]:
@@ -102,8 +114,28 @@ def given_segments(ids: Sequence[int], trains: Sequence[bool]) -> list[Segment]:
     return segments
 
 
-def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False) -> dict[str, Any]:
-    """The batch row of a trajectory, as `collate` takes it.
+def to_rows(trajectory: Trajectory, *, group: int, unit: int) -> list[dict[str, Any]]:
+    """The batch rows of a trajectory of a source that writes the columns `turn` and `trajectory`.
+
+    Args:
+        group: trajectories of one prompt have one number.
+        unit: the number of the trajectory; its rows stay together.
+
+    Returns:
+        The rows as of `to_row`, oldest first, each with the column `trajectory`. Turns are numbered over all of them.
+    """
+    rows, first = [], 1
+    for segments in (*trajectory.earlier, trajectory.segments):
+        part = replace(trajectory, segments=segments, earlier=())
+        rows.append(to_row(part, group=group, unit=unit, turns=True, first_turn=first) | {"trajectory": unit})
+        first += part.turns
+    return rows
+
+
+def to_row(
+    trajectory: Trajectory, *, group: int, unit: int, turns: bool = False, first_turn: int = 1
+) -> dict[str, Any]:
+    """The batch row of a trajectory that is one row, as `collate` takes it.
 
     All rows of a batch have the same columns. So a source whose trajectories may have several sampled segments says so
     with `turns`, and states the column `turn` among those that it writes.
@@ -113,16 +145,18 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
         group: rows of one prompt have one number.
         unit: rows that stay together have one number.
         turns: adds the column `turn`.
+        first_turn: the number of the first sampled segment.
 
     Returns:
         `tokens` {`input_ids`, `attention_mask`, and the columns of the segments} (T,) int64 each, `response_mask`
         (T,) bool, `group`, `unit`, `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs`
-        (T,) float32 and `version` (T,) int64, both 0 at given tokens. With `turns` also `turn` (T,) int64: 1 at the
-        tokens of the first sampled segment, 2 at those of the second, 0 at given tokens. With an `episode` also
-        `trajectory`. Where a segment has media also `media`: the mapping itself, so that rows share it, or the media of
-        several segments concatenated; `fields` then has no objects that JSON cannot hold.
+        (T,) float32 and `version` (T,) int64, both 0 at given tokens. With `turns` also these two in any case, and
+        `turn` (T,) int64: 1 at the tokens of the first sampled segment, 2 at those of the second, 0 at given tokens.
+        Where a segment has media also `media`: the mapping itself, so that rows share it, or the media of several
+        segments concatenated; `fields` then has no objects that JSON cannot hold.
     """
     segments, finish = trajectory.segments, trajectory.finish
+    assert not trajectory.earlier, "to_rows makes several rows"
     assert turns or trajectory.turns < 2, "a source of several sampled segments states turns=True"
     ids = torch.tensor([token for segment in segments for token in segment.tokens], dtype=torch.int64)  # (T,)
     texts, tokens = [as_encoded(segment.tokens) for segment in segments], {}
@@ -134,23 +168,21 @@ def to_row(trajectory: Trajectory, *, group: int, unit: int, turns: bool = False
         "group": group,
         "unit": unit,
         "truncated": finish is not None and finish.reason == "length",
-        "fields": trajectory.row,
+        "fields": trajectory.fields,
     }
     if finish is not None:
-        row["fields"] = trajectory.row | {"text": finish.text, "finish_reason": finish.reason}
-    if trajectory.turns:
+        row["fields"] = trajectory.fields | {"text": finish.text, "finish_reason": finish.reason}
+    if turns or trajectory.turns:
         logprobs = [number for segment in segments for number in segment.logprobs or [0.0] * len(segment.tokens)]
         versions = [number for segment in segments for number in segment.versions or [0] * len(segment.tokens)]
         row["rollout_logprobs"] = torch.tensor(logprobs, dtype=torch.float32)  # (T,)
         row["version"] = torch.tensor(versions, dtype=torch.int64)  # (T,)
     if turns:
-        column, turn = [], 0
+        column, turn = [], first_turn - 1
         for segment in segments:
             turn += segment.sampled
             column += [turn if segment.sampled else 0] * len(segment.tokens)
         row["turn"] = torch.tensor(column, dtype=torch.int64)  # (T,)
-    if trajectory.episode is not None:
-        row["trajectory"] = trajectory.episode.trajectory
     media = [text.media for text in texts if text.media]
     if media:
         row["media"] = join_media(media)

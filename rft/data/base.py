@@ -6,11 +6,12 @@ options of the yaml as keyword arguments: `def __init__(self, context: SourceCon
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tensordict import TensorDict
 
+from rft.batch.columns import EPISODE_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
@@ -52,6 +53,7 @@ class CheckContext:
         reads: the columns that the algorithm reads; None if the algorithm is in error.
         terms: the names of the reward's terms; None if the reward is in error.
         streaming: `data.streaming`, the number of streamed rows that are shuffled together; or None.
+        environments: whether the run has environments.
         mixture: whether `data.train` is a mixture, whose weights decide how often a row is drawn.
     """
 
@@ -62,6 +64,7 @@ class CheckContext:
     reads: Collection[str] | None
     terms: Collection[str] | None
     streaming: int | None
+    environments: bool
     mixture: bool
 
 
@@ -98,6 +101,7 @@ class SourceFacts:
         sampled: whether the engine samples the batches of all steps, of some, or of none.
         writes_if_read: columns that a batch has if the algorithm reads them.
         scores: whether the source calls the reward; a row must then have the fields of the reward.
+        episodes: whether it runs episodes where the run has environments; it then also writes `EPISODE_COLUMNS`.
         given: the given texts of a source that also samples, or None. Unused if `sampled` is "never", because all texts
             are given then.
     """
@@ -107,7 +111,14 @@ class SourceFacts:
     sampled: Literal["always", "sometimes", "never"]
     writes_if_read: tuple[str, ...] = ()
     scores: bool = False
+    episodes: bool = False
     given: GivenTexts | None = None
+
+    def with_episodes(self) -> "SourceFacts":
+        """The facts in a run with environments."""
+        if not self.episodes:
+            return self
+        return replace(self, writes=tuple(dict.fromkeys((*self.writes, *EPISODE_COLUMNS))))
 
 
 class Source(ABC):

@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rft.batch.scores import UNSCORED, mean_of_scored, number_or_none
+from rft.batch.scores import EPISODE, UNSCORED, mean_of_scored, number_or_none
+from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
-from rft.rollout.engine.base import Completion, Request, row_seed
+from rft.rollout.answers import Answerer
+from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.sampler import Sampler
+from rft.rollout.environment.record import failure_of
 
 NAN = math.nan  # of a prompt with too few scored answers; it is in no mean
 
@@ -30,6 +32,7 @@ class PromptAnswers:
         extracted: the final answer that each text gives, None if it gives none.
         right: the accuracy of every answer.
         terms: the value of each reward term on every answer.
+        episode: the record of the first one, if it is an episode.
     """
 
     texts: list[str]
@@ -37,6 +40,7 @@ class PromptAnswers:
     extracted: list[str | None]
     right: list[float]
     terms: dict[str, list[float]]
+    episode: dict[str, Any] | None = None
 
 
 @dataclass
@@ -67,6 +71,7 @@ class GenerationResult(SetResult):
         return [
             {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(right)}
             | term_scores({name: values[0] for name, values in answers.terms.items()})
+            | ({} if answers.episode is None else {EPISODE: answers.episode})
             for row, answers, right in zip(self.rows, self.greedy, self.metrics["accuracy"], strict=True)
         ]
 
@@ -92,11 +97,11 @@ class GenerationOptions:
 
 
 class GenerationEvaluator(RowEvaluator):
-    """Answers held-out prompts with the sampler and scores the answers.
+    """Answers held-out prompts and scores the answers.
 
     Args:
         context: see `EvaluationContext`.
-        sampler: holds the weights that are evaluated.
+        answerer: answers the prompts with the weights that are evaluated.
         reward: scores the answers; its term `accuracy` says which are right.
         options: how answers are drawn and counted.
     """
@@ -104,10 +109,10 @@ class GenerationEvaluator(RowEvaluator):
     samples: ClassVar[bool] = True
 
     def __init__(
-        self, context: EvaluationContext, sampler: Sampler, reward: WeightedSum, options: GenerationOptions
+        self, context: EvaluationContext, answerer: Answerer, reward: WeightedSum, options: GenerationOptions
     ) -> None:
         self._context = context
-        self._sampler = sampler
+        self._answerer = answerer
         self._reward = reward
         self._options = options
 
@@ -129,24 +134,22 @@ class GenerationEvaluator(RowEvaluator):
     ) -> list[PromptAnswers]:
         """Answers of all rows in order, on every rank; each rank answers its share."""
         indices = self._context.share(rows)
-        prompts = self._context.encoder.prompts([rows[index] for index in indices])
-        requests = [
-            Request(prompt, [row_seed(self._options.seed, index, sample) for sample in range(samples)])
-            for prompt, index in zip(prompts, indices, strict=True)
-        ]
-        answered = [rows[index] for index in indices for _ in range(samples)]
+        asked = [rows[index] for index in indices]
+        seeds = [[row_seed(self._options.seed, index, sample) for sample in range(samples)] for index in indices]
         done = itertools.count(1)
         with self._reward.begin() as scoring:
 
-            def announce(request: int, sample: int, completion: Completion) -> None:
-                place = request * samples + sample
-                scoring.add(place, completion.text, answered[place])
+            def announce(number: int, sample: int, trajectory: Trajectory) -> None:
+                scoring.add(number * samples + sample, trajectory.text, trajectory.fields)
                 progress(next(done))
 
-            completions = self._sampler.generate(requests, sampling, announce)
-            texts = [[completion.text for completion in group] for group in completions]
-            terms = scoring.finish([text for group in texts for text in group], answered).terms
-        tokens = [[len(completion.tokens) for completion in group] for group in completions]
+            groups = self._answerer.answer(asked, seeds, sampling, announce)
+            found = [trajectory for group in groups for trajectory in group]
+            answered = [trajectory.fields for trajectory in found]
+            scores = scoring.finish([trajectory.text for trajectory in found], answered)
+        terms = scores.drop_failed([failure_of(trajectory) for trajectory in found]).terms
+        texts = [[trajectory.text for trajectory in group] for group in groups]
+        tokens = [[trajectory.sampled_tokens for trajectory in group] for group in groups]
         answers = split_answers(self._reward, answered, texts, tokens, terms)
         return self._context.collect(dict(zip(indices, answers, strict=True)), len(rows))
 
@@ -161,7 +164,7 @@ def split_answers(
     """The answers to each of P prompts, from the values of all N answers.
 
     Args:
-        answered: the row of every answer.
+        answered: the row of every answer, with the record of its episode if it is one.
         texts: the answers to each prompt.
         tokens: their numbers of tokens; empty where they are not known.
         terms: by name, (N,): the values of the reward terms.
@@ -172,7 +175,8 @@ def split_answers(
     for group, counts in zip(texts, tokens, strict=True):
         part = slice(start, start + len(group))
         values = {name: column[part].tolist() for name, column in terms.items()}
-        found.append(PromptAnswers(group, counts, extracted[part], right[part], values))
+        episode = answered[start].get(EPISODE)
+        found.append(PromptAnswers(group, counts, extracted[part], right[part], values, episode))
         start = part.stop
     return found
 

@@ -63,7 +63,7 @@ def inspect(config: dict[str, Any], console: Console) -> float:
 
 def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, console: Console) -> None:
     run, tokenizer = job.run, loaded.tokenizer
-    facts, texts = facts_of(source), given_texts(source.factory, source.options)
+    facts, texts = facts_of(source, None), given_texts(source.factory, source.options)
     reads = texts is not None
     if texts is None and "prompt" not in facts.fields:
         console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")

@@ -58,6 +58,9 @@ summary span { font-weight: 400; color: var(--soft); }
   border-top: 1px solid var(--rule); } .sample:first-of-type { margin-top: 8px; }
 .sample small { display: block; color: var(--soft); } .sample .facts { grid-column: 1 / -1; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, monospace; }
+.turn { margin: 0 0 6px; padding-left: 9px; border-left: 3px solid transparent; }
+.turn.trains { border-color: var(--c2); } .turn .call { font: 13px/1.5 ui-monospace, monospace; color: var(--c3);
+  overflow-wrap: anywhere; }
 .medium { display: inline-block; vertical-align: top; max-width: 100%; margin: 4px 8px 6px 0; }
 img.medium { max-height: 300px; border: 1px solid var(--rule); border-radius: 6px; background: #fff; }
 img.tiny { width: 128px; image-rendering: pixelated; }

@@ -22,6 +22,8 @@ from rft.logger.history import (
 )
 from rft.logger.log import Report
 from rft.report.chart import Curve, draw
+from rft.report.dialogue import EPISODE, dialogue
+from rft.report.dialogue import facts as episode_facts
 from rft.report.media import MOST_MIB, PageMedia
 from rft.report.page import LONGEST, cut, page
 from rft.report.scaling import scaling_fit
@@ -29,6 +31,7 @@ from rft.report.scaling import scaling_fit
 REPORT = "report.html"
 FIRST = "Evaluation and reward"
 SECTIONS = {  # title: pattern of its charts; the first match counts
+    "Episodes": r"episode/.*",
     "Texts": r"length.*|.*, tokens|rollout/.*|staleness/.*",
     "Learning": r"reward/std|loss/.*|preference/.*|kl/.*|entropy|clipped share|grad_norm|lr",
     FIRST: r"eval/.*|reward.*|rows without a score",
@@ -152,6 +155,8 @@ def _samples(run: Path) -> Iterator[str]:
     low, high = min([0.0, *scores]), max([1.0, *scores])
     if texts:
         yield "<h2>Sampled texts</h2>"
+    if any(EPISODE in row for _, rows in texts for row in rows):
+        yield '<p class="note">A bar marks the turns that the policy wrote; they train, and the others do not.</p>'
     media = PageMedia(run, [_spread(rows, ROWS_SHOWN) for _, rows in reversed(texts)])
     if media.found:
         yield (
@@ -176,11 +181,15 @@ def _sample(row: Mapping[str, Any], low: float, high: float, media: PageMedia) -
         badge = f'<b class="score" style="background: hsl({10 + 130 * share:.0f} 62% 36%)">{short(float(score))}</b>'
     elif "score" in row:
         badge = '<b class="score" style="background: #777">no score</b>'
-    facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score")}
+    facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score", EPISODE)}
+    question, answer = _text(row.get("prompt", ""), media), _text(row.get("response", ""), media)
+    if (record := row.get(EPISODE)) is not None:
+        question, answer = dialogue(record)
+        facts |= episode_facts(record)
     line = " · ".join(f"{html.escape(key)} {html.escape(cut(_plain(value), 120))}" for key, value in facts.items())
     return (
-        f'<div class="sample"><div class="question"><small>prompt</small>{_text(row.get("prompt", ""), media)}</div>'
-        f"<div><small>response</small>{_text(row.get('response', ''), media)}</div>{badge}"
+        f'<div class="sample"><div class="question"><small>prompt</small>{question}</div>'
+        f"<div><small>response</small>{answer}</div>{badge}"
         f'<small class="facts">{line}</small></div>'
     )
 

@@ -275,6 +275,8 @@ class Job(Components):
                     helpers[role.key] = shared or model(self.helpers[role.key])
         sampler = self.start_sampler(world, policy, loaded, folder)
 
+        answerer = self.answerer(loaded.encoder, sampler)
+
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
 
@@ -287,6 +289,7 @@ class Job(Components):
                 prompts=prompts,
                 columns=tuple(sorted(algorithm.reads())),
                 sampler=sampler,
+                answerer=answerer,
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
                 scoring=scoring or self.reward.begin,

@@ -28,7 +28,9 @@ from rft.logger.redact import redact
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
+from rft.rollout.answers import Answerer, SingleTurn
 from rft.rollout.engine.base import Engine, EngineContext
+from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import engine_options
 from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
@@ -53,6 +55,7 @@ class Components:
             (the models beside the policy, by role), `held_out` (the held-out sets by name) and `processor` (None for a
             model of text).
         algorithm, reward, schedules, sinks: built objects.
+        environments: of episodes; None where a completion is the whole answer.
         facts: what the source states about itself.
         needs: the fields that every training row must have.
         parts: what decides which options the run reads.
@@ -87,6 +90,7 @@ class Components:
         self.strategy: Target = parts["strategy"]
         self.engine: Target = parts["engine"]
         self.source: Target = parts["source"]
+        self.environments: Environments | None = parts["environments"]
         self.facts: SourceFacts = parts["facts"]
         self.train: Target = parts["train"]
         self.held_out: dict[str, Target] = parts["held_out"]
@@ -238,6 +242,15 @@ class Components:
         )
         return self.engine.build(context=context)
 
+    def answerer(self, encoder: Encoder, sampler: Sampler) -> Answerer:
+        """Answers rows with the sampler: by a completion each, or by episodes."""
+        if self.environments is None:
+            return SingleTurn(encoder, sampler)
+        from rft.rollout.environment.episodes import EpisodeAnswerer
+
+        context = self.check.parts["model_config"].get_text_config().max_position_embeddings
+        return EpisodeAnswerer(self.environments, encoder, sampler, context)
+
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
         options = engine_options(self.run.rollout, self.engine, self.actor, self.processor)
@@ -274,4 +287,4 @@ class Components:
             maj_k=run.eval.maj_k,
             seed=run.seed,
         )
-        return GenerationEvaluator(context, sampler, self.reward, drawn)
+        return GenerationEvaluator(context, self.answerer(encoder, sampler), self.reward, drawn)

@@ -19,10 +19,13 @@ from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
+from rft.rollout.environment.contract import REWARD
+from rft.rollout.environment.options import Environments
 from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
 from rft.train.stop import seconds_of
 
 UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
+NO_EPISODES = ("plan", "generate", "chat", "doctor")  # modes that sample single completions
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
 
 
@@ -170,6 +173,27 @@ def check_media(processor: Target | None, engine: Target, facts: SourceFacts, ge
             f"actor.processor: {engine.factory.__name__} samples from prompts of text alone; set rollout=hf, or "
             "actor/processor=none"
         )
+
+
+def check_environments(
+    environments: Environments | None, facts: SourceFacts, reward: WeightedSum, processor: Target | None, mode: str
+) -> Iterator[str]:
+    """Checks that the run can answer with episodes, and that a reward of the environment has an environment."""
+    own = REWARD in reward.names
+    if environments is None:
+        if own:
+            yield f"reward.terms.{REWARD}: the run has no environment whose reward it could be; choose an environment"
+        return
+    if own and not environments.scores:
+        yield f"reward.terms.{REWARD}: a class of environment.classes has no get_reward; add it, or remove the term"
+    if facts.sampled != "never" and not facts.episodes:
+        yield "environment: this source runs no episodes; choose algorithm/source=rollout, or environment=none"
+    if processor is not None:
+        yield "environment: dialogues have no media yet; set actor/processor=none, or environment=none"
+    if reward.canary.path is not None:
+        yield "environment: canary tasks are answered without it; set reward.canary.path=null, or environment=none"
+    if mode in NO_EPISODES:
+        yield f"environment: mode={mode} runs no episodes; set environment=none"
 
 
 def check_eval_sampling(rollout: Rollout, evaluation: Eval, engine: Target) -> None:

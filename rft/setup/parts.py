@@ -26,9 +26,11 @@ from rft.errors import Checks, build_each, describe
 from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
+from rft.rollout.environment.options import Environments
 from rft.setup.constraints import (
     check_batch,
     check_engine,
+    check_environments,
     check_epochs,
     check_eval,
     check_eval_sampling,
@@ -90,6 +92,7 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
     else:
         checks.fail("warmup_algorithm", "warmup_source", "warmup_facts")
     checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
+    checks.run(check_environments, "environments", "facts", "reward", "processor", "run.mode")
     checks.run(check_head, "actor", "engine", "stages", "facts", "generates")
     checks.run(check_media, "processor", "engine", "facts", "generates")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
@@ -136,8 +139,9 @@ def _make_parts(checks: Checks) -> None:
     checks.make("strategy", strategy_of, "run.strategy")
     checks.make("engine", lambda rollout: Target(rollout.engine, "rollout.engine", CONTEXT), "run.rollout")
     checks.run(check_engine, "run.rollout", "engine", "actor", "processor")
+    checks.make("environments", lambda node: None if node is None else Environments.of(node), "run.environment")
     checks.make("source", lambda options: source_of(options.source, "algorithm.source"), "run.algorithm")
-    checks.make("facts", facts_of, "source")
+    checks.make("facts", facts_of, "source", "environments")
     checks.make("train", lambda data: Target(data.train, "data.train", ("key",)), "run.data")
     checks.make("held_out", lambda data: build_each(_held_out_rows, data.held_out()), "run.data")
     checks.make("reward", lambda node: Target(node, "reward").build(), "run.reward")
@@ -200,7 +204,7 @@ def _check_train(checks: Checks) -> None:
 def _check_warmup(checks: Checks) -> None:
     checks.make("warmup_algorithm", lambda warmup: build_algorithm(warmup.algorithm(), "warmup"), "run.warmup")
     checks.make("warmup_source", lambda warmup: source_of(warmup.source, "warmup.source"), "run.warmup")
-    checks.make("warmup_facts", facts_of, "warmup_source")
+    checks.make("warmup_facts", lambda source: facts_of(source, None), "warmup_source")
     checks.make("warmup_context", partial(_warmup_context, checks), "warmup_source", "run.warmup")
     checks.run(lambda source, context: source.factory.check(source.options, context), "warmup_source", "warmup_context")
     checks.run(
@@ -259,6 +263,7 @@ def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set
         reads=reads,
         terms=checks.parts["reward"].names if checks.has("reward") else None,
         streaming=None if data is None else data.streaming,
+        environments=checks.parts.get("environments") is not None,
         mixture=checks.has("train") and checks.parts["train"].factory is Mixture,
     )
 
@@ -344,10 +349,10 @@ def source_of(node: Any, key: str) -> Target:
     return class_of(node, key, Source, "source of batches")
 
 
-def facts_of(source: Target) -> SourceFacts:
-    """The facts that a source states about itself, with the options of its yaml."""
+def facts_of(source: Target, environments: Environments | None) -> SourceFacts:
+    """The facts that a source states about itself, with the options of its yaml and the environments of the run."""
     facts: SourceFacts = source.factory.facts(source.options)
-    return facts
+    return facts if environments is None else facts.with_episodes()
 
 
 def actor_of(node: Any, key: str) -> Target:

@@ -17,6 +17,7 @@ from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTempe
 from rft.remote.server_process import is_loopback
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.environment.options import EnvironmentOptions
 from rft.train.checkpoint.checkpoints import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
@@ -308,6 +309,7 @@ class Run:
     algorithm: AlgorithmOptions
     actor: dict[str, Any]
     rollout: Rollout
+    environment: EnvironmentOptions | None
     reward: Any
     strategy: dict[str, Any]
     data: Data

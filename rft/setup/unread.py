@@ -102,6 +102,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     engine: type[Engine] = parts.engine.factory
     found |= {f"rollout.{name}": reason for name, reason in engine.unread(parts.engine.options).items()}
     found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
+    if reason := absent(GENERATION):
+        found["environment"] = reason
     if not facts.scores and (reason := absent(ANSWERS)):
         found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
     found |= unread_options(CanaryOptions, fields_of(parts.reward.canary), "reward.canary", absent)

@@ -6,7 +6,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from rft.batch.columns import fields
-from rft.batch.scores import UNSCORED, number_or_none
+from rft.batch.scores import EPISODE, UNSCORED, number_or_none
 from rft.evaluation.base import term_scores
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.reward.route import SOURCE
@@ -27,6 +27,6 @@ def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
     return [
         {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": number_or_none(float(score))}
         | term_scores({name: float(value) for name, value in terms.items()})
-        | {name: row[name] for name in (SOURCE, UNSCORED) if name in row}
+        | {name: row[name] for name in (SOURCE, EPISODE, UNSCORED) if name in row}
         for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
     ]

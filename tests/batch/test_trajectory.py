@@ -6,7 +6,7 @@ import torch
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.encoded import EncodedText
-from rft.batch.trajectory import EpisodeInfo, Finish, Segment, Trajectory, given_segments, to_row
+from rft.batch.trajectory import Finish, Segment, Trajectory, given_segments, to_row, to_rows
 
 PROMPT = Segment([5, 6], trains=False)
 FIRST = Segment([7], True, [-0.25], [3])
@@ -69,9 +69,17 @@ def test_a_sampled_text_without_its_numbers_has_no_columns_of_the_sampling():
     assert found["response_mask"].tolist() == [False, False, True]
 
 
-def test_rows_of_one_trajectory_have_its_number():
-    found = to_row(Trajectory([PROMPT, FIRST], Finish("stop", ""), {}, EpisodeInfo(4)), group=0, unit=0)
-    assert found["trajectory"] == 4
+def test_rows_of_one_trajectory_share_its_numbers_and_count_its_turns_together():
+    dialogue = Trajectory([PROMPT, TOOL, SECOND], Finish("stop", "end"), {"q": 1}, ([PROMPT, FIRST],), {"turns": 2})
+    assert dialogue.turns == 2 and dialogue.sampled_tokens == len(FIRST.tokens) + len(SECOND.tokens)
+    first, second = to_rows(dialogue, group=3, unit=7)
+    assert [row["trajectory"] for row in (first, second)] == [7, 7] == [row["unit"] for row in (first, second)]
+    assert first["turn"].tolist() == [0] * len(PROMPT.tokens) + [1] * len(FIRST.tokens)
+    assert second["turn"].tolist()[-2:] == [2, 2] and second["fields"]["episode"] == {"turns": 2}
+    [alone] = to_rows(Trajectory([PROMPT], Finish("stop", ""), {}), group=0, unit=0)
+    assert not alone["rollout_logprobs"].any() and not alone["turn"].any(), "an episode that failed at once"
+    with pytest.raises(AssertionError, match="to_rows"):
+        to_row(dialogue, group=0, unit=0, turns=True)
 
 
 def test_media_follow_their_segments():

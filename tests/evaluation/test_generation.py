@@ -10,6 +10,7 @@ import torch
 
 from rft.evaluation.base import EvaluationContext, summary
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
+from rft.rollout.answers import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from tests.rollout.contexts import plain_scoring
@@ -73,7 +74,9 @@ def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=sco
 def make_evaluator(world, sets, samples, pass_k, maj_k, scored_by=score):
     options = GenerationOptions(GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
     reward = SimpleNamespace(begin=plain_scoring(scored_by), extract=extract, accuracy="right", accuracies=accuracies)
-    return GenerationEvaluator(EvaluationContext(world, Encoder(), sets), Sampler(), reward, options)
+    return GenerationEvaluator(
+        EvaluationContext(world, Encoder(), sets), SingleTurn(Encoder(), Sampler()), reward, options
+    )
 
 
 def test_greedy_numbers_by_hand(ranks):

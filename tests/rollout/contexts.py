@@ -4,6 +4,7 @@ from typing import Any
 
 from rft.batch.scores import Scores, ScoringAtEnd
 from rft.distributed import World
+from rft.rollout.answers import SingleTurn
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
 
@@ -21,7 +22,15 @@ def rollout_context(
 ) -> RolloutContext:
     """What a source that samples is given; nothing scores and no policy computes."""
     shared = vars(source_context(world, encoder, rows, prompts, seed))
-    own = {"sampler": sampler, "group_size": group_size, "sampling": sampling, "scoring": None, "logprobs": None}
+    answerer = SingleTurn(encoder, sampler)
+    own = {
+        "sampler": sampler,
+        "answerer": answerer,
+        "group_size": group_size,
+        "sampling": sampling,
+        "scoring": None,
+        "logprobs": None,
+    }
     if (score := changes.pop("score", None)) is not None:
         own["scoring"] = plain_scoring(score)
     return RolloutContext(**{**shared, **own, **changes})

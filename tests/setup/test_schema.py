@@ -88,6 +88,8 @@ COMPANIONS = {
         f"reward/terms/{term}": [f"reward.accuracy={term}"]
         for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
     },
+    "reward/environment": ["environment=guessing"],
+    "reward/terms/environment": ["environment=guessing", "reward.accuracy=environment"],
     "reward/terms/tool_call_valid": ["reward.accuracy=tool_call_valid"],
     "rollout/none": ["algorithm=reward_model"],
 }

@@ -253,6 +253,11 @@ class Encoder:
         """The tokens of texts, without template and BOS token."""
         return self.tokenize([RichText(self._escape(text)) for text in texts])
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
+
     def tokenize(
         self, texts: Sequence[RichText], where: Callable[[int], AbstractContextManager] = nullcontext
     ) -> list[EncodedText]:

@@ -22,6 +22,7 @@ FIELDS = (
     *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label", "text"),
     *("completions", "labels"),
 )
+PRODUCT_FIELDS = ("prompt", "answer", "demonstration")
 HELD_OUT = 10  # one of ten prompts is held out, by its checksum
 
 
@@ -94,6 +95,71 @@ class Symbolic:
             if field not in FIELDS:
                 raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; choose another reward")
         return list(rows.values())
+
+
+class Products:
+    """Rows over products of two numbers: `{prompt: "37*48=", answer: "1776", demonstration: [...]}`.
+
+    The demonstration is the rest of a dialogue: a call of the tool behind the mark `?`, its output and the answer.
+    Often it is a guess instead, a number of as many digits. A model that imitates demonstrations learns to guess and,
+    more rarely, to call the tool, which reinforcement learning then makes more frequent.
+
+    Args:
+        key: supplied by the run: the yaml key.
+        split: the training prompts, or the held-out ones (one in ten, by checksum).
+        count: number of rows, all different.
+        digits: of each factor.
+        slips: share of the demonstrations that guess.
+        seed: seed of the random numbers.
+
+    Raises:
+        ValueError: there are fewer than `count` different prompts.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        split: Literal["train", "heldout"],
+        count: Annotated[int, Range(low=1, high=1_000_000)],
+        digits: Annotated[PositiveInt, Range(low=1, high=9)],
+        slips: Annotated[Fraction, ReadWith("field demonstration")],
+        seed: Seed,
+    ) -> None:
+        self._key = key
+        self._split = split
+        self._count = count
+        self._digits = digits
+        self._slips = slips
+        self._seed = seed
+
+    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+        """Draws the rows."""
+        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
+        rng, rows = random.Random(self._seed), dict[str, dict[str, Any]]()
+        for _ in range(100 * self._count):
+            if len(rows) == self._count:
+                break
+            product = f"{rng.randint(low, high)}*{rng.randint(low, high)}"
+            if (zlib.crc32(product.encode()) % HELD_OUT == 0) == (self._split == "heldout"):
+                rows[product] = self._row(product, rng)
+        if len(rows) < self._count:
+            raise ValueError(
+                f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or raise "
+                f"{self._key}.digits"
+            )
+        for field in required:
+            if field not in PRODUCT_FIELDS:
+                raise ValueError(f"{self._key}: the built-in task has no field {field!r}; choose another reward")
+        return list(rows.values())
+
+    def _row(self, product: str, rng: random.Random) -> dict[str, Any]:
+        left, right = product.split("*")
+        answer = str(int(left) * int(right))
+        guess = str(rng.randint(10 ** (len(answer) - 1), 10 ** len(answer) - 1))
+        called = [("assistant", f"?{product}"), ("tool", answer), ("assistant", answer)]
+        shown = [("assistant", guess)] if rng.random() < self._slips else called
+        messages = [{"role": role, "content": content} for role, content in shown]
+        return dict(zip(PRODUCT_FIELDS, (f"{product}=", answer, messages), strict=True))
 
 
 def _steps(prompt: str, answer: str, good: bool) -> tuple[list[str], list[bool]]:

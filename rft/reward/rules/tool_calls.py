@@ -1,10 +1,11 @@
-"""Does a response call the right tools with the right arguments?"""
+"""Does a response call the right tools with the right arguments? And the reward of an environment that has tools."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from rft.batch.scores import EPISODE
 from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,
@@ -227,3 +228,9 @@ def tool_call_valid(
     except RecursionError:
         return Unscored(TOO_DEEP)
     return float(valid == len(calls)) if score == "all" else valid / len(calls)
+
+
+@REWARDS.register("environment")
+def environment(response: str, row: Mapping[str, Any]) -> float:
+    """What `get_reward` of the episode's environment returned, or the sum of the rewards of its `step`."""
+    return float(row[EPISODE]["reward"])

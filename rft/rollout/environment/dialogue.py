@@ -3,9 +3,9 @@
 from typing import Any
 
 from rft.batch.trajectory import Segment
+from rft.rollout.answers import sampled_segment
 from rft.rollout.engine.base import Completion
 from rft.rollout.environment.turn_template import Message, NoSuffix, Tools, TurnTemplate
-from rft.rollout.source.base import sampled_segment
 
 
 class Dialogue:

@@ -1,4 +1,4 @@
-"""What sources that sample share: the context of a stage, and the trajectory of a completion."""
+"""What sources that sample share: the context of a stage."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.scores import Scores, Scoring
-from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.base import SourceContext
-from rft.rollout.engine.base import Completion, Request, row_seed
+from rft.rollout.answers import Answerer
+from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-
-Announce = Callable[[int, int, str], None]  # the number of a request, that of its sample, the finished text
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,7 @@ class RolloutContext(SourceContext):
 
     Attributes:
         sampler: samples completions. It holds the weights that a step samples with while `next` runs.
+        answerer: answers rows with this sampler: by a completion each, or by an episode where the run has environments.
         group_size: responses to a prompt.
         sampling: how training samples.
         scoring: begins the scoring of a round of responses.
@@ -30,6 +29,7 @@ class RolloutContext(SourceContext):
     """
 
     sampler: Sampler
+    answerer: Answerer
     group_size: int
     sampling: Sampling
     scoring: Callable[[], Scoring]
@@ -46,24 +46,8 @@ class RolloutContext(SourceContext):
             prompts: token ids.
             positions: of the prompts among all draws of the run; they decide the seeds of the samples.
         """
-        samples = range(self.group_size)
-        return [
-            Request(prompt, [row_seed(self.seed, position, sample) for sample in samples])
-            for prompt, position in zip(prompts, positions, strict=True)
-        ]
+        return [Request(prompt, seeds) for prompt, seeds in zip(prompts, self.seeds(positions), strict=True)]
 
-
-def sampled_segment(completion: Completion) -> Segment:
-    """The segment of a completion: all of it trains."""
-    return Segment(completion.tokens, True, completion.logprobs, completion.versions)
-
-
-def answer(prompt: list[int], completion: Completion, row: dict[str, Any]) -> Trajectory:
-    """The trajectory of one sampled response to a prompt.
-
-    Args:
-        prompt: token ids.
-        row: of the data set.
-    """
-    finish = Finish(completion.finish_reason, completion.text)
-    return Trajectory([Segment(prompt, trains=False), sampled_segment(completion)], finish, row)
+    def seeds(self, positions: Sequence[int]) -> list[list[int]]:
+        """The seeds of the `group_size` samples of each prompt, by its position among all draws of the run."""
+        return [[row_seed(self.seed, position, sample) for sample in range(self.group_size)] for position in positions]

@@ -5,10 +5,10 @@ from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.ranges import OpenFraction
+from rft.rollout.answers import Announce, sampled_segment, single_turn
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-from rft.rollout.source.base import Announce, answer, sampled_segment
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ForcedStop:
         Args:
             rows: of the data set, one a request.
             phrase: the tokens of the phrase.
-            announce: called with every text when it is finished.
+            announce: see `Answerer.answer`.
 
         Returns:
             Trajectories per request: one sampled segment, or two around the phrase.
@@ -72,11 +72,11 @@ class ForcedStop:
 
         def announce_uncut(request: int, sample: int, completion: Completion) -> None:
             if completion.finish_reason != "length":
-                announce(request, sample, completion.text)
+                announce(request, sample, single_turn(requests[request].prompt, completion, rows[request]))
 
         started = sampler.generate(first, sampling, announce_uncut)
         found = [
-            [answer(request.prompt, completion, row) for completion in group]
+            [single_turn(request.prompt, completion, row) for completion in group]
             for request, group, row in zip(requests, started, rows, strict=True)
         ]
         cut = [(i, j) for i, group in enumerate(started) for j, c in enumerate(group) if c.finish_reason == "length"]
@@ -86,18 +86,21 @@ class ForcedStop:
             seeds = [row_seed(requests[i].seeds[j], 0, 1)]
             rest.append(Request(requests[i].prompt + tokens, seeds, [most - len(tokens)]))
 
-        def whole(number: int, end: Completion) -> str:
+        def whole(number: int, end: Completion) -> Trajectory:
             i, j = cut[number]
-            return started[i][j].text + self.phrase + end.text
+            start = found[i][j]
+            assert start.finish is not None
+            finish = Finish(end.finish_reason, start.finish.text + self.phrase + end.text)
+            segments = [*start.segments, Segment(phrase, trains=False), sampled_segment(end)]
+            return replace(start, segments=segments, finish=finish)
 
         def announce_whole(number: int, _: int, end: Completion) -> None:
             announce(*cut[number], whole(number, end))
 
         ends = sampler.generate(rest, replace(sampling, first_token=None), announce_whole)
-        for number, ((i, j), [end]) in enumerate(zip(cut, ends, strict=True)):
-            segments = [*found[i][j].segments, Segment(phrase, trains=False), sampled_segment(end)]
-            finish = Finish(end.finish_reason, whole(number, end))
-            found[i][j] = replace(found[i][j], segments=segments, finish=finish)
+        wholes = [whole(number, end) for number, [end] in enumerate(ends)]
+        for (i, j), trajectory in zip(cut, wholes, strict=True):
+            found[i][j] = trajectory
         return found
 
     def _limit(self, seed: int, most: int, phrase: int) -> int:

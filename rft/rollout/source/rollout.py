@@ -16,7 +16,7 @@ from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.media import keep_once, share_again
 from rft.batch.scores import Scores, is_scored
-from rft.batch.trajectory import Trajectory, to_row
+from rft.batch.trajectory import Trajectory, to_row, to_rows
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.parts import has_parts, with_data_urls
@@ -25,9 +25,11 @@ from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
+from rft.rollout.answers import Announce
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.source.base import Announce, RolloutContext, answer
+from rft.rollout.environment.record import failure_of, log_episodes
+from rft.rollout.source.base import RolloutContext
 from rft.rollout.source.forced_stop import ForcedStop
 
 
@@ -105,12 +107,21 @@ class RolloutSource(Source):
             sampled="always",
             writes_if_read=("greedy_scores",),
             scores=True,
+            episodes=True,
         )
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Checks that dynamic sampling has a reward term of the run and groups of more than one response."""
+        """Checks that dynamic sampling has a reward term of the run and groups of more than one response.
+
+        A forced stop is refused in a run with environments.
+        """
         dynamic_sampling, check = options["redraw"], Checks()
+        if context.environments and options["interruption"] is not None:
+            raise ValueError(
+                f"{context.key}.interruption: answers of an episode are not stopped by a phrase; set it to null, or "
+                "environment=none"
+            )
         if dynamic_sampling is None:
             return
         check.attempt(check_term, f"{context.key}.redraw", dynamic_sampling.term, context)
@@ -146,9 +157,7 @@ class RolloutSource(Source):
         """Scored groups of these (position, row) pairs."""
         context = self._context
         rows, positions = [context.rows[row] for _, row in local], [position for position, _ in local]
-        prompts = context.encoder.prompts(rows)
-        requests = context.requests(prompts, positions)
-        answers, scores = self._sample(requests, rows, context.sampling, metrics)
+        answers, scores = self._sample(rows, context.seeds(positions), context.sampling, metrics)
         for name, numbers in scores.numbers.items():
             metrics.mean(f"reward/{name}", numbers, is_scored(numbers))
         if self._forced_stop is not None:
@@ -156,57 +165,59 @@ class RolloutSource(Source):
             metrics.mean("rollout/interrupted", torch.tensor(stopped))
         shared: list[dict[str, Any]] = [{} for _ in local]  # columns that all rows of a group have
         if self._greedy is not None:
-            _, greedy = self._sample([Request(prompt, [0]) for prompt in prompts], rows, self._greedy, metrics)
+            _, greedy = self._sample(rows, [[0] for _ in rows], self._greedy, metrics)
             metrics.mean("rollout/greedy_score", greedy.total, is_scored(greedy.total))
             shared = [{"greedy_scores": score} for score in greedy.total]
             scores = scores.drop_unknown(greedy.total.repeat_interleave(context.group_size))
-        plain = [with_data_urls(row) if has_parts(row["prompt"]) else row for row in rows]  # once for a group
         groups, place = [], 0
+        plain = [with_data_urls(row) if has_parts(row["prompt"]) else row for row in rows]  # once for a group
         for position, written, columns, trajectories in zip(positions, plain, shared, answers, strict=True):
             group = []
             for sample, trajectory in enumerate(trajectories):
                 unit = position * context.group_size + sample
-                text = replace(trajectory, row=written)
-                row = to_row(text, group=position, unit=unit, turns=self._forced_stop is not None)
-                scores.add_to(row, place)
-                group.append(row | columns)
+                for row in self._rows_of(replace(trajectory, row=written), position, unit):
+                    scores.add_to(row, place)
+                    group.append(row | columns)
                 place += 1
             groups.append(group)
         return groups
 
+    def _rows_of(self, trajectory: Trajectory, group: int, unit: int) -> list[dict[str, Any]]:
+        if self._context.answerer.episodes:
+            return to_rows(trajectory, group=group, unit=unit)
+        return [to_row(trajectory, group=group, unit=unit, turns=self._forced_stop is not None)]
+
     def _sample(
-        self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, metrics: Metrics
+        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, metrics: Metrics
     ) -> tuple[list[list[Trajectory]], Scores]:
-        """Trajectories per request, and the scores of all of them in order."""
-        firsts = [0, *itertools.accumulate(len(request.seeds) for request in requests)]
+        """Trajectories per row, and the scores of all of them in order."""
+        firsts = [0, *itertools.accumulate(map(len, seeds))]
 
         with self._context.scoring() as scoring:
 
-            def announce(request: int, sample: int, text: str) -> None:
-                scoring.add(firsts[request] + sample, text, rows[request])
+            def announce(number: int, sample: int, trajectory: Trajectory) -> None:
+                scoring.add(firsts[number] + sample, trajectory.text, trajectory.fields)
 
             with metrics.timer("rollout"):
-                answers = self._generate(requests, rows, sampling, announce)
+                answers = self._generate(rows, seeds, sampling, announce)
             found = [trajectory for group in answers for trajectory in group]
-            texts = [trajectory.finish.text for trajectory in found if trajectory.finish is not None]
+            texts = [trajectory.text for trajectory in found]
             with metrics.timer("reward"):
-                scores = scoring.finish(texts, [trajectory.row for trajectory in found])
+                scores = scoring.finish(texts, [trajectory.fields for trajectory in found])
+        log_episodes(found, metrics)
+        scores = scores.drop_failed([failure_of(trajectory) for trajectory in found])
         return answers, scores.drop_groups([len(group) for group in answers])
 
     def _generate(
-        self, requests: list[Request], rows: list[dict[str, Any]], sampling: Sampling, announce: Announce
+        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, announce: Announce
     ) -> list[list[Trajectory]]:
-        """Trajectories per request; every text is announced when it is finished."""
-        sampler = self._context.sampler
-        if self._forced_stop is not None:
-            return self._forced_stop.generate(sampler, requests, rows, sampling, self._phrase, announce)
-        completions = sampler.generate(
-            requests, sampling, lambda request, sample, completion: announce(request, sample, completion.text)
-        )
-        return [
-            [answer(request.prompt, completion, row) for completion in group]
-            for request, group, row in zip(requests, completions, rows, strict=True)
-        ]
+        """Trajectories per row; each is announced when it is finished."""
+        context = self._context
+        if self._forced_stop is None:
+            return context.answerer.answer(rows, seeds, sampling, announce)
+        prompts = context.encoder.prompts(rows)
+        requests = [Request(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+        return self._forced_stop.generate(context.sampler, requests, rows, sampling, self._phrase, announce)
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
@@ -217,9 +228,8 @@ class RolloutSource(Source):
             if self._total(len(good)) >= prompts:
                 break
             for group in self._draw(metrics):
-                informative = dynamic_sampling.keeps(
-                    torch.stack([row["terms"][dynamic_sampling.term] for row in group])
-                )
+                terms = {row["unit"]: row["terms"][dynamic_sampling.term] for row in group}  # one of each trajectory
+                informative = dynamic_sampling.keeps(torch.stack(list(terms.values())))
                 (good if informative else spare).append(group)
             metrics.largest("rollout/rounds", round_number)
         found = self._total(len(good))

@@ -13,7 +13,15 @@ BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MIS
 
 
 def test_there_is_a_text_for_every_name():
-    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(BUILT_IN)
+    """Beside `turns`, which no published model has."""
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == {*BUILT_IN, "turns"}
+
+
+def test_turns_are_texts_one_behind_the_other():
+    made = ChatTemplate(tokenizer(chats.CHATML), "turns")
+    said = [("user", "a="), ("assistant", "?b"), ("tool", "c"), ("assistant", "d"), ("user", "e")]
+    text = made.render([{"role": role, "content": content} for role, content in said], None, True)
+    assert text == "a=?b<|im_end|>c=d<|im_end|>e"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

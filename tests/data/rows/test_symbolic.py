@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from rft.data.encode.tokenizer import characters
 from rft.data.rows.judge_data import Question
-from rft.data.rows.symbolic import FIELDS, TASKS, Symbolic
+from rft.data.rows.symbolic import FIELDS, TASKS, Products, Symbolic
 from tests.helpers import CONFIG
 
 
@@ -115,3 +115,36 @@ def test_the_built_in_alphabet_has_every_character_of_the_tasks(task, split):
     assert len(texts) > 3000
     unknown = {text for text in texts if tokenizer.unk_token_id in tokenizer(text).input_ids}
     assert unknown == set()
+
+
+def products(**changes):
+    return Products(
+        "data.train", **{"split": "train", "count": 300, "digits": 2, "slips": 0.5, "seed": 0, **changes}
+    ).load([])
+
+
+def test_products_and_their_demonstrations():
+    found = products()
+    called = 0
+    for row in found:
+        left, right = row["prompt"].removesuffix("=").split("*")
+        assert row["answer"] == str(int(left) * int(right)) and len(left) == len(right) == 2
+        *before, last = row["demonstration"]
+        assert len(last["content"]) == len(row["answer"]) and last["role"] == "assistant"
+        if before:
+            called += 1
+            assert [m["content"] for m in before] == [f"?{left}*{right}", row["answer"]]
+            assert [m["role"] for m in before] == ["assistant", "tool"] and last["content"] == row["answer"]
+    assert 100 < called < 200, "half of the demonstrations guess"
+    assert products() == found and products(seed=1) != found
+
+
+def test_held_out_products_do_not_train():
+    assert not {row["prompt"] for row in products()} & {row["prompt"] for row in products(split="heldout", count=200)}
+
+
+def test_wrong_options_of_products():
+    with pytest.raises(ValueError, match=r"data\.train\.count=99: only \d+ different prompts"):
+        products(digits=1, count=99)
+    with pytest.raises(ValueError, match="no field 'steps'"):
+        Products("data.train", "train", 5, 2, 0.5, 0).load(["steps"])

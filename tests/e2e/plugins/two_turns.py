@@ -11,8 +11,9 @@ from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
+from rft.rollout.answers import sampled_segment
 from rft.rollout.engine.base import Request, row_seed
-from rft.rollout.source.base import RolloutContext, sampled_segment
+from rft.rollout.source.base import RolloutContext
 
 BATCHES: list[TensorDict] = []  # for the test
 

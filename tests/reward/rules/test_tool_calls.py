@@ -209,3 +209,8 @@ def test_options_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     rule()
     with pytest.raises(ValueError, match=r"^reward\.terms\.valid\.name needs the package jsonschema; pip install"):
         valid()
+
+
+def test_the_reward_of_an_episode():
+    reward = REWARDS.build({"name": "environment"}, "reward.terms.environment")
+    assert reward("any text", {"episode": {"reward": 2.5}}) == 2.5

@@ -55,9 +55,9 @@ def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
     requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
     rows = [{"number": number} for number in range(len(requests))]
 
-    def announce(request, sample, text):
+    def announce(request, sample, trajectory):
         assert (request, sample) not in announced
-        announced[request, sample] = text
+        announced[request, sample] = trajectory.text
 
     found = time.generate(engine, requests, rows, sampling, phrase, announce)
     texts = {(i, j): one.finish.text for i, group in enumerate(found) for j, one in enumerate(group)}

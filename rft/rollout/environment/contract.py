@@ -1,0 +1,123 @@
+"""The contract of an environment: that of TRL's `environment_factory`. A class needs nothing of this project.
+
+    class Shop:
+        def reset(self, **row): ...                 # begins an episode; a text, chat messages or None
+        def price(self, item: str) -> str: ...      # a tool: a public method with types and a docstring
+        def get_reward(self) -> float: ...          # optional
+
+In the place of tools a class may have Gymnasium's `step(self, action: str)`, which gets the text of every answer and
+returns `(observation, reward, terminated, truncated, info)`. Every method may be `async def`. An optional `close()`
+ends an episode.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_template_utils import (
+    DocstringParsingException,
+    TypeHintParsingException,
+    get_json_schema,
+)
+
+from rft.errors import build_each
+from rft.registry import Target
+
+RESERVED = ("reset", "step", "get_reward", "close")  # public methods that are no tools
+FIELD = "environment"  # of a row: the name of its environment
+REWARD = "environment"  # the reward term with the environment's own reward
+Schema = dict[str, Any]  # of a tool: {"type": "function", "function": {"name", "description", "parameters"}}
+
+
+@dataclass(frozen=True)
+class EnvironmentClass:
+    """A class of environments with its options.
+
+    Attributes:
+        target: builds an environment of an episode.
+        tools: the JSON schema of every tool, by its name.
+        steps: it has `step` in the place of tools.
+        scores: it has `get_reward`, or `step`, whose rewards are added up.
+        closes: it has `close`.
+    """
+
+    target: Target
+    tools: dict[str, Schema]
+    steps: bool
+    scores: bool
+    closes: bool
+
+
+def environment_class(node: Any, key: str) -> EnvironmentClass:
+    """Reads the contract of the class that a yaml node names.
+
+    Raises:
+        ValueError: the class cannot be imported, lacks `reset`, has tools beside `step`, neither of them, or a tool
+            without types or docstring; names the key.
+    """
+    target = Target(node, key)
+    if not isinstance(target.factory, type):
+        raise ValueError(f"{key}._target_: {target.factory.__name__} is no class; name a class with the method `reset`")
+    found = dict(inspect.getmembers(target.factory, inspect.isfunction))
+    public = {name: method for name, method in found.items() if not name.startswith("_") and name not in RESERVED}
+    name, steps = target.factory.__name__, "step" in found
+    if "reset" not in found:
+        raise ValueError(f"{key}._target_: {name} has no method `reset(self, **row)`, which begins an episode; add it")
+    if steps and public:
+        raise ValueError(
+            f"{key}._target_: {name} has `step` and tools ({', '.join(public)}); keep `step`, or the tools; the names "
+            "of other methods begin with _"
+        )
+    if not steps and not public:
+        raise ValueError(f"{key}._target_: {name} has neither tools, public methods with types, nor `step`; add one")
+    tools = build_each(lambda tool, method: _schema(tool, method, key, name), public)
+    return EnvironmentClass(target, tools, steps, steps or "get_reward" in found, "close" in found)
+
+
+def _schema(tool: str, method: Any, key: str, name: str) -> Schema:
+    try:
+        schema: Schema = get_json_schema(method)
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        raise ValueError(
+            f"{key}._target_: the tool {name}.{tool} has no schema ({error}); give it types and a Google docstring "
+            "with each argument, or begin its name with _"
+        ) from error
+    return schema
+
+
+def refuse_arguments(arguments: Mapping[str, Any], schema: Schema) -> str | None:
+    """Why a tool cannot be called with these arguments; None if it can. Their types are the tool's own matter."""
+    parameters = schema["function"]["parameters"]
+    known, required = parameters["properties"], parameters.get("required", ())
+    if unknown := [name for name in arguments if name not in known]:
+        return f"it takes no argument {', '.join(unknown)} (it takes: {', '.join(known) or 'none'})"
+    if missing := [name for name in required if name not in arguments]:
+        return f"the argument {', '.join(missing)} is missing"
+    return None
+
+
+def checked_step(found: Any) -> tuple[Any, float, bool, bool]:
+    """Observation, reward, terminated and truncated of what `step` returned.
+
+    Raises:
+        ValueError: it returned something else.
+    """
+    if not isinstance(found, tuple | list) or len(found) != 5:  # JSON has lists
+        raise ValueError(
+            f"step returned {found!r:.80}; it must return (observation, reward, terminated, truncated, info)"
+        )
+    observation, reward, terminated, truncated, _ = found
+    return observation, checked_reward(reward), bool(terminated), bool(truncated)
+
+
+def checked_reward(found: Any) -> float:
+    """A reward as a finite number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(found, bool | int | float) and math.isfinite(found):
+        return float(found)
+    raise ValueError(f"the reward is {found!r:.80}, not a finite number")

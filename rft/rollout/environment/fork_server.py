@@ -1,0 +1,105 @@
+"""Forks a process for every environment: `python -m rft.rollout.environment.fork_server <fd>`, started by `Processes`.
+
+The server imports the classes of the run once and has no threads, so that a fork takes milliseconds. Each message names
+a class and carries one end of a socket, over which the new process gets calls from the run and answers in JSON. The
+processes end when the run closes the other end, or dies.
+"""
+
+import array
+import asyncio
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rft.registry import Target
+
+PR_SET_PDEATHSIG = 1
+LONGEST = 2**20  # bytes of a message to the server
+Call = tuple[str, tuple[Any, ...], dict[str, Any], int]  # method, arguments, most characters of a text that it returns
+
+
+def as_text(value: Any) -> str:
+    """The output of a tool as the model reads it: a text, bytes as UTF-8, JSON of other values."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def cut(value: Any, most: int) -> Any:
+    """What a method returned; a text, or bytes as a text, of at most `most` characters."""
+    return as_text(value[:most]) if isinstance(value, str | bytes) else value
+
+
+def serve(line: socket.socket, nodes: Mapping[str, Any]) -> None:
+    """Forks processes until the run closes the line.
+
+    Args:
+        nodes: the yaml nodes of the classes, by name.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes processes that have ended
+    while True:
+        message, ancillary, _, _ = line.recvmsg(LONGEST, socket.CMSG_SPACE(array.array("i").itemsize))
+        if not message:
+            return
+        descriptors = array.array("i")
+        for _, _, data in ancillary:
+            descriptors.frombytes(data)
+        if os.fork() == 0:
+            try:
+                line.close()
+                work(Connection(descriptors[0]), Target(nodes[message.decode()], "environment"))
+            finally:
+                os._exit(1)
+        os.close(descriptors[0])
+
+
+def work(line: Connection, target: Target) -> None:
+    """Answers the calls of one episode: `[value, null, null]`, or `[null, class of the error, its text]`."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # what an environment prints is not the output of the run
+        os.dup2(nothing, stream)
+    loop, instance = asyncio.new_event_loop(), None
+    while True:
+        try:
+            method, arguments, options, most = line.recv()
+        except EOFError:
+            os._exit(0)
+        found: list[Any]
+        try:
+            if method == "reset":
+                instance = target.build()
+            value = getattr(instance, method)(*arguments, **options)
+            found = [cut(loop.run_until_complete(value) if inspect.isawaitable(value) else value, most), None, None]
+            answer = json.dumps(found, default=str).encode(errors="surrogatepass")
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # an environment may raise anything
+            answer = json.dumps([None, type(error).__name__, str(error)[:most]]).encode()
+        line.send_bytes(answer)
+
+
+def main() -> None:
+    """Imports the classes that the run names, and serves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the run ends the line when it is interrupted
+    line = socket.socket(fileno=int(sys.argv[1]))
+    nodes: dict[str, Any] = json.loads(line.recv(LONGEST))
+    for node in nodes.values():
+        importlib.import_module(node["_target_"].rpartition(".")[0])
+    line.send(b"+")  # ready
+    serve(line, nodes)
+
+
+if __name__ == "__main__":
+    main()

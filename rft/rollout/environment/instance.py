@@ -1,0 +1,164 @@
+"""Where the object of an environment lives: in this process, or in a process of its own."""
+
+import array
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rft.registry import Target
+from rft.rollout.environment.calls import CallFailed, call
+from rft.rollout.environment.fork_server import cut
+
+LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
+
+
+class Instance(ABC):
+    """The object of an environment, for one episode.
+
+    Attributes:
+        lost: its process has ended, and no method can be called.
+    """
+
+    lost = False
+
+    @abstractmethod
+    async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
+        """What a method returns; `reset` builds the object first.
+
+        Args:
+            arguments, options: of the method.
+            deadline_s: None for no limit.
+            most: characters of a text that it returns; the rest is cut.
+
+        Raises:
+            CallFailed: the method raised an error or missed the deadline, or the object is lost.
+        """
+
+    def end(self) -> None:
+        """Ends its process, if it has one."""
+
+
+class LocalInstance(Instance):
+    """An object of this process. Every call has a thread, which cannot be ended at its deadline.
+
+    Args:
+        target: builds the object.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._object: Any = None
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
+        """See `Instance.call`."""
+
+        def run() -> Any:
+            if method == "reset":
+                self._object = self._target.build()
+            return getattr(self._object, method)(*arguments, **options)
+
+        return cut(await call(method, run, deadline_s), most)
+
+
+class ProcessInstance(Instance):
+    """An object of a forked process, which a deadline ends. Calls at the same time wait for each other.
+
+    Args:
+        line: to the process.
+    """
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+        self._free = asyncio.Lock()
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
+        """See `Instance.call`."""
+
+        def exchange() -> Any:
+            self._line.send((method, arguments, options, most))
+            if not self._line.poll(deadline_s):
+                return None
+            return json.loads(self._line.recv_bytes(LARGEST))
+
+        async with self._free:
+            if self.lost:
+                raise CallFailed("process_died", f"{method}: the process of the environment has ended")
+            try:
+                found = await call(method, exchange, None)
+            except CallFailed as error:
+                self.end()
+                if error.reason in ("EOFError", "ConnectionResetError", "BrokenPipeError"):
+                    message = f"{method}: the process of the environment has died"
+                    raise CallFailed("process_died", message) from error
+                raise
+        if found is None:
+            self.end()
+            raise CallFailed("deadline", f"{method} did not end in {deadline_s:g} s")
+        value, kind, message = found
+        if kind is not None:
+            raise CallFailed(kind, f"{method} raised {kind}: {message}")
+        return value
+
+    def end(self) -> None:
+        """See `Instance.end`: the process sees the end of its line."""
+        if not self.lost:
+            self.lost = True
+            self._line.close()
+
+
+class Processes:
+    """Forks a process for every environment, by a server that starts with the first one.
+
+    Args:
+        nodes: the yaml nodes of the classes, by name.
+    """
+
+    def __init__(self, nodes: Mapping[str, Any]) -> None:
+        self._nodes = dict(nodes)
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+
+    def fork(self, name: str) -> ProcessInstance:
+        """A process for an environment of the class of this name.
+
+        Raises:
+            OSError: the server has ended.
+        """
+        if self._server is None:
+            self._server = self._start()
+        own, other = socket.socketpair()
+        descriptor = array.array("i", [other.fileno()])
+        self._server[1].sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+        other.close()
+        return ProcessInstance(Connection(own.detach()))
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps the bounds of messages
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "rft.rollout.environment.fork_server", str(other.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[other.fileno()],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        own.send(json.dumps(self._nodes).encode())
+        other.close()
+        if not own.recv(1):
+            own.close()
+            raise OSError(f"the fork server of environments ended with status {server.wait()}; see its error above")
+        return server, own
+
+    def close(self) -> None:
+        """Ends the server and all processes."""
+        if self._server is not None:
+            server, line = self._server
+            line.close()
+            server.wait()
+            self._server = None

@@ -1,0 +1,168 @@
+"""The environment of one episode: calls its methods, and turns what they return into messages."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft.rollout.environment.calls import CallFailed
+from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
+from rft.rollout.environment.fork_server import as_text
+from rft.rollout.environment.instance import Instance
+from rft.rollout.environment.tool_calls import ToolCall
+
+Messages = list[dict[str, Any]]
+
+
+class EnvironmentFailed(Exception):
+    """An environment cannot go through an episode, which therefore has no score. The message begins with a reason."""
+
+
+@dataclass
+class Counts:
+    """What an episode has done with its environment.
+
+    Attributes:
+        calls, failures: of tools; a call fails if it cannot be read or made, raises an error or misses its deadline.
+        seconds: in calls of the environment; those at the same time count each.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of the calls of an environment.
+
+    Attributes:
+        deadline_s: of each call; None for no limit.
+        characters: of a text that it returns; the rest is cut.
+        slots: limits the calls at the same time.
+    """
+
+    deadline_s: float | None
+    characters: int
+    slots: asyncio.Semaphore
+
+
+class LiveEnvironment:
+    """An environment that one episode uses.
+
+    Args:
+        made: its class.
+        instance: its object.
+        limits: of calls.
+
+    Attributes:
+        steps: see `EnvironmentClass`.
+        counts: so far.
+    """
+
+    def __init__(self, made: EnvironmentClass, instance: Instance, limits: CallLimits) -> None:
+        self.steps = made.steps
+        self.counts = Counts()
+        self._class = made
+        self._instance = instance
+        self._limits = limits
+        self._reward = 0.0
+
+    async def reset(self, row: Mapping[str, Any]) -> str | Messages | None:
+        """Begins the episode; returns what it adds to the prompt.
+
+        Raises:
+            EnvironmentFailed: it raised an error, missed its deadline or returned something else.
+        """
+        fields = {name: value for name, value in row.items() if name != FIELD}
+        return _observation("reset", await self._required("reset", **fields))
+
+    async def use(self, tool: ToolCall | str) -> str:
+        """The output of a tool, or an error for the model to read; an unreadable call is the text of its error.
+
+        Raises:
+            EnvironmentFailed: the process of the environment has ended.
+        """
+        self.counts.calls += 1
+        fault = tool if isinstance(tool, str) else self._fault(tool)
+        if fault is None:
+            assert isinstance(tool, ToolCall)
+            try:
+                return as_text(await self._call(tool.name, **tool.arguments))
+            except CallFailed as error:
+                fault = str(error)
+                if self._instance.lost:
+                    self.counts.failures += 1
+                    raise EnvironmentFailed(f"{error.reason}: {error}") from error
+        self.counts.failures += 1
+        return f"error: {fault}"
+
+    def _fault(self, tool: ToolCall) -> str | None:
+        if tool.name not in self._class.tools:
+            return f"there is no tool {tool.name!r} (there are: {', '.join(self._class.tools)})"
+        return refuse_arguments(tool.arguments, self._class.tools[tool.name])
+
+    async def step(self, action: str) -> tuple[str | Messages, bool, bool]:
+        """Observation, terminated and truncated after an action. The reward is added to that of the episode.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        found = await self._required("step", action)
+        try:
+            observation, reward, terminated, truncated = checked_step(found)
+        except ValueError as error:
+            raise EnvironmentFailed(f"step: {error}") from error
+        self._reward += reward
+        return _observation("step", observation) or "", terminated, truncated
+
+    async def reward(self) -> float | None:
+        """The reward of the episode; None if the class has none.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        if self.steps or not self._class.scores:
+            return self._reward if self.steps else None
+        try:
+            return checked_reward(await self._required("get_reward"))
+        except ValueError as error:
+            raise EnvironmentFailed(f"get_reward: {error}") from error
+
+    async def close(self) -> None:
+        """Ends the episode.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        try:
+            if self._class.closes and not self._instance.lost:
+                await self._required("close")
+        finally:
+            self._instance.end()
+
+    async def _required(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await self._call(method, *arguments, **options)
+        except CallFailed as error:
+            raise EnvironmentFailed(f"{error.reason}: {error}") from error
+
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        limits = self._limits
+        async with limits.slots:
+            start = time.perf_counter()
+            try:
+                return await self._instance.call(
+                    method, *arguments, deadline_s=limits.deadline_s, most=limits.characters, **options
+                )
+            finally:
+                self.counts.seconds += time.perf_counter() - start
+
+
+def _observation(method: str, found: Any) -> str | Messages | None:
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, list) and all(isinstance(part, Mapping) and {"role", "content"} <= {*part} for part in found):
+        return [dict(message) for message in found]
+    raise EnvironmentFailed(f"{method}: it returned {found!r:.80}, neither text, chat messages nor None")

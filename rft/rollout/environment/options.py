@@ -1,0 +1,94 @@
+"""The options of a run whose answers are episodes: its environments, how tools are called, and limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rft.errors import build_each
+from rft.ranges import PositiveInt, Seconds
+from rft.registry import Plugin, did_you_mean
+from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
+from rft.rollout.environment.tool_calls import TOOL_CALLS
+
+KEY = "environment"
+
+
+@dataclass
+class EnvironmentOptions:
+    """The node `environment`; the yaml documents each option.
+
+    Attributes:
+        classes: nodes `{_target_, options}` by name. With several of them a row names its own in the field
+            `environment`.
+        tool_calls: how the model writes tool calls, an entry of `TOOL_CALLS` with its options.
+        max_turns: answers of an episode.
+        max_tokens: of an episode behind its prompt, those that the environment gives included.
+        max_seconds: of an episode; an episode that takes longer has no score. None: no limit.
+        tool_deadline_s: seconds of one call of an environment; None: no limit.
+        tool_max_tokens: of one output of a tool or observation; a longer one is cut.
+        workers: `inline`, in this process; `process`, a process for each episode, which a deadline ends and whose death
+            ends nothing but the episode.
+        concurrency: calls of environments at the same time.
+    """
+
+    classes: dict[str, Any]
+    tool_calls: Any
+    max_turns: PositiveInt
+    max_tokens: PositiveInt
+    max_seconds: Seconds | None
+    tool_deadline_s: Seconds | None
+    tool_max_tokens: PositiveInt
+    workers: Literal["inline", "process"]
+    concurrency: PositiveInt
+
+
+@dataclass(frozen=True)
+class Environments:
+    """The checked environments of a run.
+
+    Attributes:
+        classes: by their names.
+        calls: finds tool calls in the text of an answer.
+        options: as the yaml has them.
+    """
+
+    classes: Mapping[str, EnvironmentClass]
+    calls: Plugin
+    options: EnvironmentOptions
+
+    @classmethod
+    def of(cls, options: EnvironmentOptions) -> "Environments":
+        """Imports the classes and reads their contracts.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        if not options.classes:
+            raise ValueError(f"{KEY}.classes is empty: name a class of environments, {{shop: {{_target_: ...}}}}")
+        classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
+        calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
+        return cls(classes, calls, options)
+
+    @property
+    def scores(self) -> bool:
+        """Whether every class has a reward of its own."""
+        return all(found.scores for found in self.classes.values())
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """The name of the environment of a row.
+
+        Raises:
+            ValueError: it names none, or one that is not there.
+        """
+        known = ", ".join(self.classes)
+        if len(self.classes) == 1 and row.get(FIELD) is None:
+            return next(iter(self.classes))
+        name = row.get(FIELD)
+        if name is None:
+            raise ValueError(f"the row has no field {FIELD!r} with the name of its environment ({known}); add it")
+        if name not in self.classes:
+            raise ValueError(
+                f"the field {FIELD!r} names {name!r}, none of {KEY}.classes, which are {known}"
+                f"{did_you_mean(str(name), self.classes)}"
+            )
+        return str(name)

@@ -1,0 +1,68 @@
+"""Objects of environments in processes of their own; what episodes do with them is in test_episodes.py."""
+
+import asyncio
+import os
+
+import pytest
+
+from rft.rollout.environment.calls import CallFailed
+from rft.rollout.environment.instance import Processes
+
+
+class Counter:
+    """Remembers what it was called with."""
+
+    def __init__(self, start: int) -> None:
+        self._count = start
+
+    def reset(self, **row):
+        return f"from {self._count} {row}"
+
+    def add(self, number: int) -> str:
+        """Adds a number.
+
+        Args:
+            number: what is added.
+        """
+        self._count += number
+        return {"count": self._count, "process": os.getpid()}
+
+    async def twice(self) -> str:
+        """Waits."""
+        await asyncio.sleep(0)
+        return 2 * self._count
+
+
+@pytest.fixture(scope="module")
+def processes():
+    made = Processes({"counter": {"_target_": f"{__name__}.Counter", "start": 5}})
+    yield made
+    made.close()
+
+
+def test_each_environment_has_its_own_process(processes):
+    async def use():
+        one, two = processes.fork("counter"), processes.fork("counter")
+        limits = {"deadline_s": 10.0, "most": 100}
+        assert await one.call("reset", row=1, **limits) == "from 5 {'row': 1}"
+        await two.call("reset", **limits)
+        first, second = await one.call("add", number=2, **limits), await two.call("add", number=9, **limits)
+        assert (first["count"], second["count"]) == (7, 14)
+        assert len({first["process"], second["process"], os.getpid()}) == 3
+        assert await two.call("twice", **limits) == 28
+        assert await two.call("reset", **{**limits, "most": 4}) == "from"
+        with pytest.raises(CallFailed, match="add raised TypeError") as found:
+            await one.call("add", **limits)
+        assert found.value.reason == "TypeError" and not one.lost, "an error of a method ends nothing"
+        for instance in (one, two):
+            instance.end()
+        with pytest.raises(CallFailed, match="has ended"):
+            await one.call("add", number=1, **limits)
+
+    asyncio.run(use())
+
+
+def test_a_class_that_the_server_cannot_import_is_an_error():
+    processes = Processes({"counter": {"_target_": "not_there.Counter"}})
+    with pytest.raises(OSError, match="the fork server of environments ended with status 1"):
+        processes.fork("counter")

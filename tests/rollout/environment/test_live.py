@@ -1,0 +1,21 @@
+import pytest
+
+from rft.rollout.environment.fork_server import as_text, cut
+from rft.rollout.environment.live import EnvironmentFailed, _observation
+
+
+def test_outputs_as_text():
+    assert as_text("a") == "a" and as_text(b"\xc3\xa4\xff") == "ä�" and as_text(None) == ""
+    assert as_text({"a": [1, "ä"]}) == '{"a": [1, "ä"]}' and as_text(3.5) == "3.5" and as_text({1: object}) != ""
+
+
+def test_only_texts_are_cut():
+    assert cut("abcd", 2) == "ab" and cut(b"abcd", 2) == "ab" and cut([1, 2, 3], 2) == [1, 2, 3]
+
+
+def test_observations():
+    messages = [{"role": "user", "content": "a", "name": "b"}]
+    assert _observation("reset", messages) == messages and _observation("reset", None) is None
+    for wrong in (3, ["a"], [{"role": "user"}], {"role": "user", "content": "a"}):
+        with pytest.raises(EnvironmentFailed, match=r"^step: it returned"):
+            _observation("step", wrong)

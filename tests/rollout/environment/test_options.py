@@ -1,0 +1,25 @@
+import pytest
+
+from rft.rollout.environment.options import EnvironmentOptions, Environments
+from tests.rollout.environment import scripted
+
+HERE = scripted.__name__
+
+
+def environments(classes, **changes):
+    return Environments.of(EnvironmentOptions(classes=classes, **{**scripted.OPTIONS, **changes}))
+
+
+def test_one_class_is_that_of_every_row():
+    found = environments({"shop": {"_target_": f"{HERE}.Shop"}})
+    assert found.name_of({}) == found.name_of({"environment": None}) == "shop" and found.scores
+
+
+def test_all_mistakes_are_named_with_their_keys():
+    with pytest.raises(ValueError) as found:
+        environments({"a": {"_target_": "nowhere.A"}, "b": {"_target_": f"{HERE}.ScriptedSampler"}})
+    assert "environment.classes.a._target_" in str(found.value) and "environment.classes.b" in str(found.value)
+    with pytest.raises(ValueError, match=r"^environment\.classes is empty"):
+        environments({})
+    with pytest.raises(ValueError, match=r"^environment\.tool_calls\.name: no format of tool calls is called 'hermas'"):
+        environments({"shop": {"_target_": f"{HERE}.Shop"}}, tool_calls={"name": "hermas"})

@@ -1,0 +1,82 @@
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from rft.data.encode.tokenizer import characters
+from rft.remote.event_loop import EventLoop
+from rft.rollout.environment.turns import TurnQueue
+from tests.rollout.environment.scripted import ALPHABET, SAMPLING, ScriptedSampler
+
+TOKENIZER = characters(alphabet=ALPHABET)
+
+
+@pytest.fixture
+def loop():
+    made = EventLoop("test")
+    yield made
+    made.close()
+
+
+def ids(text):
+    return TOKENIZER(text).input_ids
+
+
+def test_requests_that_wait_are_sampled_together(loop):
+    sampler = ScriptedSampler(TOKENIZER, str.upper)
+    turns = TurnQueue(loop, sampler)
+
+    async def dialogues():
+        found = await asyncio.gather(*(turns.sample(ids(text), 1, 9, SAMPLING) for text in "abc"))
+        return [completion.text for completion in (*found, await turns.sample(ids("last"), 1, 3, SAMPLING))]
+
+    assert turns.serve(dialogues()) == ["A", "B", "C", "LAS"]
+    assert sampler.batches == [3, 1]
+
+
+def test_each_way_of_sampling_is_a_batch_of_its_own(loop):
+    sampler = ScriptedSampler(TOKENIZER, str.upper)
+    turns, other = TurnQueue(loop, sampler), replace(SAMPLING, temperature=0.5)
+
+    async def dialogues():
+        ways = [SAMPLING, other, SAMPLING]
+        return [c.text for c in await asyncio.gather(*(turns.sample(ids("ab"), 1, 9, way) for way in ways))]
+
+    assert turns.serve(dialogues()) == ["AB"] * 3 and sorted(sampler.batches) == [1, 2]
+
+
+def test_a_dialogue_that_waits_delays_no_other(loop):
+    turns, ended = TurnQueue(loop, ScriptedSampler(TOKENIZER, str.upper)), []
+
+    async def one(name, seconds):
+        await turns.sample(ids(name), 1, 9, SAMPLING)
+        await asyncio.sleep(seconds)
+        await turns.sample(ids(name), 1, 9, SAMPLING)
+        ended.append(name)
+
+    async def dialogues():
+        await asyncio.gather(one("slow", 0.3), one("quick", 0.0))
+
+    start = time.perf_counter()
+    turns.serve(dialogues())
+    assert ended == ["quick", "slow"] and time.perf_counter() - start < 5
+
+
+def test_errors_of_engine_and_dialogues_are_raised(loop):
+    async def fails():
+        raise ValueError("of a dialogue")
+
+    with pytest.raises(ValueError, match="of a dialogue"):
+        TurnQueue(loop, ScriptedSampler(TOKENIZER, str.upper)).serve(fails())
+
+    def lost(text):
+        raise OSError("of the engine")
+
+    turns = TurnQueue(loop, ScriptedSampler(TOKENIZER, lost))
+
+    async def asks():
+        return await turns.sample(ids("a"), 1, 9, SAMPLING)
+
+    with pytest.raises(OSError, match="of the engine"):
+        turns.serve(asks())
