@@ -129,7 +129,7 @@ def read_config(
             raise ValueError(f"{key}.path: no model can be read from {where} ({reason})") from error
         if not trusted:
             vars(config).pop("auto_map", None)
-        return config
+        return language_config(config)
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
@@ -142,6 +142,17 @@ def read_config(
         field = re.search(r"for field '(\w+)'", str(error))
         where = f"{key}.model_config.{field[1]}={options.get(field[1])}" if field else f"{key}.model_config"
         raise ValueError(f"{where}: transformers cannot use it ({_reason(error)})") from error
+
+
+def language_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the language model with its media, where a config is of that and of others, such as one that speaks.
+
+    transformers loads such a part from the folder of the whole.
+    """
+    if type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return config
+    text, parts = config.get_text_config(), [vars(config).get(name) for name in config.sub_configs]
+    return next((part for part in parts if part and part is not text and part.get_text_config() is text), config)
 
 
 def load_with_head(

@@ -97,7 +97,7 @@ class MediaFacts:
 
     Attributes:
         refused: types of media that the run does not accept.
-        placeholders: ids of the tokens that stand for embeddings of media. They are never sampled.
+        placeholders: ids of the tokens that stand for embeddings of media or enclose them. They are never sampled.
         probe: a short text with one medium of each type, the same on every rank.
         stacked: names of tensors that the model takes with a dimension of 1 in front.
         save: writes the processor into the folder of an exported model.

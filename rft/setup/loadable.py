@@ -99,8 +99,8 @@ def _causal_model(config: PretrainedConfig, where: str, media: bool) -> PreTrain
         )
     if media and not reads_more:
         raise ValueError(f"{where}: {type(model).__name__} reads text alone; set actor/processor=none")
-    if model.base_model is model:
-        raise ValueError(f"{where}: {type(model).__name__} has no backbone apart from its head; {TEXT}")
+    if model.base_model is model and (model.get_output_embeddings() is None or config.is_encoder_decoder):
+        raise ValueError(f"{where}: {type(model).__name__} has no head that reads one sequence of states; {TEXT}")
     return model
 
 

@@ -14,7 +14,10 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor, slots_of_template
 from tests.families import Family, picture, sound
 
-READ = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "gemma3", "idefics3", "smolvlm", "qwen2_audio")
+WITH_BACKBONE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "gemma3", "idefics3", "smolvlm",
+                 "qwen2_audio")  # fmt: skip
+OMNI = "qwen2_5_omni_thinker"  # one module with its head; reads images and audio
+READ = (*WITH_BACKBONE, OMNI)
 PACKED = tuple(name for name in READ if name not in ("gemma3", "qwen2_audio"))  # the others refuse to pack
 
 
@@ -25,8 +28,8 @@ def encoder(family: Family) -> Encoder:
 
 
 def medium(family: Family, number: int) -> dict[str, Any]:
-    """A content part: an image or a sound, whose size depends on the number."""
-    if "image" in family.kinds:
+    """A content part: an image or a sound, by turns if the family reads both, whose size depends on the number."""
+    if family.kinds[number % len(family.kinds)] == "image":
         return {"type": "image", "image": picture(number, 16 + 8 * number, 16)}
     return {"type": "audio", "audio": {"array": sound(number, 3200 + 800 * number), "sampling_rate": 16000}}
 

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2_5OmniConfig
 
-from rft.actor.init import load_model, read_config
+from rft.actor.init import load_model, read_config, read_weights
+from rft.actor.loading.drawing import Drawing
+from rft.actor.model import empty_like
 from rft.data.encode.tokenizer import characters
 from rft.setup.assembly import Job
 from rft.setup.loadable import check_loadable, check_vocabulary
@@ -167,7 +169,28 @@ def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_before_it_is_lo
         job.check.end()
 
 
-def test_a_model_whose_backbone_is_not_apart_is_refused():
-    config = family("qwen2_5_omni_thinker").config
-    with pytest.raises(ValueError, match=r"^actor\.model_config: Qwen2_5Omni\w+ has no backbone apart from its head"):
+def test_a_model_without_a_head_of_its_own_is_refused():
+    config = AutoConfig.for_model("qwen2_5_omni")
+    with pytest.raises(ValueError, match=r"^actor\.model_config: Qwen2_5Omni\w+ has no head that reads one sequence"):
         check_loadable(config, None, "lm", "actor", reads_weights=True, media=True)
+
+
+@pytest.mark.parametrize("drawing", [None, Drawing()])
+def test_of_a_model_that_speaks_the_part_that_reads_is_loaded(drawing, tmp_path):
+    """The folder is as those of Qwen2.5-Omni are published."""
+    one = family("qwen2_5_omni_thinker")
+    own = one.model()
+    Qwen2_5OmniConfig(thinker_config=one.config.to_dict()).save_pretrained(tmp_path)
+    stored = {f"thinker.{name}": tensor for name, tensor in own.state_dict().items()}
+    save_file(stored | {"talker.codec_head.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    path = str(tmp_path)
+    config = read_config(path, None, 0, "actor")
+    check_loadable(config, path, "lm", "actor", reads_weights=True, media=True)
+    model = load_model(path, config, 1, drawing=drawing)
+    assert type(model) is type(own)
+    if drawing is not None:
+        plain = empty_like(model, torch.device("cpu"))
+        model.to_empty(device="cpu")
+        read_weights(model, plain, path, drawing)
+    assert model.state_dict().keys() == own.state_dict().keys()
+    assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in model.state_dict().items())

@@ -37,21 +37,38 @@ def run_backbone(
             del probe["attention_mask"]
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
-        outputs: Any = backbone(**padded, **tensors, use_cache=False)
-        states = outputs.last_hidden_state[: len(ids), : ids.shape[1]]
+        if (own := own_positions(backbone, padded, tensors)) is not None:
+            padded["position_ids"] = own[0]
+        states = hidden_states(backbone, **padded, **tensors)[: len(ids), : ids.shape[1]]
         return states.flatten(0, 1), torch.arange(ids.numel(), device=ids.device).view(ids.shape)
     if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
         positions = layout.positions
-        if media is not None and (own := packed_positions(backbone, columns, layout, media)) is not None:
-            positions = own
+        if media is not None and (found := packed_positions(backbone, columns, layout, media)) is not None:
+            positions = found
         packed |= {"position_ids": positions}
     else:
         packed = layout.shard.tokens
     if probe:
         packed, layout = _packed_with_probe(backbone, packed, probe, layout, media)
     inputs = {name: column.unsqueeze(-2) for name, column in packed.items()}
-    return backbone(**inputs, **tensors, layout=layout, use_cache=False).last_hidden_state[0], layout.place
+    return hidden_states(backbone, **inputs, **tensors, layout=layout)[0], layout.place
+
+
+def hidden_states(backbone: nn.Module, **inputs: Any) -> Tensor:
+    """The last hidden states (B, T, D) of a forward.
+
+    A model that is one module with its head has no other backbone than itself: the states are what its head reads.
+    """
+    module: Any = backbone
+    if (head := module.get_output_embeddings()) is None:
+        states: Tensor = module(**inputs, use_cache=False).last_hidden_state
+        return states
+    read: list[Tensor] = []
+    with replaced_forward(head, lambda states: read.append(states) or states):
+        module(**inputs, use_cache=False)
+    [states] = read
+    return states
 
 
 @contextmanager

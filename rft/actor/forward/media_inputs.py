@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -68,10 +68,14 @@ def own_positions(
     """
     if not media or "get_rope_index" not in dir(type(backbone)):
         return None
-    given = {**columns, **media, "attention_mask": mask}
-    method: Any = backbone.get_rope_index
-    names = inspect.signature(method).parameters
-    positions, deltas = method(**{name: value for name, value in given.items() if name in names})
+    given, module = {**columns, **media, "attention_mask": mask}, cast(Any, backbone)
+    if module.get_output_embeddings() is not None:  # a module with its head: the method wants numbers of `generate`
+        ids = columns["input_ids"]
+        given["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+        positions = module._prepare_position_ids_for_generation(ids, given)[1:]  # without those of text alone
+        return positions, module.rope_deltas
+    names = inspect.signature(module.get_rope_index).parameters
+    positions, deltas = module.get_rope_index(**{name: value for name, value in given.items() if name in names})
     return positions, deltas
 
 

@@ -304,7 +304,7 @@ def _delta(layer: Any, weight: Tensor) -> Tensor:
 
 def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     """The names of all linear layers but the head, without those of towers of media; and that of the head, if any."""
-    towers = {*model.base_model.modules()} - {*language_part(model).modules()}
+    towers = {*model.base_model.modules()} - {*language_part(model).modules(), model.get_output_embeddings()}
     modules = {name: module for name, module in model.named_modules() if module not in towers}
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     head = [name for name, module in linear.items() if module is model.get_output_embeddings()]

@@ -6,7 +6,6 @@ to as many placeholder tokens as the model has embeddings for the medium.
 
 import copy
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,7 +54,8 @@ class MediaProcessor:
 
     Attributes:
         slots: as given.
-        placeholders: ids of the tokens that stand for embeddings of media; no text may contain them otherwise.
+        placeholders: ids of the tokens that stand for embeddings of media or enclose them; no text may contain them
+            otherwise.
         columns: names of the columns of tokens that the processor returns beside the ids.
         probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
@@ -72,7 +72,7 @@ class MediaProcessor:
         self._plain = self._processor = processor
         every, media, after = "".join(slots.values()), self._probe_media(), self.tokenizer.eos_token * 3
         one, two = (self._of(text) for text in (RichText(every, media), RichText(every * 2 + after, media * 2)))
-        self.placeholders = self._find_placeholders(tokens.values(), every, one["input_ids"][0].tolist())
+        self.placeholders = self._find_placeholders(tokens.values(), one["input_ids"][0].tolist())
         self.columns = _find_columns(one, two)
         self._stacked = _find_stacked(one, two) - {*self.columns}
         self._processor = copy.copy(processor)  # its tokenizer has a token for each quoted placeholder
@@ -224,11 +224,11 @@ class MediaProcessor:
         """Samples per second of the audio that the model reads."""
         return int(self._processor.feature_extractor.sampling_rate)
 
-    def _find_placeholders(self, tokens: Iterable[str], slots: str, expanded: list[int]) -> list[int]:
-        """The ids of these tokens, and of the special tokens to which the processor expands the slots."""
-        special = set(self.tokenizer.all_special_ids)
-        added = Counter(expanded) - Counter(self.tokenizer(slots, add_special_tokens=False).input_ids)
-        return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(added.keys() & special)})
+    def _find_placeholders(self, tokens: Iterable[str], expanded: list[int]) -> list[int]:
+        """The ids of these tokens, and of the special tokens in expanded slots: some models count media by those around
+        their embeddings."""
+        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.eos_token_id, self.tokenizer.unk_token_id}
+        return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(special & {*expanded})})
 
     def _probe_media(self) -> Parts:
         """One medium of each type."""

@@ -52,9 +52,9 @@ class HFEngine(Engine):
         self.gather_options = GatherOptions(self.dtype)
         self.model = context.model.eval().requires_grad_(False)
         self.sleep()
-        if self.dtype.itemsize < torch.float32.itemsize:
-            head = self.model.get_output_embeddings()
-            vars(head)["forward"] = partial(float32_logits, head)
+        head = self.model.get_output_embeddings()
+        logits = partial(float32_logits, head) if self.dtype.itemsize < torch.float32.itemsize else head.forward
+        vars(head)["forward"] = lambda states: logits(states[:, -1:])  # not every class takes `logits_to_keep`
         self.tokenizer = context.tokenizer
         self.media = context.media
         self.max_rows = max_rows
@@ -199,7 +199,7 @@ class HFEngine(Engine):
                 masks, shift = self._with_media([prompts[i] for i in part], ids, masks, shift)
             shifts.append(shift)
             cache = make_cache(self.model.config)
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **masks)
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **masks)
             caches.append(cache)
             logits.append(out.logits[:, -1])
         last = torch.cat(logits)

@@ -1,5 +1,7 @@
 """Rows with media have the log-probabilities of the model's own call: in any order, padded, packed, with a probe."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,13 +12,15 @@ from rft.actor.packing.layout import pack_layout
 from rft.actor.packing.micro_batches import _in_forward_order
 from rft.batch.media import media_entries
 from tests.families import family
-from tests.families.rows import PACKED, READ, batch_of, columns, encoder, inputs_of, rows
+from tests.families.rows import OMNI, PACKED, READ, batch_of, columns, encoder, inputs_of, rows
+
+ONE_KIND = [(OMNI, ("image",)), (OMNI, ("audio",))]  # by default its rows have both
 
 
-def made(name):
-    """A network, its encoder, the rows and their batch."""
+def made(name, kinds=None):
+    """A network, its encoder, the rows with media of these kinds and their batch."""
     one = family(name)
-    encode, given = encoder(one), rows(one)
+    encode, given = encoder(one), rows(replace(one, kinds=kinds or one.kinds))
     return LanguageNetwork(one.model()), encode, given, batch_of(encode, given)
 
 
@@ -34,9 +38,9 @@ def by_the_model(network, encode, row):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", READ)
-def test_padded_rows_have_the_numbers_of_the_models_own_call(name):
-    network, encode, given, batch = made(name)
+@pytest.mark.parametrize(("name", "kinds"), [*((name, None) for name in READ), *ONE_KIND])
+def test_padded_rows_have_the_numbers_of_the_models_own_call(name, kinds):
+    network, encode, given, batch = made(name, kinds)
     facts, mask = encode.media_facts, batch["loss_mask"]
     found = columns(network, batch, facts)
     for number, row in enumerate(given):
@@ -52,9 +56,9 @@ def test_padded_rows_have_the_numbers_of_the_models_own_call(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", PACKED)
-def test_packed_rows_have_the_numbers_of_padded_ones(name):
-    network, encode, _, batch = made(name)
+@pytest.mark.parametrize(("name", "kinds"), [*((name, None) for name in PACKED), *ONE_KIND])
+def test_packed_rows_have_the_numbers_of_padded_ones(name, kinds):
+    network, encode, _, batch = made(name, kinds)
     facts = encode.media_facts
     padded = columns(network, batch, facts)["logprobs"]
     use_packed_attention(network.model, "actor", facts)

@@ -1,5 +1,6 @@
 """What a forward reads of media: tensors, positions and forbidden logits; and which part of a model reads text."""
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -59,12 +60,13 @@ def test_only_rows_with_media_of_such_a_model_have_positions_of_their_own():
     assert own_positions(other.model().base_model, columns, prompt.media) is None
 
 
-def test_towers_are_no_part_of_the_language_model():
-    model = family("llava").model()
+@pytest.mark.parametrize(("name", "path"), [("llava", "model.language_model"), ("qwen2_5_omni_thinker", "model")])
+def test_towers_are_no_part_of_the_language_model(name, path):
+    model = family(name).model()
     part = language_part(model)
-    assert part is model.model.language_model
+    assert part is model.get_submodule(path)
     names, head = linear_layers(model)
-    assert head == ["lm_head"] and names and all(name.startswith("model.language_model.") for name in names)
+    assert head == ["lm_head"] and names and all(name.startswith(f"{path}.") for name in names)
     from rft.distributed import start
 
     text = small_actor(start("cpu")).plain_model()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig, Qwen2_5OmniConfig
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from rft.actor.heads import ScoreNetwork
@@ -13,10 +13,10 @@ from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
 from rft.batch.media import concat_media, media_entries
 from tests.families import family
-from tests.families.rows import PACKED, READ, batch_of, encoder, inputs_of, rows
+from tests.families.rows import OMNI, PACKED, WITH_BACKBONE, batch_of, encoder, inputs_of, rows
 
 FAST = ("qwen2_5_vl", "llava", "gemma3", "qwen2_audio")
-NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in READ]
+NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in WITH_BACKBONE]
 
 
 def loaded(path, head, pad):
@@ -90,7 +90,7 @@ def test_what_transformers_has_stays_and_a_family_without_a_backbone_has_none():
     config = family("gemma3").config
     made = CLASSIFIERS["score"].class_of(config)
     assert type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING and made is CLASSIFIERS["score"].kind
-    assert media_classifier(Qwen2_5OmniConfig, GenericForSequenceClassification) is None
+    assert media_classifier(type(family(OMNI).config), GenericForSequenceClassification) is None
     assert media_classifier(type(family("llava").config), GenericForSequenceClassification) is media_classifier(
         type(family("llava").config), GenericForSequenceClassification
     )

@@ -82,7 +82,7 @@ def test_files_of_a_small_model_are_loaded_by_transformers(world, tmp_path, monk
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "gemma3", "qwen2_audio"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "gemma3", "qwen2_audio", "qwen2_5_omni_thinker"])
 def test_a_new_model_has_the_names_of_published_checkpoints(name, tmp_path):
     """Those that engines know; transformers loads them."""
     model = family(name).model()

@@ -56,7 +56,7 @@ def test_turns_of_a_dialogue_train_and_keep_their_media():
     assert spoken.replace(encode.processor.tokenizer.eos_token, "|") == "two|two|"
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl", "gemma3", "qwen2_audio"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl", "gemma3", "qwen2_audio", "qwen2_5_omni_thinker"])
 def test_a_quoted_placeholder_is_spelled(name):
     one = family(name)
     encode = encoder(one)
