@@ -297,7 +297,8 @@ class Actor(TrainableModel):
         options: dict[str, Any] = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
         if (facts := self.context.media) is not None:
-            options["media"] = MediaInputs(micro.media, facts, micro.lacks_media)
+            with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
+            options["media"] = MediaInputs(micro.media, facts, with_probe)
         with self.world.wait.during(f"the forward pass of {self.key}"):
             return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
 

@@ -108,3 +108,7 @@ class MediaFacts:
     probe: EncodedText
     stacked: frozenset[str]
     save: Callable[[Path], None]
+
+    def all_kinds(self, names: Iterable[str]) -> bool:
+        """Whether tensors of these names are of all types of media that the run accepts."""
+        return (self.probe.media or {}).keys() <= {*names}

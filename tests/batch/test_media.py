@@ -265,23 +265,25 @@ def test_a_dummy_row_has_no_media_and_no_token_that_refers_to_them():
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_rank_knows_which_micro_batches_of_others_have_media_that_it_lacks(ranks, packing):
+def test_a_rank_knows_in_which_micro_batches_the_media_of_ranks_differ(ranks, packing):
     batch, device = collate(rows_of()), torch.device("cpu")
     shares = [torch.tensor([0, 2, 5, 7]), torch.tensor([1, 4]), torch.tensor([], dtype=torch.int64)]
 
-    def work_of(world):
+    def work_of(world, chosen=None):
         world.device = device
-        own = batch[shares[world.rank]]
+        own = batch[shares[world.rank] if chosen is None else chosen]
         batcher = MicroBatcher(20, packing, False, takes_media=True)
         made = list(batcher.micro_batches(own, dummy_row(batch[5:], own), world, None))
-        return [(set(micro.media), micro.lacks_media) for micro in made]
+        return [(set(micro.media), micro.media_differ) for micro in made]
 
     found = ranks(3, work_of)
     assert len({len(micros) for micros in found}) == 1
     for number, micros in enumerate(zip(*found, strict=True)):
-        everything = set().union(*(kinds for kinds, _ in micros))
-        assert [lacks for _, lacks in micros] == [kinds != everything for kinds, _ in micros], number
-    assert any(lacks for _, lacks in found[2]) and not all(lacks for micros in found for _, lacks in micros)
+        differ = any(kinds != micros[0][0] for kinds, _ in micros)
+        assert [told for _, told in micros] == [differ] * 3, number
+    assert any(told for _, told in found[0])
+    alike = ranks(3, lambda world: work_of(world, shares[0]))
+    assert not any(told for micros in alike for _, told in micros)
 
 
 def test_media_of_a_group_exist_once_in_the_batch_between_ranks_and_in_a_checkpoint():

@@ -24,7 +24,7 @@ class MediaInputs:
         tensors: of the rows that have media, concatenated in the order in which the forward has the rows.
         facts: of the model's processor.
         with_probe: the forward computes the probe of `facts` behind its rows, whose states nothing reads. FSDP gathers
-            the weights of a tower only if every rank runs it, and other ranks have media in this micro-batch.
+            the weights of a tower only if every rank runs it, and other ranks have other media in this micro-batch.
     """
 
     tensors: Mapping[str, Tensor]

@@ -28,7 +28,7 @@ class MicroBatch:
         computed: tokens of the forward, padding included.
         last: no other micro-batch of the batch follows.
         media: of the rows that have any, concatenated in the order in which the forward has the rows.
-        lacks_media: the rows of another rank have media of a kind that those of this rank do not have.
+        media_differ: the rows of some ranks have media of a kind that those of others do not have.
     """
 
     rows: Tensor
@@ -37,7 +37,7 @@ class MicroBatch:
     computed: int
     last: bool
     media: dict[str, Tensor]
-    lacks_media: bool = False
+    media_differ: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class MicroBatcher:
         else:
             cuts = cut_padded(batch, self.max_tokens)
             cuts += [[]] * (agree(len(cuts)) - len(cuts))
-        lacks_media = self._lacks_media(batch, cuts, world)
+        media_differ = self._media_differ(batch, cuts, world)
         for number, rows in enumerate(cuts, start=1):
             chosen = torch.tensor(rows, dtype=torch.int64)
             part = trim(batch[chosen]) if rows else first_token(dummy)
@@ -109,16 +109,16 @@ class MicroBatcher:
             moved = layout and layout.to(world.device)
             media = {name: tensor.to(world.device) for name, tensor in media.items()}
             part = part.exclude("media") if "media" in part.keys() else part
-            last, lacks = number == len(cuts), lacks_media[number - 1]
-            yield MicroBatch(chosen, part.to(world.device), moved, computed, last, media, lacks)
+            last, differ = number == len(cuts), media_differ[number - 1]
+            yield MicroBatch(chosen, part.to(world.device), moved, computed, last, media, differ)
 
-    def _lacks_media(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
-        """Of each micro-batch, whether other ranks have media of a kind that this one does not have. A collective."""
+    def _media_differ(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
+        """Of each micro-batch, whether ranks have media of different kinds. A collective."""
         if not self.takes_media or world.size == 1:
             return [False] * len(cuts)
         entries = media_entries(batch)
         own = [{name for row in rows if entries for name in entries[row].keys()} for rows in cuts]
-        return [not set().union(*kinds) <= kinds[world.rank] for kinds in zip(*world.gather(own), strict=True)]
+        return [any(names != kinds[0] for names in kinds) for kinds in zip(*world.gather(own), strict=True)]
 
 
 def _in_forward_order(entries: list[TensorDict], layout: PackedLayout | None) -> list[TensorDict]:

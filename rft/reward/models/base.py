@@ -204,11 +204,13 @@ class ModelTerm(Term):
         return [found[n] for n in range(len(texts))]
 
     def _with_probe(self, texts: list[EncodedText]) -> list[EncodedText]:
-        """The texts, and a small one with media behind them where they have none and other ranks may have some.
+        """The texts, and a small one with media behind them where they lack media that other ranks may have.
 
         FSDP gathers the weights of a tower only if every rank runs it.
         """
-        if self._processor is None or not self.collective or any(text.media for text in texts):
+        if self._processor is None or not self.collective:
+            return texts
+        if self._processor.facts.all_kinds(name for text in texts for name in text.media or ()):
             return texts
         return [*texts, self._processor.probe]
 
