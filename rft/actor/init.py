@@ -145,7 +145,7 @@ def read_config(
 
 
 def language_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the language model with its media, where a config is of that and of others, such as one that speaks.
+    """The config of the model that reads media and writes text, where a config is of that and of one that speaks.
 
     transformers loads such a part from the folder of the whole.
     """

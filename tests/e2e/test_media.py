@@ -2,10 +2,13 @@
 
 import json
 import math
+import wave
 
 import pytest
+import torch
 from rich.console import Console
-from transformers import AutoModelForMultimodalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForMultimodalLM, Qwen2_5OmniConfig
 
 from rft.data.encode.without_video import load_processor
 from rft.distributed import stop
@@ -14,6 +17,8 @@ from rft.modes.plan.job import PlanJob
 from rft.rollout.engine.base import EngineFacts
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
+from tests.families import family, picture, sound
+from tests.families.rows import OMNI
 
 SMALL = (
     "data.train.count=48", "data.eval.heldout.count=8", "warmup=none", "steps=2", "batch.prompts=4",
@@ -54,6 +59,73 @@ def test_a_run(name, resolved, tmp_path):
     model = AutoModelForMultimodalLM.from_pretrained(exported)
     assert model.config.model_type == config["actor"]["model_config"]["model_type"]
     assert type(load_processor(str(exported))).__name__.startswith("Qwen2")
+
+
+def one_module_with_its_head(folder):
+    """Options of a run with a Qwen2.5-Omni in a folder as it is published, and rows without media, with an image, a
+    sound and both."""
+    one, parts = family(OMNI), {"image": "a.png", "audio": "a.wav"}
+    one.processor.save_pretrained(folder)
+    Qwen2_5OmniConfig(thinker_config=one.config.to_dict()).save_pretrained(folder)
+    tensors = {f"thinker.{name}": tensor for name, tensor in one.model().state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    picture(0).save(folder / parts["image"])
+    with wave.open(str(folder / parts["audio"]), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes((sound(0) * 1000).astype("<i2").tobytes())
+    kinds = [("image",), (), ("image", "audio"), ("audio",)]
+    asked = [[*({"type": kind, kind: parts[kind]} for kind in own), {"type": "text", "text": "?"}] for own in kinds]
+    lines = [json.dumps({"prompt": [{"role": "user", "content": content}], "answer": "2"}) for content in asked]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    (folder / "heldout.jsonl").write_text(lines[2].replace("?", "!"))
+    (folder / "score.py").write_text("def score(response, row):\n    return float(sum(map(ord, response)) % 7)\n")
+    return (
+        "actor=hf", "actor/processor=pretrained", f"actor.path={folder}", "actor.optimizer.lr=1e-2", "data=questions",
+        f"data.train.path={folder / 'rows.jsonl'}", f"data.eval.questions.path={folder / 'heldout.jsonl'}",
+        "rollout.max_new_tokens=6", "steps=2", "batch.prompts=4", "algorithm.group_size=4",
+        "reward=function", f"reward.terms.function.function={folder / 'score.py'}:score", "checkpoint.every=1",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [
+        (("actor.packing=false", "strategy.activation_checkpointing=full"), {}),
+        (("algorithm=ppo",), {}),
+        (
+            ("actor.frozen=[visual.*]", "actor.optimizer.lr_factors={audio_tower.*: 0.1}"),
+            {"visual.": 0, "audio_tower.": 0.1},
+        ),
+        (("actor/lora=lora", "actor.lora.rank=2"), dict.fromkeys(("visual.", "audio_tower.", "lm_head."), 0)),
+    ],
+)
+def test_a_model_that_is_one_module_with_its_head(changes, factors, resolved, tmp_path):
+    """It trains, stops and continues with the same numbers, and its export is read by transformers and by a run."""
+    given = (*one_module_with_its_head(tmp_path), *changes)
+
+    def run(name, *options):
+        Job(resolved(*given, f"output_dir={tmp_path / name}", *options)).fit("")
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        logged = [{k: v for k, v in json.loads(line).items() if isinstance(v, float)} for line in lines]
+        assert all(row["rollout/logprob_gap"] < 1e-4 for row in logged if "rollout/logprob_gap" in row)
+        return [{k: v for k, v in row.items() if k.startswith(("loss", "reward", "grad"))} for row in logged]
+
+    whole = run("whole")
+    run("parts", "steps=1")
+    assert run("parts") == whole and any(row.get("grad_norm", 0) > 0 for row in whole)
+    exported = tmp_path / "whole" / "checkpoints" / "latest" / "actor"
+    trained = AutoModelForMultimodalLM.from_pretrained(exported).state_dict()
+    first = family(OMNI).model().state_dict()
+    assert trained.keys() == first.keys()
+    moved = {
+        part: max(float((trained[name] - first[name]).abs().max()) for name in first if name.startswith(part))
+        for part in ("model.layers.", "visual.", "audio_tower.", "lm_head.")
+    }
+    for part, most in moved.items():
+        assert most == pytest.approx(factors.get(part, 1) * moved["model.layers."], rel=0.5), part
+    assert moved["model.layers."] > 0
+    run("again", "steps=1", f"actor.path={exported}")
 
 
 @pytest.mark.slow

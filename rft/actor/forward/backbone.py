@@ -65,7 +65,12 @@ def hidden_states(backbone: nn.Module, **inputs: Any) -> Tensor:
         states: Tensor = module(**inputs, use_cache=False).last_hidden_state
         return states
     read: list[Tensor] = []
-    with replaced_forward(head, lambda states: read.append(states) or states):
+
+    def keep(states: Tensor) -> Tensor:
+        read.append(states)
+        return states
+
+    with replaced_forward(head, keep):
         module(**inputs, use_cache=False)
     [states] = read
     return states

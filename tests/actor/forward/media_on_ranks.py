@@ -24,7 +24,13 @@ from tests.families import family
 from tests.families.rows import OMNI, batch_of, encoder, rows
 from tests.helpers import NLL, make_optimizer, make_strategy, yaml_options
 
-CASES = {"qwen2_5_vl": True, "llava": True, "gemma3": False, "qwen2_audio": False, OMNI: True}  # whether rows are packed
+CASES = {
+    "qwen2_5_vl": True,
+    "llava": True,
+    "gemma3": False,
+    "qwen2_audio": False,
+    OMNI: True,
+}  # whether rows are packed
 LAYOUTS = 20  # of each family, 100 in all
 UNEVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]  # only the first rank has media
 
