@@ -12,9 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import fields
-
-UNSCORED = "unscored"  # the entry of a row's fields: {term: reason}
-EPISODE = "episode"  # the entry of a row's fields with the record of an episode; also its "term" if it failed
+from rft.batch.entries import EPISODE
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from rft.batch.encoded import as_encoded
 from rft.batch.media import join_media
-from rft.batch.scores import EPISODE
+from rft.batch.entries import EPISODE
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
-from rft.batch.scores import UNSCORED, number_or_none
+from rft.batch.entries import UNSCORED
+from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rft.batch.scores import EPISODE, UNSCORED, mean_of_scored, number_or_none
+from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.scores import mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores

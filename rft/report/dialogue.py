@@ -7,7 +7,6 @@ from typing import Any
 
 from rft.report.page import LONGEST, cut
 
-EPISODE = "episode"  # the entry of a sampled text with the record of its episode
 NUMBERS = ("turns", "tool_calls", "tool_failures", "environment_s", "reward", "failed")  # entries shown below
 
 

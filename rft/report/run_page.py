@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.batch.entries import EPISODE
 from rft.logger.history import (
     ELAPSED,
     STDERR,
@@ -22,7 +23,7 @@ from rft.logger.history import (
 )
 from rft.logger.log import Report
 from rft.report.chart import Curve, draw
-from rft.report.dialogue import EPISODE, dialogue
+from rft.report.dialogue import dialogue
 from rft.report.dialogue import facts as episode_facts
 from rft.report.media import MOST_MIB, PageMedia
 from rft.report.page import LONGEST, cut, page

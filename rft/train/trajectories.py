@@ -6,7 +6,8 @@ from typing import Any
 from tensordict import TensorDict
 
 from rft.batch.columns import fields
-from rft.batch.scores import EPISODE, UNSCORED, number_or_none
+from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.scores import number_or_none
 from rft.evaluation.base import term_scores
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.reward.route import SOURCE

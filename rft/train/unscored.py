@@ -1,6 +1,6 @@
 """Why a run stops whose reward gives too few scores."""
 
-from rft.batch.scores import UNSCORED
+from rft.batch.entries import UNSCORED
 
 
 def unscored_problem(numbers: dict[str, float], rows: int, most: float) -> str:

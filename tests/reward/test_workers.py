@@ -68,6 +68,11 @@ def test_a_registered_rule_gives_the_same_scores_in_workers():
     assert scores.total.sum() == 50
 
 
+def test_the_fork_server_of_rules_needs_no_torch():
+    code = "import sys, rft.reward.rules, rft.reward.workers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, "each worker would map its libraries"
+
+
 def test_a_function_on_lists_is_one_job():
     batch = reward_of({"a": {"function": f"{MODULE}:trl", "weight": 1.0, "call": CALL}}, "a")
     rows = [{"prompt": "p", "answer": "x"}] * 3

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.batch.scores import EPISODE
+from rft.batch.entries import EPISODE
 from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,

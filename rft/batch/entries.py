@@ -1,0 +1,4 @@
+"""Names of entries that are added to the fields of a row. Without torch: workers of rewards import them."""
+
+UNSCORED = "unscored"  # {term: reason}
+EPISODE = "episode"  # the record of an episode; also its "term" in UNSCORED if it failed
