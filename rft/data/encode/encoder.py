@@ -128,9 +128,10 @@ class Encoder:
 
     def prompt(self, row: Mapping[str, Any]) -> EncodedText:
         """`prompts` of one row, whose place is not known."""
-        return self._limited(self._whole_prompt(row), row)
+        return self._limited(self.whole_prompt(row), row)
 
-    def _whole_prompt(self, row: Mapping[str, Any]) -> EncodedText:
+    def whole_prompt(self, row: Mapping[str, Any]) -> EncodedText:
+        """`prompt` without `limit`."""
         [ids] = self.tokenize([self._prompt(row, "the prompt")])
         if not self._prefix + ids:
             raise ValueError("the prompt is empty; remove the row")
@@ -183,7 +184,7 @@ class Encoder:
         """The example with the prompt as `prompts` gives it."""
         if self.limit is None or row.get("prompt") is None:
             return ids, trains
-        whole = self._whole_prompt(row)
+        whole = self.whole_prompt(row)
         cut = self._limited(whole, row)
         if len(cut) == len(whole):
             return ids, trains

@@ -78,8 +78,8 @@ class TurnTemplate:
         return self._encoder.prompt(self._row(messages, tools))
 
     def rendered(self, messages: list[Message], tools: Tools = None) -> EncodedText:
-        """`opening`, of any number of tokens: the prompt of a dialogue that has answers, all of it encoded again."""
-        return self._encoder.whole_prompts([self._row(messages, tools)])[0]
+        """The prompt of a dialogue that has answers, all of it encoded again. It may have any length."""
+        return self._encoder.whole_prompt(self._row(messages, tools))
 
     def suffix(self, messages: list[Message], end: int | None, tools: Tools = None) -> EncodedText:
         """The tokens between a sampled answer and the next one: what the template writes behind an answer, the

@@ -1,5 +1,6 @@
 """The tokens between two answers are those that the template writes there, or there are none."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -77,16 +78,35 @@ def test_results_follow_the_calls_of_an_answer():
     assert between(chats.LLAMA3, [RESULT], "<|eot_id|>").startswith("<|start_header_id|>tool")  # it renders no calls
 
 
-def test_a_suffix_that_depends_on_more_than_its_messages_is_none():
-    with pytest.raises(NoSuffix, match="user: the template writes something else behind other conversations"):
-        between(chats.MISTRAL, [TWO[2]], "</s>", [SCHEMA])  # it moves the tools to the last question
-    counted = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|end|>{% endfor %}"
-    own = tokenizer(chats.PHI3)
-    own.chat_template = counted
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "messages | length > 3",
+        "messages[0].role == 'system'",
+        "messages | selectattr('reasoning_content', 'defined') | list",
+        "messages | selectattr('tool_calls', 'defined') | list",
+        "messages | selectattr('role', 'equalto', 'tool') | list",
+        "tools",
+    ],
+)
+def test_a_suffix_that_depends_on_more_than_its_messages_is_none(condition):
+    own = tokenizer(chats.CHATML)
+    own.chat_template = f"{chats.CHATML}{{% if {condition} %}}more{{% endif %}}"
     turns = TurnTemplate(Encoder(own, "chat", None))
-    for _ in range(2):
-        with pytest.raises(NoSuffix, match="user: the template writes something else"):
-            turns.suffix([TWO[2]], None)
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(NoSuffix, match="user: the template writes something else behind other conversations"):
+            turns.suffix([TWO[2]], None, [SCHEMA])
+
+
+def test_tools_count_only_where_there_are_tools(tmp_path):
+    own = tokenizer(chats.CHATML)
+    own.chat_template = f"{chats.CHATML}{{% if tools %}}more{{% endif %}}"
+    TurnTemplate(Encoder(own, "chat", None)).suffix([TWO[2]], None)
+    (tmp_path / "tools.json").write_text(json.dumps([SCHEMA]))
+    always = TurnTemplate(Encoder(own, "chat", None, str(tmp_path / "tools.json")))
+    for turns, tools in ((TurnTemplate(Encoder(own, "chat", None)), [SCHEMA]), (always, None)):
+        with pytest.raises(NoSuffix, match="user: the template writes something else behind other conversations"):
+            turns.suffix([TWO[2]], own.eos_token_id, tools)
 
 
 def test_tools_alone_do_not_hinder():
