@@ -84,6 +84,7 @@ METHOD = {
     "aggregation": {"name": "seq_mean_token_mean"},
     "shaping": {},
     "reward_kl": None,
+    "turn_rewards": None,
     "critic_loss": {"name": "value", "clip": None},
     "prm_loss": None,
     "schedules": {},

@@ -29,7 +29,7 @@ from rft.actor.reference import AdapterReference
 from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
-from rft.batch.columns import candidates
+from rft.batch.columns import candidates, predicted
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
@@ -300,7 +300,7 @@ class Actor(TrainableModel):
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
             options["media"] = MediaInputs(micro.media, facts, with_probe)
         with self.world.wait.during(f"the forward pass of {self.key}"):
-            return network(batch["tokens"], batch["loss_mask"], outputs, temperature, micro.layout, **options)
+            return network(batch["tokens"], predicted(batch), outputs, temperature, micro.layout, **options)
 
     @torch.no_grad()
     def _suspects(

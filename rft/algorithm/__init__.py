@@ -1,7 +1,7 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
 from rft.algorithm import control, kl
-from rft.algorithm.advantage import group, process, returns, solved, teacher, tracker, win_rate
+from rft.algorithm.advantage import group, process, returns, solved, teacher, tracker, turns, win_rate
 from rft.algorithm.loss import (
     clip,
     distill,
@@ -58,6 +58,7 @@ __all__ = [
     "terms",
     "tracker",
     "trust",
+    "turns",
     "value",
     "win_rate",
 ]

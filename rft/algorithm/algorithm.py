@@ -17,9 +17,10 @@ from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import ROLES
 from rft.algorithm.scores.groups import informative_groups
 from rft.algorithm.scores.pairs import both
-from rft.algorithm.scores.rewards import token_rewards
+from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
 from rft.algorithm.token_weights.aggregation import unit_weights
 from rft.algorithm.token_weights.correction import Correction
+from rft.algorithm.trajectories import joined_rows
 from rft.batch.scores import is_scored
 from rft.errors import Checks, FunctionError, spell_type
 from rft.metrics import Metrics
@@ -75,6 +76,9 @@ class Algorithm:
         for name, plugin in self.shaping.items():
             if plugin.facts.state is not None:
                 self.shaping_states[name] = check.attempt(_state, plugin, f"{key}.shaping.{name}")
+        self.advantage_state: Any = None
+        if self.advantage is not None and self.advantage.facts.state is not None:
+            self.advantage_state = check.attempt(_state, self.advantage, f"{key}.advantage")
         check.end()
         weighs = self.correction is not None and self.correction.weighs
         self.policy = Objective([Term(loss.name, loss, Control(1.0)), *terms], mask, weighs)
@@ -107,6 +111,8 @@ class Algorithm:
             stages.append(("algorithm.reward_kl", ("ref_logprobs", "old_logprobs"), ()))
         for plugin in self.shaping.values():
             stages.append(("algorithm.shaping", ("scores", *plugin.facts.reads), ()))
+        if self.options.turn_rewards is not None:
+            stages.append(("algorithm.turn_rewards", ("turn", "turn_scores"), ()))
         if self.advantage is not None:
             facts = self.advantage.facts
             stages.append(("algorithm.advantage", ("scores", *facts.reads), tuple(facts.writes)))
@@ -123,7 +129,8 @@ class Algorithm:
 
     def unread(self) -> dict[str, str]:
         """Options of the algorithm that nothing reads, and why."""
-        found = dict.fromkeys(("advantage", "advantage_clip", "shaping", "reward_kl"), self.unread_advantage())
+        names = ("advantage", "advantage_clip", "shaping", "reward_kl", "turn_rewards")
+        found = dict.fromkeys(names, self.unread_advantage())
         if "old_logprobs" not in self.reads() and not self.current_outputs:
             found["old_logprobs"] = f"the loss {self.policy.terms[0].name!r} reads no old_logprobs"
         return {name: reason for name, reason in found.items() if reason}
@@ -173,7 +180,12 @@ class Algorithm:
         """Writes `loss_mask`, (B, T) bool; a pair trains only if both of its rows do.
 
         For a loss with the unit `group`, `unit` becomes `group`. A selection that masks writes its own columns, too.
+        Whole trajectories are truncated, scored, compared and selected.
         """
+        with joined_rows(batch) as (rows, _):
+            self._mask(rows)
+
+    def _mask(self, batch: TensorDict) -> None:
         if self.policy.terms[0].plugin.facts.unit == "group":
             batch["unit"] = batch["group"]
         keep = batch["response_mask"].clone()
@@ -212,11 +224,15 @@ class Algorithm:
         """Corrects for the rollout policy, then writes what the advantage estimator writes.
 
         Of the rows that count, see `_counted`, scores are shaped, the KL is subtracted, the estimator runs, and the
-        advantages are limited.
+        advantages are limited. The rows of a trajectory are one: its score counts once, and returns run through it.
 
         Raises:
             ValueError: a score is not finite; names the rows.
         """
+        with joined_rows(batch) as (rows, _):
+            self._correct_and_estimate(rows, all_sum, metrics)
+
+    def _correct_and_estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         correction = self.correction if self.correction and self.correction.anchor == "old" else None
         if correction is not None:
             correction.unsigned(batch["old_logprobs"], batch, all_sum, metrics)
@@ -238,7 +254,9 @@ class Algorithm:
         if {"teacher_logprobs", "old_logprobs"} <= set(rows.keys()):
             metrics.mean("kl/teacher", rows["old_logprobs"] - rows["teacher_logprobs"], rows["loss_mask"])
         scores, rewards = token_rewards(scores, rows["loss_mask"], penalty, self.reward_control.coef)
-        supplied = {"all_sum": all_sum, "term_weights": self.term_weights}
+        if (turns := self.options.turn_rewards) is not None:
+            scores, rewards = add_turn_rewards(scores, rewards, rows, turns.discount, turns.weight)
+        supplied = {"all_sum": all_sum, "term_weights": self.term_weights, "state": self.advantage_state}
         columns = self.advantage(scores, rewards, rows.exclude("fields"), **supplied)
         if not isinstance(columns, dict):
             raise FunctionError(
@@ -251,6 +269,9 @@ class Algorithm:
                 column = column.clamp(-limit, limit)
             batch[name] = torch.zeros(batch["loss_mask"].shape, device=scores.device)
             batch[name][places] = column.float()
+        if self.advantage_state is not None:
+            for number, value in self.advantage_state.numbers().items():  # the same on every rank
+                metrics.largest(f"advantage/{number}", value)
 
     def _counted(self, batch: TensorDict) -> Tensor:
         """The rows whose scores count, (B,) bool: those with a score, neither rejected nor masked in a tied group."""
@@ -284,17 +305,19 @@ class Algorithm:
         """Computes what depends on the whole mini-batch: correction against the current policy, statistics, weights.
 
         Writes `loss_weights` (B, T), `unit_weights` (B,), with totals over all ranks, and what the plugins prepare.
+        The weights count trajectories.
 
         Args:
             current: outputs of the current policy for this mini-batch, by the names in `current_outputs`, (B, T) each.
             batch: this rank's rows of the mini-batch.
             seed: of this optimizer step.
         """
-        if self.correction is not None and self.correction.anchor == "rollout":
-            self.correction.unsigned(current["logprobs"], batch, all_sum, metrics)
-            self.correction.signed(current["logprobs"], batch, all_sum, metrics)
-        self.policy.prepare(current, batch, all_sum, seed)
-        self.compute_loss_weights(batch, all_sum)
+        with joined_rows(batch, current) as (rows, outputs):
+            if self.correction is not None and self.correction.anchor == "rollout":
+                self.correction.unsigned(outputs["logprobs"], rows, all_sum, metrics)
+                self.correction.signed(outputs["logprobs"], rows, all_sum, metrics)
+            self.policy.prepare(outputs, rows, all_sum, seed)
+            self.compute_loss_weights(rows, all_sum)
 
     @property
     def current_outputs(self) -> tuple[str, ...]:
@@ -318,10 +341,12 @@ class Algorithm:
                 term.coef.update(finite[term.plugin.facts.controlled_by], rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The controllers' coefficients, and what shapings remember."""
+        """The controllers' coefficients, and what shapings and the advantage remember."""
         terms = {term.name: term.coef.state_dict() for term in self.policy.terms[1:]}
         shaping = {name: remembered.state_dict() for name, remembered in self.shaping_states.items()}
-        return {"reward_kl": self.reward_control.state_dict(), "terms": terms, "shaping": shaping}
+        advantage = {} if self.advantage_state is None else self.advantage_state.state_dict()
+        control = self.reward_control.state_dict()
+        return {"reward_kl": control, "terms": terms, "shaping": shaping, "advantage": advantage}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
@@ -330,10 +355,12 @@ class Algorithm:
             term.coef.load_state_dict(state["terms"][term.name])
         for name, remembered in self.shaping_states.items():
             remembered.load_state_dict(state["shaping"][name])
+        if self.advantage_state is not None and (remembered := state.get("advantage")):
+            self.advantage_state.load_state_dict(remembered)  # none in a fork of a run with another advantage
 
 
 def _state(plugin: Plugin, key: str) -> Stateful:
-    """What a shaping remembers, before the first step."""
+    """What a plugin remembers, before the first step."""
     state = plugin.facts.state()
     if not isinstance(state, Stateful):
         raise ValueError(

@@ -107,7 +107,8 @@ def _units(algorithm: Algorithm, key: str) -> None:
 
 
 def _scores(algorithm: Algorithm, key: str) -> None:
-    for part, given in (("shaping", algorithm.shaping), ("reward_kl", algorithm.reward_kl)):
+    for part in ("shaping", "reward_kl", "turn_rewards"):
+        given = vars(algorithm.options)[part]
         if given and algorithm.advantage is None:
             raise ValueError(f"{key}.{part} changes scores, which only {key}.advantage reads; take it out")
         if given and algorithm.advantage is not None and algorithm.advantage.facts.raw:
@@ -229,6 +230,13 @@ def check_flow(algorithm: Algorithm, writes: Sequence[str], writes_if_read: Sequ
     """
     reads = algorithm.reads()
     copied = algorithm.options.old_logprobs == "rollout"
+    if "trajectory" in writes and algorithm.selection.facts.resamples:
+        raise ValueError(
+            f"algorithm.pick={algorithm.selection.name} draws single rows, but a trajectory of algorithm.source may "
+            "have several; set algorithm.pick=all"
+        )
+    if "trajectory" in writes and "turn" not in writes:
+        raise ValueError("algorithm.source writes trajectory, whose rows are ordered by turn; let it write turn, too")
     stages: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.source", (), (*writes, *(name for name in writes_if_read if name in reads))),
         ("algorithm.mask_truncated", ("response_mask", "truncated"), ("loss_mask",)),

@@ -9,6 +9,7 @@ from torch import Tensor
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
 from rft.algorithm.token_weights.correction import row_weights
+from rft.algorithm.trajectories import trajectories_of
 from rft.batch.columns import over
 from rft.errors import FunctionError, spell_type
 from rft.registry import Plugin
@@ -72,10 +73,16 @@ class Objective:
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Value and weight of a term, (B, T) or (B,) as its unit says, and its statistics.
 
+        The term is evaluated on whole trajectories; where one has several rows, the value of a unit stands in all of
+        them and weighs in one.
+
         Raises:
             ValueError: a function returned a reduced value, or one of another shape.
         """
         given = [outputs[name] for name in term.plugin.facts.outputs]
+        trajectories = trajectories_of(batch)
+        if trajectories is not None:
+            given, batch = [trajectories.join(column) for column in given], trajectories.rows(batch)
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
@@ -95,6 +102,11 @@ class Objective:
             )
         if main and self.corrected:
             weights = weights * (batch["correction_weights"] if unit == "token" else row_weights(batch))
+        if trajectories is not None:
+            loss, weights = trajectories.split(loss), trajectories.split(weights)
+            statistics = {name: trajectories.split(number) for name, number in statistics.items()}
+            if unit != "token":
+                weights = torch.where(trajectories.is_last, weights, 0.0)
         return loss, weights, statistics
 
     def __call__(

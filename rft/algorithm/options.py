@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from rft.algorithm.roles import ROLES
 from rft.algorithm.token_weights.correction import CorrectionOptions
 from rft.conditions import SAMPLED, ReadWith
-from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from rft.ranges import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass
@@ -20,6 +20,19 @@ class RewardKL:
 
     estimator: Literal["k1", "k2", "k3", "abs"]
     coef: Any
+
+
+@dataclass
+class TurnRewards:
+    """Rewards of single turns, added to the score.
+
+    Attributes:
+        discount: per turn: the reward of turn k counts discount^(k - 1).
+        weight: of their sum beside the score.
+    """
+
+    discount: Fraction
+    weight: float
 
 
 @dataclass
@@ -37,6 +50,7 @@ class AlgorithmOptions:
         aggregation: the weight of a token; null where the loss is not per token.
         shaping: changes to the score before the advantage, in order.
         reward_kl: KL in the reward, or null.
+        turn_rewards: how the column `turn_scores` is added to the score, or null.
         critic_loss: what the critic minimises, or null.
         prm_loss: what the process reward model minimises, or null.
         schedules: which models train in a step, and what happens between steps, by name; see `rft.train.schedules`.
@@ -63,6 +77,7 @@ class AlgorithmOptions:
     aggregation: Any
     shaping: dict[str, Any]
     reward_kl: RewardKL | None
+    turn_rewards: TurnRewards | None
     critic_loss: Any
     prm_loss: Any
     schedules: dict[str, Any]

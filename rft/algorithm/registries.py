@@ -1,7 +1,7 @@
 """The registries of the functions of an algorithm, and the facts that each function declares.
 
-Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights,] options) -> {column: (B, T)}, zero
-               outside `loss_mask`.
+Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights, state,] options) -> {column: (B, T)},
+               zero outside `loss_mask`.
 Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
 Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
 Shaping:       f(scores (B,), batch, *, [all_sum, state,] options) -> scores (B,); the rows are those that count.
@@ -21,9 +21,11 @@ A loss that needs statistics of the mini-batch states `prepare`, a function of t
 and the whole mini-batch: f(output (B, T), ..., batch, *, [all_sum, seed,] [options of the loss]) -> {column: (B, T) or
 (B,)}. The columns are in the batch when the loss is called on a part of it.
 
-A shaping that remembers earlier steps states `state`, a class without arguments. The algorithm keeps one object of it,
-passes it as `state` in every step, logs its `numbers()` and saves it in the checkpoint by `state_dict` and
-`load_state_dict`. Such a shaping changes it alike on every rank.
+A shaping or an advantage that remembers earlier steps states `state`, a class without arguments. The algorithm keeps
+one object of it, passes it as `state` in every step, logs its `numbers()` and saves it in the checkpoint by
+`state_dict` and `load_state_dict`. Such a function changes it alike on every rank.
+
+Every function gets whole trajectories: where rows are parts of one (`rft.algorithm.trajectories`), they are joined.
 
 A loss names in `idle_on_policy` its options (a term also `coef`) that do not change the gradient where the old columns,
 `old_logprobs` or `values`, are those of the weights that train: the bounds of a clip, for example.
@@ -42,11 +44,13 @@ Unreduced = tuple[Tensor, dict[str, Tensor]]  # a loss per unit, and statistics 
 
 ADVANTAGES = Registry(
     "advantage",
-    supplied=("all_sum", "term_weights"),
+    supplied=("all_sum", "term_weights", "state"),
+    functions=("state",),
     reads=(),
     writes=("advantages",),
     group_baseline=False,
     raw=False,
+    state=None,
     gradient=None,
 )
 LOSSES = Registry(

@@ -12,6 +12,10 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
 | `trajectory`       | (B,) int64      | a source of dialogues | rows that were cut or branched from one dialogue    |
 | `turn`             | (B, T) int64    | a source of dialogues | the number of the sampled segment of each token     |
+| `turn_scores`      | (B, T) float32  | a source of dialogues | rewards: of a turn, at its last trained token       |
+| `anchor`           | (B, T) int64    | a source of dialogues | GiGPO: hash of the state before the turn; 0: none   |
+| `agent`            | (B,) int64      | a source of games     | RAE: the player or role that the row trains, from 0 |
+| `observation_mask` | (B, T) bool     | a source of dialogues | ECHO: tokens of tools, each in one row              |
 | `chosen`           | (B,) bool       | a source of pairs     | preference losses: the better row of its unit       |
 | `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
 | `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
@@ -69,6 +73,10 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
     "unit": "row",
     "trajectory": "row",
     "turn": "token",
+    "turn_scores": "token",
+    "anchor": "token",
+    "agent": "row",
+    "observation_mask": "token",
     "chosen": "row",
     "margin": "row",
     "label": "row",
@@ -121,6 +129,12 @@ def over(mask: Tensor, column: Tensor) -> Tensor:
 def candidates(batch: TensorDict) -> Tensor | None:
     """Tokens whose log-probabilities a forward computes beside those of the rows' own tokens, (B, T, K), or None."""
     return batch["teacher_top_ids"] if "teacher_top_ids" in batch.keys() else None
+
+
+def predicted(batch: TensorDict) -> Tensor:
+    """Tokens of which a forward computes outputs, (B, T) bool: those that train, and those that are observed."""
+    keep: Tensor = batch["loss_mask"]
+    return keep | batch["observation_mask"] if "observation_mask" in batch.keys() else keep
 
 
 def lengths(batch: TensorDict) -> Tensor:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
+from rft.algorithm.certificate.dialogues import LAYOUTS, measure_dialogues, same_gradient, separate_rows
 from rft.algorithm.gradient import Gradient
 from rft.modes.verify_graders import certify_graders
 from rft.registry import Plugin
@@ -29,9 +30,13 @@ def verify(config: dict[str, Any], console: Console) -> float:
         ValueError: lists all mistakes of the config; or a function or a reward does not compute what it declares.
     """
     job = Components(config)
-    declared, scored = certify(job.algorithm, console), certify_graders(job, console)
+    declared = certify(job.algorithm, console)
+    layouts = "trajectory" not in job.facts.writes or certify_dialogues(job.algorithm, console)
+    scored = certify_graders(job, console)
     if not declared:
         raise ValueError("mode=verify: a part of the algorithm is not what it declares; see the lines marked ✗")
+    if not layouts:
+        raise ValueError("mode=verify: the gradient depends on the rows that a trajectory is written in; see the table")
     if not scored:
         raise ValueError("mode=verify: a term of the reward does not score as it declares; see the lines marked ✗")
     return 1.0
@@ -68,6 +73,31 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
     if algorithm.options.advantage_clip is not None:
         console.print("not examined: algorithm.advantage_clip, which changes the gradient of what it limits")
     return all(holds for holds, _ in verdicts)
+
+
+def certify_dialogues(algorithm: Algorithm, console: Console) -> bool:
+    """Prints how the gradient of the algorithm on dialogues relates to that of the expected score, for every layout.
+
+    Returns:
+        Whether it is the same for all layouts.
+    """
+    title = f"{algorithm.options.name} on dialogues of two turns: the gradient of its loss, for rows of a trajectory"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for column in ("rows", "measured"):
+        table.add_column(column)
+    for column in ("factor", "cosine"):
+        table.add_column(column, justify="right")
+    results = {name: measure_dialogues(algorithm, layout) for name, layout in LAYOUTS.items()}
+    for name, (measured, _) in results.items():
+        table.add_row(name, *_measured(measured))
+    separate, _ = measure_dialogues(algorithm, LAYOUTS["a row per turn"], separate_rows)
+    table.add_row("a row per turn, if each row counted by itself", *_measured(separate))
+    console.print(table)
+    first, *others = (gradient for _, gradient in results.values())
+    same = all(same_gradient(gradient, first) for gradient in others)
+    mark = ("✓ ", "green") if same else ("✗ ", "bold red")
+    console.print(Text.assemble(mark, f"the gradient {'is the same' if same else 'differs'} for all rows"))
+    return same
 
 
 def _parts(algorithm: Algorithm) -> Iterator[tuple[str, Plugin, Kind]]:

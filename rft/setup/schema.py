@@ -260,6 +260,7 @@ class Warmup:
             aggregation=self.aggregation,
             shaping={},
             reward_kl=None,
+            turn_rewards=None,
             critic_loss=None,
             prm_loss=None,
             schedules={},

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rft.actor.forward.backbone import run_backbone
 from rft.actor.forward.media_inputs import MediaInputs, language_part, media_elements, probe_columns
 from rft.batch.balance import Cost, work
-from rft.batch.columns import lengths
+from rft.batch.columns import lengths, predicted
 from rft.batch.encoded import MediaFacts
 
 
@@ -91,4 +91,4 @@ def row_work(cost: Cost, batch: TensorDict, shared: Tensor) -> Tensor:
     saved = 1 - 1 / counts[places].double()  # (B,)
     whole, once = (work(tokens, cost.linear, cost.quadratic) for tokens in (lengths(batch), shared))
     media = cost.media * media_elements(batch)
-    return whole - saved * once + cost.head * batch["loss_mask"].sum(1) + media
+    return whole - saved * once + cost.head * predicted(batch).sum(1) + media

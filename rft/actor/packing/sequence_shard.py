@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.packing.layout import PackedLayout, PackedSegment, SequenceShard
-from rft.batch.columns import candidates
+from rft.batch.columns import candidates, predicted
 from rft.strategy.parallel.context import Context
 
 
@@ -34,7 +34,7 @@ def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLay
         batch: the rows.
         context: the group.
     """
-    where = batch["loss_mask"][:, 1:]
+    where = predicted(batch)[:, 1:]
     queried = layout.place[:, :-1][where]  # (P,)
     targets = shard_queries(batch["tokens"], where, candidates(batch))
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}

@@ -1,6 +1,6 @@
 """Evaluates a plugin of any kind on the rows of a `sample`."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -38,6 +38,11 @@ def sample_for(plugin: Plugin, kind: Kind, on_policy: bool) -> TensorDict:
     return rows
 
 
+def new_state(plugin: Plugin) -> Any:
+    """What an advantage remembers, before the first step; None if it remembers nothing."""
+    return None if plugin.facts.state is None else plugin.facts.state()
+
+
 def prepared(plugin: Plugin, kind: Kind, rows: TensorDict) -> TensorDict:
     """Rows as a mini-batch, with the columns that a loss prepares."""
     if kind != "loss" or plugin.facts.prepare is None:
@@ -60,7 +65,7 @@ def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
     """Calls the plugin on prepared rows."""
     batch = rows["batch"]
     if kind == "advantage":
-        supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options)}
+        supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options), "state": new_state(plugin)}
         return Outcome(plugin(batch["scores"], batch["rewards"], batch, **supplied), {})
     if kind == "aggregation":
         return Outcome({"weights": plugin(batch["loss_mask"], batch["group"], all_sum=alone)}, {})

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft.algorithm.certificate.evaluate import Kind, call_loss, differentiated, evaluate, prepared, sample_for
+from rft.algorithm.certificate.evaluate import (
+    Kind,
+    call_loss,
+    differentiated,
+    evaluate,
+    new_state,
+    prepared,
+    sample_for,
+)
 from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import alone
@@ -107,7 +115,8 @@ def _expected_weights(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
         weights = torch.zeros_like(policy.columns["old_logprobs"])
         for answers, batch, chance in policy.batches(GROUP_SIZE, together):
             if kind == "advantage":
-                columns = plugin(batch["scores"], batch["rewards"], batch, all_sum=all_sum, term_weights=terms)
+                supplied = {"all_sum": all_sum, "term_weights": terms, "state": new_state(plugin)}
+                columns = plugin(batch["scores"], batch["rewards"], batch, **supplied)
                 each = columns["advantages"] / (GROUP_SIZE * policy.prompts)
             else:
                 groups = batch["scores"].view(-1, GROUP_SIZE)

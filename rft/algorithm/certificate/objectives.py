@@ -137,6 +137,7 @@ SURROGATES: dict[str, Callable[[Mapping[str, Tensor], TensorDict, Options], Tens
     "reward, mean over tokens": lambda outputs, batch, options: _reinforce(outputs, batch) / _length(batch),
     "reward, times tokens": lambda outputs, batch, options: _reinforce(outputs, batch) * _length(batch),
     "likelihood": lambda outputs, batch, options: outputs["logprobs"],
+    "likelihood of observations": lambda outputs, batch, options: outputs["logprobs"] * batch["observation_mask"],
     "likelihood of correct rows": lambda outputs, batch, options: (
         outputs["logprobs"] * (batch["terms", options["term"]] > 0)[:, None]
     ),

@@ -25,23 +25,29 @@ class Prompt(NamedTuple):
         positions: tokens at most.
         first: symbols `first` to `LAST` are allowed.
         ends: whether `LAST` ends the answer; if not, all answers have the same length.
+        given: a position where an environment answers, any symbol but `LAST`: what follows is a second turn.
     """
 
     positions: int
     first: int = 0
     ends: bool = True
+    given: int | None = None
 
     def answers(self) -> list[tuple[int, ...]]:
         """All of them."""
         answers: list[tuple[int, ...]] = [()]
-        for _ in range(self.positions):
+        for position in range(self.positions):
             over = {answer for answer in answers if self.ends and answer[-1:] == (LAST,)}
-            longer = [(answer,) if answer in over else self._continued(answer) for answer in answers]
+            longer = [(answer,) if answer in over else self._continued(answer, position) for answer in answers]
             answers = [answer for each in longer for answer in each]
         return answers
 
-    def _continued(self, answer: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
-        return [(*answer, symbol) for symbol in range(self.first, SYMBOLS)]
+    def allows(self, position: int, symbol: int) -> bool:
+        """Whether a symbol may stand there."""
+        return self.first <= symbol and not (position == self.given and symbol == LAST)
+
+    def _continued(self, answer: tuple[int, ...], position: int) -> Sequence[tuple[int, ...]]:
+        return [(*answer, symbol) for symbol in range(SYMBOLS) if self.allows(position, symbol)]
 
 
 PROMPTS = (Prompt(positions=2), Prompt(positions=1, first=1))  # 7 answers of 1 or 2 tokens; 2 answers of 1 token
@@ -82,14 +88,20 @@ class TinyPolicy:
         self.prompt = torch.tensor([p for p, _ in answers])
         self._tokens = torch.zeros(len(answers), 1 + max(prompt.positions for prompt in prompts), dtype=torch.int64)
         self._states, keep = torch.zeros_like(self._tokens), torch.zeros_like(self._tokens, dtype=torch.bool)
+        given = keep.clone()  # (Y, T)
         for row, (p, answer) in enumerate(answers):
             for t, token in enumerate(answer):
                 self._tokens[row, t + 1], self._states[row, t + 1] = token, states[p, answer[:t]]
+                given[row, t + 1] = t == prompts[p].given
             keep[row, 1 : len(answer) + 1] = True
+        keep &= ~given
 
         self._generator = torch.Generator().manual_seed(_SEED)
-        self._unknown = torch.tensor([[symbol < prompts[p].first for symbol in range(SYMBOLS)] for p, _ in states])
+        allowed = [[prompts[p].allows(len(prefix), symbol) for symbol in range(SYMBOLS)] for p, prefix in states]
+        self._unknown = ~torch.tensor(allowed)
         self.logits = self._table()
+        environment = self.logits.log_softmax(dim=1)[self._states, self._tokens]  # of what it answers, fixed
+        self._environment = torch.where(given, environment, 0.0).sum(1)  # (Y,)
         self.columns = TensorDict({"loss_mask": keep}, batch_size=[len(answers)])
         now = self.forward(self.logits)
         right = torch.randint(4, (len(answers),), generator=self._generator).double() / 3
@@ -106,6 +118,10 @@ class TinyPolicy:
             "sum_p_squared": now["sum_p_squared"],
             "old_logprobs": now["logprobs"],
             "rollout_logprobs": now["logprobs"],
+            "turn": torch.where(keep, 1 + given.cumsum(1), 0),
+            "anchor": torch.where(keep, 1 + (given * (1 + self._tokens)).cumsum(1), 0),  # what the environment answered
+            "agent": self.prompt,
+            "observation_mask": given,
         }
         for name in (*usual, "ref_logprobs", *reads):
             if name not in self.columns.keys():
@@ -136,7 +152,7 @@ class TinyPolicy:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of every answer to its prompt, (Y,)."""
-        return self.forward(logits)["logprobs"].sum(1).exp()
+        return (self.forward(logits)["logprobs"].sum(1) + self._environment).exp()
 
     def groups(self, n: int) -> list[tuple[Tensor, Tensor]]:
         """For each prompt: groups of n answers in any order, (groups, n), and how many orders each has, (groups,)."""

@@ -28,12 +28,16 @@ PARTS = {  # of the batch, as micro-batches; groups are whole where a plugin cou
     "group": (torch.tensor([0, 1, 2]), torch.tensor([3, 6]), torch.tensor([4, 5])),
 }
 PAIR = torch.tensor([9, 2, 4, 5, 2, 9, 5])  # units of a source of pairs; the row without a trained token is left alone
-MARKS = {
+TURN = torch.where(KEEP, (KEEP.cumsum(1) + 1) // 2, 0)  # of two tokens each
+MARKS = {  # columns that are not random
     "chosen": torch.tensor([1, 0, 1, 1, 1, 0, 0], dtype=torch.bool),
     "label": torch.tensor([1, 0, 1, 1, 0, 1, 0], dtype=torch.bool),
     "mismatched": torch.tensor([0, 0, 0, 0, 0, 1, 1], dtype=torch.bool),
+    "turn": TURN,
+    "anchor": torch.where(KEEP, (TURN + torch.arange(len(KEEP))[:, None]) % 3, 0),  # two states; 0: not known
+    "agent": torch.arange(len(KEEP)) % 2,
+    "observation_mask": KEEP,
 }
-
 
 CANDIDATES = 3
 OF_CANDIDATES = ("teacher_top_logprobs", "candidate_logprobs")  # (B, T, CANDIDATES)

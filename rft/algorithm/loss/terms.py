@@ -128,3 +128,28 @@ def drift(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """
     divergence = k3(-log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"]))
     return divergence, {"kl/old": divergence.detach()}
+
+
+def observation_scale(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
+    """`observation_scale` (B,): rows that train / their observed tokens over all ranks, 0 in the other rows."""
+    trained = batch["loss_mask"].any(1)
+    rows, tokens = all_sum(torch.stack([trained.sum(), batch["observation_mask"][trained].sum()])).double().unbind()
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    return {"observation_scale": (trained * rows / tokens.clamp(min=1)).to(dtype)}
+
+
+@LOSSES.register(
+    "echo",
+    reads=("observation_mask",),
+    unit="sequence",
+    prepare=observation_scale,
+    gradient=Gradient("scaled", target="likelihood of observations", note="by 1 / observed tokens"),
+)
+def echo(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """-lp summed over the observed tokens of a row (B,): the mean over all observed tokens of the mini-batch.
+
+    Observed tokens are given to the policy, such as the answers of tools; each is in `observation_mask` in one row of
+    its trajectory. Rows without a trained token do not count.
+    """
+    observed = torch.where(batch["observation_mask"], -logprobs, 0.0).sum(1)
+    return observed * batch["observation_scale"], {}

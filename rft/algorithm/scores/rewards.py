@@ -1,6 +1,7 @@
 """From one score a row to one reward a token."""
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 
@@ -24,3 +25,27 @@ def token_rewards(scores: Tensor, keep: Tensor, kl: Tensor | None, coef: float) 
         return scores, rewards
     penalty = coef * torch.where(keep, kl, 0.0)  # (B, T)
     return scores - penalty.sum(dim=1), rewards - penalty
+
+
+def add_turn_rewards(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, discount: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Adds weight * discount^(k - 1) * the reward of turn k to the row scalar and to the rewards.
+
+    What estimates the gradient of the score then estimates that of score + weight * sum_k discount^(k - 1) r_k. A
+    reward whose token was rejected moves to the trained token before it. Rewards before the first trained token are
+    left out: no trained token has an effect on them.
+
+    Args:
+        scores, rewards: as `token_rewards` returns them, (B,) and (B, T).
+        batch: with `turn`, `turn_scores` and `loss_mask`, (B, T) each.
+
+    Returns:
+        As `token_rewards`.
+    """
+    keep, turn = batch["loss_mask"], batch["turn"]
+    columns = torch.arange(keep.shape[1], device=keep.device)
+    place = torch.where(keep, columns, -1).cummax(dim=1).values  # (B, T), -1 before the first trained token
+    added = weight * discount ** (turn - 1).clamp(min=0).double() * batch["turn_scores"]
+    added = torch.where(place < 0, 0.0, added).to(rewards.dtype)
+    return scores + added.sum(dim=1), rewards.scatter_add(1, place.clamp(min=0), added)

@@ -195,7 +195,8 @@ class Replay:
 def remembered(algorithm: Algorithm, run: Algorithm, state: dict[str, Any]) -> dict[str, Any]:
     """The state with which an algorithm begins a step of a run that had another algorithm.
 
-    A coefficient or a shaping with the options of the run keeps its state. A changed one has its initial state.
+    A coefficient, a shaping or an advantage with the options of the run keeps its state. A changed one has its initial
+    state.
 
     Args:
         state: that of the algorithm of the run.
@@ -207,4 +208,10 @@ def remembered(algorithm: Algorithm, run: Algorithm, state: dict[str, Any]) -> d
         return {key: state[name][key] if key in old and old[key] == new[key] else own[name][key] for key in own[name]}
 
     reward_kl = state if options.reward_kl == before.reward_kl else own
-    return {"reward_kl": reward_kl["reward_kl"], "terms": kept("terms"), "shaping": kept("shaping")}
+    advantage = state if options.advantage == before.advantage else own
+    return {
+        "reward_kl": reward_kl["reward_kl"],
+        "terms": kept("terms"),
+        "shaping": kept("shaping"),
+        "advantage": advantage.get("advantage", {}),
+    }

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
+from rft.algorithm.certificate.evaluate import new_state
 from rft.algorithm.certificate.invariances import PERMUTATION
 from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, PAIR, PARTS, of_candidates
 from rft.algorithm.control import build_control
@@ -263,7 +264,7 @@ class AdvantageCase:
 
     def __call__(self, rows=slice(None), change=alone, all_sum=alone):
         batch = self.batch.apply(change, batch_size=self.batch.batch_size)[rows]
-        supplied = {"all_sum": all_sum, "term_weights": {"right": 1.0, "form": 0.5}}
+        supplied = {"all_sum": all_sum, "term_weights": {"right": 1.0, "form": 0.5}, "state": new_state(self.plugin)}
         return self.plugin(self.scores[rows], change(self.rewards)[rows], batch, **supplied)
 
 

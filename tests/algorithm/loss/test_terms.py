@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.loss.terms import kl, positive_nll, positive_scale
-from rft.algorithm.token_weights.aggregation import token_mean
+from rft.algorithm.loss.terms import echo, kl, observation_scale, positive_nll, positive_scale
+from rft.algorithm.token_weights.aggregation import token_mean, unit_weights
 
 F64 = torch.float64
 KEEP = torch.tensor([[True, False, True], [True, True, False], [False, False, True], [False, False, False]])
@@ -94,3 +94,18 @@ def test_positive_scale_is_float32_of_low_precision():
     batch = TensorDict({"loss_mask": KEEP, "terms": terms}, batch_size=[4])
     found = positive_scale(LOGPROBS.bfloat16(), batch, all_sum=alone, term="accuracy")
     assert found["positive_scale"].dtype == torch.float32
+
+
+def test_echo_is_the_mean_over_observed_tokens():
+    """Three observed tokens in the rows that train, of which there are three; those of the last row do not count."""
+    observed = torch.tensor([[False, True, False], [False, False, True], [True, False, False], [True, True, True]])
+    batch = TensorDict({"loss_mask": KEEP, "observation_mask": observed}, batch_size=[4])
+    batch["observation_scale"] = observation_scale(LOGPROBS, batch, all_sum=alone)["observation_scale"]
+    assert batch["observation_scale"].tolist() == [1, 1, 1, 0]
+    logprobs = (LOGPROBS - 8).requires_grad_()
+    losses, statistics = echo(logprobs, batch)
+    assert losses.tolist() == [1, 1, 1, 0] and statistics == {}
+    total = losses * unit_weights(KEEP, all_sum=alone)
+    assert total.sum().item() == pytest.approx(1.0)
+    expected = torch.where(observed & KEEP.any(1, keepdim=True), -1 / 3, 0.0).double()
+    torch.testing.assert_close(gradient_of(total, logprobs), expected, rtol=0, atol=1e-7)
