@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm import LOSSES, SHAPINGS
+from rft.algorithm import ADVANTAGES, LOSSES, SHAPINGS
 from rft.algorithm.options import RewardKL
 from rft.batch.collate import dummy_row
 from rft.metrics import Metrics
@@ -335,6 +335,22 @@ def test_coefficients_come_back():
     plain_algorithm().load_state_dict(plain_algorithm().state_dict())
 
 
+def test_an_advantage_remembers_and_logs():
+    def build():
+        return plain_algorithm(advantage={"name": "rae", "decay": 0.5}, critic_loss=None)
+
+    algorithm, other, metrics = build(), build(), Metrics()
+    batch = scored()
+    batch["agent"] = torch.tensor([1, 1])
+    algorithm.build_loss_mask(batch)
+    algorithm.estimate_advantages(batch, alone, metrics)
+    mean = 0.75 * batch["scores"].mean().item()
+    assert metrics.reduce(lambda value: [value])["advantage/baseline_1"] == pytest.approx(mean)
+    other.load_state_dict(algorithm.state_dict())
+    assert other.state_dict()["advantage"] == algorithm.state_dict()["advantage"] == {"1": pytest.approx(mean)}
+    build().load_state_dict(plain_algorithm().state_dict())  # a fork of a run with another advantage
+
+
 class Streak:
     """Cannot be saved: it lacks `load_state_dict`."""
 
@@ -342,13 +358,17 @@ class Streak:
         return {}
 
 
-def test_a_shaping_whose_state_no_checkpoint_would_save_is_refused(monkeypatch):
+def test_a_plugin_whose_state_no_checkpoint_would_save_is_refused(monkeypatch):
     monkeypatch.setattr(SHAPINGS, "_entries", dict(SHAPINGS._entries))
     SHAPINGS.register("streak", state=Streak)(lambda scores, batch, *, state: scores)
     with pytest.raises(
         ValueError, match=r"^algorithm\.shaping\.s: the state of the shaping 'streak', a Streak, has no "
     ):
         plain_algorithm(shaping={"s": {"name": "streak"}})
+    monkeypatch.setattr(ADVANTAGES, "_entries", dict(ADVANTAGES._entries))
+    ADVANTAGES.register("streak", state=Streak)(lambda scores, rewards, batch, *, state: {"advantages": rewards})
+    with pytest.raises(ValueError, match=r"^algorithm\.advantage: the state of the advantage 'streak', a Streak, has"):
+        plain_algorithm(advantage={"name": "streak"})
 
 
 def test_an_idle_row_weighs_nothing():

@@ -7,8 +7,10 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.options import RewardKL
+from rft.algorithm.check import check_flow
+from rft.algorithm.options import RewardKL, TurnRewards
 from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
+from rft.batch.columns import SOURCE_COLUMNS
 from rft.metrics import Metrics
 from tests.helpers import plain_algorithm
 
@@ -76,6 +78,14 @@ PAIRS = {"loss": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0}, "aggregat
         (
             {"advantage": {"name": "gdpo"}, "reward_kl": RewardKL("k1", 0.1)},
             r"^algorithm\.reward_kl changes scores, but the advantage 'gdpo' is a formula of the raw scores",
+        ),
+        (
+            {"advantage": {"name": "gdpo"}, "turn_rewards": TurnRewards(1.0, 1.0)},
+            r"^algorithm\.turn_rewards changes scores, but the advantage 'gdpo' is a formula of the raw scores",
+        ),
+        (
+            {"advantage": None, "loss": {"name": "nll"}, "turn_rewards": TurnRewards(1.0, 1.0)},
+            r"^algorithm\.turn_rewards changes scores, which only algorithm\.advantage reads",
         ),
         ({"prm_loss": CLIP | {"name": "value"}}, r"algorithm\.prm_loss"),
         (
@@ -203,3 +213,42 @@ def test_gmpo_with_weights_is_the_geometric_mean_of_the_ratios_to_the_rollout_po
 def test_gmpo_refuses_weights_by_the_ratio_of_the_current_policy():
     with pytest.raises(ValueError, match=r"^algorithm\.correction weighs with a ratio .*'gmpo' does so itself"):
         make(correction=correction("rollout", TOKEN_TIS), **GMPO)
+
+
+SAMPLED = (*SOURCE_COLUMNS, "scores", "terms", "rollout_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "writes", "message"),
+    [
+        (
+            {"pick": {"name": "resample", "power": 2.0}},
+            ("trajectory", "turn"),
+            r"^algorithm\.pick=resample draws single rows, but a trajectory .* set algorithm\.pick=all$",
+        ),
+        (
+            {},
+            ("trajectory",),
+            r"^algorithm\.source writes trajectory, whose rows are ordered by turn; let it write turn",
+        ),
+        (
+            {"turn_rewards": TurnRewards(1.0, 1.0)},
+            ("trajectory", "turn"),
+            r"^algorithm\.turn_rewards reads the column 'turn_scores', which nothing before it writes",
+        ),
+        (
+            {"advantage": {"name": "gigpo", "omega": 1.0, "discount": 1.0, "scale": "none"}},
+            ("trajectory", "turn"),
+            r"^algorithm\.advantage reads the column 'anchor', which nothing before it writes",
+        ),
+        ({"advantage": {"name": "rae", "decay": 0.9}}, (), r"^algorithm\.advantage reads the column 'agent'"),
+        ({"terms": {"echo": {"name": "echo", "coef": 0.1}}}, (), r"^algorithm\.loss reads .* 'observation_mask'"),
+    ],
+)
+def test_what_a_source_of_dialogues_must_write(changes, writes, message):
+    algorithm = make(**{"critic_loss": None, **changes})
+    with pytest.raises(ValueError, match=message):
+        check_flow(algorithm, (*SAMPLED, *writes), ())
+    columns = {"turn", "turn_scores", "anchor", "agent", "observation_mask"} | set(writes)
+    if "resample" not in message:
+        check_flow(algorithm, (*SAMPLED, *columns), ())

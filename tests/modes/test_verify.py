@@ -10,7 +10,7 @@ from rich.console import Console
 import rft
 from rft.algorithm import LOSSES
 from rft.algorithm.gradient import Gradient
-from rft.modes.verify import certify
+from rft.modes.verify import certify, certify_dialogues
 from rft.setup.assembly import Job
 
 RECIPE = Path(rft.__file__).parent.parent / "recipes" / "own_loss"
@@ -89,6 +89,15 @@ def test_a_loss_that_is_reduced(mine):
     holds, text = mine(lambda logprobs, batch: (reinforce(logprobs, batch)[0].sum(), {}), gradient=Gradient("exact"))
     assert not holds
     assert "✗ loss mine: the loss and its statistics must have one value per unit" in text
+
+
+def test_dialogues_are_certified_in_every_layout(resolved):
+    console = Console(file=io.StringIO(), width=120)
+    assert certify_dialogues(Job(resolved("algorithm=rloo")).algorithm, console)
+    text = " ".join(console.file.getvalue().split())
+    for layout in ("one row", "a row per turn", "fork", "compaction"):
+        assert f"{layout} scaled " in text or f"{layout} exact " in text
+    assert "if each row counted by itself near" in text and "✓ the gradient is the same for all rows" in text
 
 
 def test_the_loss_of_the_recipe(resolved, monkeypatch, plugins_forgotten):

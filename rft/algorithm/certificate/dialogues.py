@@ -1,9 +1,9 @@
 """Whether the gradient of an algorithm is right for trajectories of several turns, in whatever rows they are written.
 
 A policy of dialogues is enumerated: a turn of one token, which may end the dialogue; a random answer of an environment;
-a turn of one or two tokens. One batch has all groups of trajectories, weighted with their probabilities. It is written
-in one of `LAYOUTS`, and the functions of an algorithm compute the gradient as they do in a step. A statistic over the
-batch counts every group once, whatever its probability.
+a turn of one or two tokens. One batch has all groups of two trajectories, weighted with their probabilities. It is
+written in one of `LAYOUTS`, and the functions of an algorithm compute the gradient as they do in a step. A statistic
+over the batch counts every group once, whatever its probability.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,8 @@ def measure_dialogues(
     logits = policy.logits.clone().requires_grad_()
     answers, batch, chance = next(policy.batches(TRAJECTORIES, together=False))
     batch["truncated"] = torch.zeros(len(batch), dtype=torch.bool)
-    batch["trajectory"], batch["chance"] = batch["unit"], chance
+    groups = len(batch) // TRAJECTORIES  # by which the weights of tokens are smaller than those of one group
+    batch["trajectory"], batch["chance"] = batch["unit"], groups * chance
     outputs = {name: column[answers] for name, column in policy.forward(logits).items()}
     rows, outputs = write(batch, outputs, layout)
     change(rows)
