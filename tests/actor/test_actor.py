@@ -8,7 +8,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft.actor.base import NonFiniteError
-from tests.helpers import ALL, LENGTHS, TERMS, make_algorithm, make_batch, same, small_actor, update, weights, wider
+from rft.metrics import Metrics
+from tests.helpers import (
+    ALL,
+    LENGTHS,
+    TERMS,
+    make_algorithm,
+    make_batch,
+    plain_algorithm,
+    same,
+    small_actor,
+    update,
+    weights,
+    wider,
+)
 
 
 def plain_copy(actor):
@@ -156,6 +169,24 @@ def test_compute_gives_every_row_its_column(world, output, cap, packing):
     assert column.shape == batch["loss_mask"].shape
     assert (column != 0).equal(batch["loss_mask"])
     same(column, plain.network(batch["tokens"], batch["loss_mask"], (output,), 0.8)[output], 1e-5)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_observed_tokens_have_outputs_and_train_the_term_echo(world, packing):
+    batch = make_batch()
+    observed = batch["tokens", "attention_mask"].bool() & ~batch["loss_mask"]
+    observed[:, 0] = False
+    batch["observation_mask"], batch["scores"] = observed, torch.zeros(len(batch))
+    actor = small_actor(world, cap=30, rows={"packing": packing})
+    with torch.no_grad():
+        for parameter in actor.network.parameters():
+            parameter += 0.1
+    column = actor.compute(batch, ("logprobs",), 0.8)["logprobs"]
+    assert (column != 0).equal(batch["loss_mask"] | observed)
+    algorithm = plain_algorithm(terms={"echo": {"name": "echo", "coef": 1.0}}, critic_loss=None)
+    algorithm.prepare({"logprobs": column}, batch, world.all_sum, 0, Metrics())
+    first, second = update(actor, batch, algorithm), update(actor, batch, algorithm)
+    assert first["loss/echo"] == pytest.approx(-column[observed].mean().item(), rel=1e-5) > second["loss/echo"]
 
 
 def test_old_logprobs_are_those_of_the_moment_where_none_are_given(world):
