@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE
+from rft.batch.entries import EPISODE, UNSCORED
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Answering(Components):
             lambda: self.tokenizer.build() if found is None else pretrained(path=str(found), trust_remote_code=trusted),
         )
         check.make("processor", self.make_processor, "tokenizer")
-        check.make("encoder", run.data.encoder, "tokenizer", "processor")
+        check.make("encoder", self.make_encoder, "tokenizer", "processor")
         check.make(
             "model_config",
             lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor", trusted),

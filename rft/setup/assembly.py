@@ -133,7 +133,7 @@ class Job(Components):
         checks.run(lambda: check_ranks(run.batch, ranks))
         checks.make("tokenizer", self.tokenizer.build)
         checks.make("processor", self.make_processor, "tokenizer")
-        checks.make("encoder", run.data.encoder, "tokenizer", "processor")
+        checks.make("encoder", self.make_encoder, "tokenizer", "processor")
         checks.make("rows", lambda: self.train.build(key="data.train"))
         checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
         checks.make(

@@ -242,6 +242,17 @@ class Components:
         )
         return self.engine.build(context=context)
 
+    def make_encoder(self, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None) -> Encoder:
+        """The encoder of rows and dialogues.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        encoder = self.run.data.encoder(tokenizer, processor)
+        if self.environments is not None:
+            self.environments.check(encoder)
+        return encoder
+
     def answerer(self, encoder: Encoder, sampler: Sampler) -> Answerer:
         """Answers rows with the sampler: by a completion each, or by episodes."""
         if self.environments is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rft.data.encode.encoder import Encoder
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
@@ -68,6 +69,31 @@ class Environments:
         classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
         calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
         return cls(classes, calls, options)
+
+    def check(self, encoder: Encoder) -> None:
+        """Checks that the template can write dialogues, and the options of classes that will live in this process.
+
+        Args:
+            encoder: of the run.
+
+        Raises:
+            ValueError: names the key and the cure; or a constructor refuses its options.
+        """
+        if encoder.chat is None:
+            raise ValueError(
+                f"{KEY}: data.template=none has no form for several turns; set data.template=chat, or the name or path "
+                "of a template"
+            )
+        if self.calls.facts.described:
+            for name, found in self.classes.items():
+                if found.tools:
+                    encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
+        if self.options.workers == "inline":
+            for name, found in self.classes.items():
+                try:
+                    found.target.build()
+                except (ValueError, OSError) as error:
+                    raise ValueError(f"{KEY}.classes.{name}: {error}") from error
 
     @property
     def scores(self) -> bool:

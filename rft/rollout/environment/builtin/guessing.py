@@ -19,7 +19,7 @@ class Guessing:
 
     def __init__(self, *, low: NonNegativeInt, high: NonNegativeInt, reply: tuple[str, str]) -> None:
         if low > high:
-            raise ValueError(f"environment.classes: low={low} is above high={high}")
+            raise ValueError(f"low={low} is above high={high}")
         self._low = low
         self._high = high
         self._reply = reply

@@ -1,0 +1,94 @@
+"""Whole runs whose answers are episodes."""
+
+import json
+import re
+
+import pytest
+
+from rft.setup.assembly import Job
+from tests.helpers import Interrupted, identical, interrupt, numbers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ("data.train.count=200", "data.eval.heldout.count=16", "batch.prompts=4", "algorithm.group_size=4",
+         "trajectories.every=1", "strategy.device=cpu", "cache=null")  # fmt: skip
+SHORT = (*SMALL, "warmup.steps=30", "warmup.rows=32", "warmup.eval_every=0", "steps=4", "eval.every=2")
+MINE = ("warmup.steps", "episode/", "time/", "throughput/", "memory/")
+
+
+@pytest.fixture
+def fit(resolved, tmp_path):
+    """Runs `tool_use` with overrides in a folder; returns it."""
+
+    def run(folder, *overrides):
+        config = resolved(*SHORT, *overrides, name="tool_use")
+        config["output_dir"] = str(tmp_path / folder)
+        Job(config).fit("")
+        return tmp_path / folder
+
+    return run
+
+
+def test_a_run_with_a_tool(fit):
+    run = fit("run", "data.train.slips=0.2")
+    last = numbers(run)[-1]
+    assert last["episode/turns"] > 1 and last["episode/tool_calls"] > 0, "some episodes call the tool"
+    assert last["episode/failed"] == 0 == last["episode/forks"]
+    assert max(row.get("rollout/logprob_gap_max", 0) for row in numbers(run)) < 1e-5, "of ten tokens and more of turns"
+    [*_, file] = sorted((run / "trajectories").iterdir())
+    rows = [json.loads(line) for line in file.open()]
+    assert {row["set"] for row in rows} == {"train", "eval/heldout"} and all("episode" in row for row in rows)
+    called = next(row for row in rows if row["episode"]["tool_calls"])
+    assert called["episode"]["messages"][1]["tool_calls"][0]["function"]["name"] == "calculate"
+    page = (run / "report.html").read_text()
+    assert "calculate(expression=" in page and 'class="turn trains"' in page
+
+
+def test_an_episode_without_a_call_trains_as_a_completion_does(fit):
+    """The mark is a character that the model cannot write, so that every episode has one turn."""
+    unwritten = "environment.tool_calls={name: mark, marks: {x: calculate}}"
+    one, two = fit("plain", "environment=none"), fit("episodes", "environment=calculator", unwritten)
+    plain, episodes = numbers(one), numbers(two)
+    for first, second in zip(plain, episodes, strict=True):
+        kept = {name: value for name, value in second.items() if not name.startswith(MINE)}
+        assert kept == {name: value for name, value in first.items() if not name.startswith(MINE)}
+
+
+def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, monkeypatch):
+    redraw = "algorithm.source.redraw={term: exact_match, between: null, max_rounds: 3}"
+    given = ("checkpoint.every=1", "data.train.slips=0.2", redraw)
+    whole = fit("whole", *given)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 33)
+        with pytest.raises(Interrupted):
+            fit("run", *given)
+    assert identical(fit("run", *given), whole)
+
+
+@pytest.mark.slow
+def test_the_tiny_model_learns_to_use_the_tool(resolved, tmp_path):
+    """The command of the README, shorter: with the tool it is right, without it it guesses."""
+    for overrides, low, high in (((), 0.9, 1.0), (("environment=none",), 0.0, 0.02)):
+        config = resolved("steps=8", "warmup.eval_every=0", "eval.every=8", "cache=null", *overrides, name="tool_use")
+        config["output_dir"] = str(tmp_path / f"run{len(overrides)}")
+        assert low <= Job(config).fit("") <= high
+
+
+REFUSED = (
+    ("environment=calculator", "environment: data.template=none has no form for several turns"),
+    ("environment=calculator data.template=turns", "the tools of environment.classes.calculator: data.template=turns ignores"),
+    ("environment=marked_calculator reward=environment", "a class of environment.classes has no get_reward"),
+    ("reward=environment", "reward.terms.environment: the run has no environment"),
+    ("environment=guessing algorithm=gkd", "environment: this source runs no episodes"),
+    ("environment=guessing mode=plan", "environment: mode=plan runs no episodes"),
+    ("environment=guessing data.template=turns environment.classes.guessing.low=101", "guessing: low=101 is above high=100"),
+    ("environment=guessing environment.max_turns=0", "environment.max_turns=0: it must be at least 1"),
+    ("environment=guessing algorithm.source.interruption={after:[0.5,0.6],phrase:x}", "interruption"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(overrides, message, resolved):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        job = Job(resolved(*overrides.split(), "warmup=none", "steps=1", "cache=null"))
+        job.load(1)
+        job.check.end()
