@@ -112,7 +112,7 @@ EVEN = [[0, 2, 4, 6], [1, 3, 5, 7]]
 UNEVEN = [[3], [7, 6, 5, 4, 2, 1, 0]]
 ALL_ON_ONE = [[0, 1, 2, 3, 4, 5, 6, 7], []]
 # Metrics that a second run cannot repeat.
-CLOCK = ("time/", "throughput/", "memory/")
+CLOCK = ("time/", "throughput/", "memory/", "episode/environment_s")
 ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon=50", "algorithm/terms=[kl_adaptive]",
             "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from rft.batch.encoded import as_encoded
-from rft.batch.media import join_media
 from rft.batch.entries import EPISODE
+from rft.batch.media import join_media
 
 
 @dataclass(frozen=True)

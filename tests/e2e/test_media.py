@@ -5,7 +5,6 @@ import math
 import wave
 
 import pytest
-import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from transformers import AutoModelForMultimodalLM, Qwen2_5OmniConfig

@@ -70,7 +70,7 @@ def test_a_registered_rule_gives_the_same_scores_in_workers():
 
 def test_the_fork_server_of_rules_needs_no_torch():
     code = "import sys, rft.reward.rules, rft.reward.workers; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, "each worker would map its libraries"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_function_on_lists_is_one_job():

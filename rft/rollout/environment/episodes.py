@@ -75,7 +75,8 @@ class EpisodeAnswerer(Answerer):
         async def one(number: int, sample: int) -> Trajectory:
             live = self._live(rows[number], limits)
             episode = Episode(self._environments, live, rows[number], turns, sampling, seeds[number][sample])
-            trajectory = await episode.play(self._encoder, self._template, self._context)
+            with turns.dialogue():
+                trajectory = await episode.play(self._encoder, self._template, self._context)
             announce(number, sample, trajectory)
             return trajectory
 

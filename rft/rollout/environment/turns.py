@@ -2,7 +2,9 @@
 
 import asyncio
 import queue
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +14,9 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
 T = TypeVar("T")
-COLLECT_S = 0.003  # without a new request for so long, those that wait are sampled together
+FIRST_S = 0.05  # seconds without a new request after which those that wait are sampled: of the first turns,
+COLLECT_S = 0.003  # of later ones at least,
+COLLECT_SHARE = 0.1  # and so many of the seconds that the engine took before, if that is longer
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class TurnQueue:
     """The requests of the dialogues of one rank.
 
     A dialogue awaits `sample` in the event loop; `serve` samples in the thread that calls it. Completions are delivered
-    one by one as they finish, so that tools begin while others are still sampled, and a dialogue whose tool takes long
-    delays no other. The engine finishes the requests that wait together before it begins the next ones.
+    one by one as they finish, so that tools begin while others are still sampled. The requests of all open dialogues are
+    sampled together if they come soon; a dialogue whose tool takes long delays no other. The engine finishes the
+    requests that wait together before it begins the next ones.
 
     Args:
         loop: in which the dialogues run.
@@ -56,6 +61,17 @@ class TurnQueue:
         self._loop = loop
         self._sampler = sampler
         self._waiting: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._open = 0
+        self._collect_s = FIRST_S
+
+    @contextmanager
+    def dialogue(self) -> Iterator[None]:
+        """Inside, a dialogue is open."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
     async def sample(self, prompt: list[int], seed: int, limit: int, sampling: Sampling) -> Completion:
         """Samples one completion. It depends on the arguments and the weights alone, not on other dialogues.
@@ -87,12 +103,13 @@ class TurnQueue:
         while found is not None:
             turns.append(found)
             try:
-                found = self._waiting.get(timeout=COLLECT_S)
+                found = self._waiting.get(timeout=0 if len(turns) >= self._open else self._collect_s)
             except queue.Empty:
                 break
-        return turns
+        return sorted(turns, key=lambda turn: turn.request.seeds)
 
     def _sample(self, turns: list[Turn]) -> None:
+        start = time.perf_counter()
         while turns:
             sampling = turns[0].sampling
             same = [turn for turn in turns if turn.sampling == sampling]
@@ -102,3 +119,4 @@ class TurnQueue:
                 same[number].deliver(completion)
 
             self._sampler.generate([turn.request for turn in same], sampling, deliver)
+        self._collect_s = max(COLLECT_S, COLLECT_SHARE * (time.perf_counter() - start))

@@ -31,7 +31,7 @@ class ScriptedSampler(Sampler):
     """Answers a prompt by a function of its text; a log-probability is minus the number of the token.
 
     Attributes:
-        batches: the number of requests of each call.
+        batches: the texts of the prompts of each call.
     """
 
     def __init__(self, tokenizer, write):
@@ -40,10 +40,11 @@ class ScriptedSampler(Sampler):
         self.batches = []
 
     def generate(self, requests, sampling, on_completion=None):
-        self.batches.append(len(requests))
+        prompts = [self.tokenizer.decode(request.prompt) for request in requests]
+        self.batches.append(prompts)
         found = []
         for number, request in enumerate(requests):
-            text = self.write(self.tokenizer.decode(request.prompt))
+            text = self.write(prompts[number])
             ids = [*self.tokenizer(text, add_special_tokens=False).input_ids, self.tokenizer.eos_token_id]
             most = request.limit(0, sampling)
             reason = "stop" if len(ids) <= most else "length"

@@ -27,12 +27,19 @@ def test_requests_that_wait_are_sampled_together(loop):
     sampler = ScriptedSampler(TOKENIZER, str.upper)
     turns = TurnQueue(loop, sampler)
 
-    async def dialogues():
-        found = await asyncio.gather(*(turns.sample(ids(text), 1, 9, SAMPLING) for text in "abc"))
-        return [completion.text for completion in (*found, await turns.sample(ids("last"), 1, 3, SAMPLING))]
+    async def one(number, text):
+        with turns.dialogue():
+            await asyncio.sleep(0.01 * number)
+            return (await turns.sample(ids(text), 3 - number, 9, SAMPLING)).text
 
+    async def dialogues():
+        found = await asyncio.gather(*(one(number, text) for number, text in enumerate("abc")))
+        return [*found, (await turns.sample(ids("last"), 1, 3, SAMPLING)).text]
+
+    start = time.perf_counter()
     assert turns.serve(dialogues()) == ["A", "B", "C", "LAS"]
-    assert sampler.batches == [3, 1]
+    assert sampler.batches == [["c", "b", "a"], ["last"]], "in the order of their seeds, not of their arrival"
+    assert time.perf_counter() - start < 1
 
 
 def test_each_way_of_sampling_is_a_batch_of_its_own(loop):
@@ -43,7 +50,7 @@ def test_each_way_of_sampling_is_a_batch_of_its_own(loop):
         ways = [SAMPLING, other, SAMPLING]
         return [c.text for c in await asyncio.gather(*(turns.sample(ids("ab"), 1, 9, way) for way in ways))]
 
-    assert turns.serve(dialogues()) == ["AB"] * 3 and sorted(sampler.batches) == [1, 2]
+    assert turns.serve(dialogues()) == ["AB"] * 3 and sorted(map(len, sampler.batches)) == [1, 2]
 
 
 def test_a_dialogue_that_waits_delays_no_other(loop):
