@@ -48,9 +48,9 @@ class TurnQueue:
     """The requests of the dialogues of one rank.
 
     A dialogue awaits `sample` in the event loop; `serve` samples in the thread that calls it. Completions are delivered
-    one by one as they finish, so that tools begin while others are still sampled. The requests of all open dialogues are
-    sampled together if they come soon; a dialogue whose tool takes long delays no other. The engine finishes the
-    requests that wait together before it begins the next ones.
+    one by one as they finish, so that tools begin while others are still sampled. Requests of all open dialogues that
+    come soon are sampled together; a dialogue whose tool takes long delays no other. The engine finishes the requests
+    that wait together before it begins the next ones.
 
     Args:
         loop: in which the dialogues run.
