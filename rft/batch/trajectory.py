@@ -3,7 +3,7 @@
 The record stands below the packages that make text, because sources of given texts and sources that sample both use it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import torch
 from rft.batch.encoded import as_encoded
 from rft.batch.entries import EPISODE
 from rft.batch.media import join_media
+from rft.batch.turn_columns import turn_column
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,13 @@ def given_segments(ids: Sequence[int], trains: Sequence[bool]) -> list[Segment]:
     return segments
 
 
-def to_rows(trajectory: Trajectory, *, group: int, unit: int) -> list[dict[str, Any]]:
+def to_rows(trajectory: Trajectory, *, group: int, unit: int, columns: Iterable[str] = ()) -> list[dict[str, Any]]:
     """The batch rows of a trajectory of a source that writes the columns `turn` and `trajectory`.
 
     Args:
         group: trajectories of one prompt have one number.
         unit: the number of the trajectory; its rows stay together.
+        columns: those of `TURN_COLUMNS` that are added, of an episode.
 
     Returns:
         The rows as of `to_row`, oldest first, each with the column `trajectory`. Turns are numbered over all of them.
@@ -127,7 +129,11 @@ def to_rows(trajectory: Trajectory, *, group: int, unit: int) -> list[dict[str, 
     rows, first = [], 1
     for segments in (*trajectory.earlier, trajectory.segments):
         part = replace(trajectory, segments=segments, earlier=())
-        rows.append(to_row(part, group=group, unit=unit, turns=True, first_turn=first) | {"trajectory": unit})
+        row = to_row(part, group=group, unit=unit, turns=True, first_turn=first) | {"trajectory": unit}
+        for name in columns:
+            assert trajectory.episode is not None, "a dialogue without a record of its episode"
+            row[name] = turn_column(name, row["turn"], trajectory.episode)
+        rows.append(row)
         first += part.turns
     return rows
 

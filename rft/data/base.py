@@ -114,11 +114,16 @@ class SourceFacts:
     episodes: bool = False
     given: GivenTexts | None = None
 
-    def with_episodes(self) -> "SourceFacts":
-        """The facts in a run with environments."""
+    def with_episodes(self, if_read: tuple[str, ...]) -> "SourceFacts":
+        """The facts in a run with environments.
+
+        Args:
+            if_read: columns that episodes of these environments have if the algorithm reads them.
+        """
         if not self.episodes:
             return self
-        return replace(self, writes=tuple(dict.fromkeys((*self.writes, *EPISODE_COLUMNS))))
+        writes = tuple(dict.fromkeys((*self.writes, *EPISODE_COLUMNS)))
+        return replace(self, writes=writes, writes_if_read=(*self.writes_if_read, *if_read))
 
 
 class Source(ABC):

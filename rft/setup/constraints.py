@@ -176,7 +176,12 @@ def check_media(processor: Target | None, engine: Target, facts: SourceFacts, ge
 
 
 def check_environments(
-    environments: Environments | None, facts: SourceFacts, reward: WeightedSum, processor: Target | None, mode: str
+    environments: Environments | None,
+    facts: SourceFacts,
+    reward: WeightedSum,
+    algorithm: Algorithm,
+    processor: Target | None,
+    mode: str,
 ) -> Iterator[str]:
     """Checks that the run can answer with episodes, and that a reward of the environment has an environment."""
     own = REWARD in reward.names
@@ -186,6 +191,11 @@ def check_environments(
         return
     if own and not environments.scores:
         yield f"reward.terms.{REWARD}: a class of environment.classes has no get_reward; add it, or remove the term"
+    if own and algorithm.options.turn_rewards is not None:
+        yield (
+            f"algorithm.turn_rewards: the score has the rewards of all turns already, by reward.terms.{REWARD}; choose "
+            "another reward, or set algorithm.turn_rewards=null"
+        )
     if facts.sampled != "never" and not facts.episodes:
         yield "environment: this source runs no episodes; choose algorithm/source=rollout, or environment=none"
     if processor is not None:

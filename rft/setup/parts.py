@@ -92,7 +92,7 @@ def check_config(config: dict[str, Any], typed: Mapping[str, str]) -> Checks:
     else:
         checks.fail("warmup_algorithm", "warmup_source", "warmup_facts")
     checks.make("stages", _algorithms, "algorithm", "warmup_algorithm")
-    checks.run(check_environments, "environments", "facts", "reward", "processor", "run.mode")
+    checks.run(check_environments, "environments", "facts", "reward", "algorithm", "processor", "run.mode")
     checks.run(check_head, "actor", "engine", "stages", "facts", "generates")
     checks.run(check_media, "processor", "engine", "facts", "generates")
     checks.make("needs", _fields_needed, "facts", "reward", "warmup_facts")
@@ -352,7 +352,7 @@ def source_of(node: Any, key: str) -> Target:
 def facts_of(source: Target, environments: Environments | None) -> SourceFacts:
     """The facts that a source states about itself, with the options of its yaml and the environments of the run."""
     facts: SourceFacts = source.factory.facts(source.options)
-    return facts if environments is None else facts.with_episodes()
+    return facts if environments is None else facts.with_episodes(environments.columns_if_read)
 
 
 def actor_of(node: Any, key: str) -> Target:

@@ -17,6 +17,17 @@ ROUNDED = ("rollout/",)  # depends in the last bits on which turns the engine sa
 MINE = (*CLOCK, *ROUNDED, "episode/")
 
 
+class Ones:
+    """Three turns, each rewarded for the digit 1."""
+
+    def reset(self, **row):
+        self._left = 3
+
+    def step(self, action):
+        self._left -= 1
+        return str(self._left), float(action.count("1")), self._left == 0, False, {}
+
+
 @pytest.fixture
 def fit(resolved, tmp_path):
     """Runs `tool_use` with overrides in a folder; returns it."""
@@ -72,6 +83,27 @@ def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, monkey
     assert identical(state(run)["actors"], state(whole)["actors"])
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm/advantage=gigpo", "algorithm/terms=[echo]", "reward=environment"),
+        ("algorithm/advantage=rae", "reward=environment"),
+        ("algorithm=reinforce_pp", "algorithm.turn_rewards={discount: 0.9, weight: 1.0}"),
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
+    game = (
+        "environment=guessing",
+        "~environment.classes.guessing",
+        f"+environment.classes.ones._target_={__name__}.Ones",
+    )
+    run = fit("run", *game, "warmup.steps=1", "rollout.max_new_tokens=12", "steps=2", *overrides)
+    last = numbers(run)[-1]
+    assert last["grad_norm"] > 0 and last["episode/turns"] > 1 and last["episode/failed"] == 0
+    assert ("loss/echo" in last) == ("algorithm/terms=[echo]" in overrides)
+
+
 @pytest.mark.slow
 def test_the_tiny_model_learns_to_use_the_tool(resolved, tmp_path):
     """The command of the README, shorter: with the tool it is right, without it it guesses."""
@@ -89,6 +121,9 @@ REFUSED = (
     ("environment=guessing algorithm=gkd", "environment: this source runs no episodes"),
     ("environment=guessing mode=plan", "environment: mode=plan runs no episodes"),
     ("environment=guessing data.template=turns environment.classes.guessing.low=101", "low=101 is above high=100"),
+    ("environment=guessing data.template=turns reward=environment algorithm.turn_rewards={discount:1.0,weight:1.0}",
+     "algorithm.turn_rewards: the score has the rewards of all turns already"),
+    ("environment=marked_calculator algorithm.turn_rewards={discount:1.0,weight:1.0}", "turn_scores"),
     ("environment=guessing environment.max_turns=0", "environment.max_turns=0: it must be at least 1"),
     ("environment=guessing algorithm.source.interruption={after:[0.5,0.6],phrase:x}", "interruption"),
 )  # fmt: skip

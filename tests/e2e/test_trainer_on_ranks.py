@@ -68,7 +68,7 @@ def sampled(run, step):
         ("algorithm=spo", "algorithm.group_size=1", "batch.prompts=8"),
         ("algorithm=gvpo",),
         ("algorithm=pf_ppo",),
-        ("environment=marked_calculator", "data=products", "actor.tokenizer.alphabet=\"0123456789*=?\""),
+        ("environment=marked_calculator", "data=products", 'actor.tokenizer.alphabet="0123456789*=?"'),
         ("algorithm=rloo", "algorithm/shaping=[cosine_length,kimi_length,running_norm]", "algorithm.advantage_clip=1"),
     ],
 )
@@ -78,7 +78,7 @@ def test_two_processes_sample_what_one_samples(overrides, tiny, launch, tmp_path
     theirs, ours = numbers(one), numbers(two)
     assert [row["step"] for row in ours] == [0, 1, 2, 3]
     assert ours[1].keys() == theirs[1].keys()
-    varies = ("balance/", "padding/waste", "rollout/", "episode/environment_s")  # what depends on who computes what together
+    varies = ("balance/", "padding/waste", "rollout/", "episode/environment_s")  # depends on who computes what
     for name in (name for name in theirs[1] if not name.startswith(("stage", *varies))):
         assert ours[1][name] == pytest.approx(theirs[1][name], rel=1e-4, abs=1e-6), name
     assert sampled(two, 1) < sampled(one, 1), "rank zero shows its share"

@@ -118,7 +118,9 @@ class Episode:
         self._row = row
         self._calls = environments.calls
         self._options = environments.options
-        self._class = environments.classes[environments.name_of(row)]
+        name = environments.name_of(row)
+        self._class = environments.classes[name]
+        self._agent = list(environments.classes).index(name)
         self._live = live
         self._turns = turns
         self._sampling = sampling
@@ -227,6 +229,8 @@ class Episode:
             environment_s=counts.seconds,
             forks=[] if dialogue is None else dialogue.forks,
             reward=reward,
+            rewards=self._live.rewards,
+            agent=self._agent,
             failed=failed,
         )
         finish = Finish(self._reason, self._text)

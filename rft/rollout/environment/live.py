@@ -59,6 +59,7 @@ class LiveEnvironment:
     Attributes:
         steps: see `EnvironmentClass`.
         counts: so far.
+        rewards: of the steps so far.
     """
 
     def __init__(self, made: EnvironmentClass, instance: Instance, limits: CallLimits) -> None:
@@ -67,7 +68,7 @@ class LiveEnvironment:
         self._class = made
         self._instance = instance
         self._limits = limits
-        self._reward = 0.0
+        self.rewards: list[float] = []
 
     async def reset(self, row: Mapping[str, Any]) -> str | Messages | None:
         """Begins the episode; returns what it adds to the prompt.
@@ -104,7 +105,7 @@ class LiveEnvironment:
         return refuse_arguments(tool.arguments, self._class.tools[tool.name])
 
     async def step(self, action: str) -> tuple[str | Messages, bool, bool]:
-        """Observation, terminated and truncated after an action. The reward is added to that of the episode.
+        """Observation, terminated and truncated after an action. The reward of the episode is the sum of `rewards`.
 
         Raises:
             EnvironmentFailed: as in `reset`.
@@ -114,8 +115,11 @@ class LiveEnvironment:
             observation, reward, terminated, truncated = checked_step(found)
         except ValueError as error:
             raise EnvironmentFailed(f"step: {error}") from error
-        self._reward += reward
-        return _observation("step", observation) or "", terminated, truncated
+        self.rewards.append(reward)
+        seen = _observation("step", observation) or ""
+        if not isinstance(seen, str) and any(message["role"] == "assistant" for message in seen):
+            raise EnvironmentFailed("step: its observation has a message of the role assistant, which the policy has")
+        return seen, terminated, truncated
 
     async def reward(self) -> float | None:
         """The reward of the episode; None if the class has none.
@@ -123,8 +127,10 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`.
         """
-        if self.steps or not self._class.scores:
-            return self._reward if self.steps else None
+        if self.steps:
+            return sum(self.rewards)
+        if not self._class.scores:
+            return None
         try:
             return checked_reward(await self._required("get_reward"))
         except ValueError as error:

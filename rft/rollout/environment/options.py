@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
@@ -94,6 +95,12 @@ class Environments:
                     found.target.build()
                 except (ValueError, OSError) as error:
                     raise ValueError(f"{KEY}.classes.{name}: {error}") from error
+
+    @property
+    def columns_if_read(self) -> tuple[str, ...]:
+        """The columns of turns that episodes can have: rewards of turns only if every class has steps."""
+        steps = all(found.steps for found in self.classes.values())
+        return tuple(name for name in TURN_COLUMNS if steps or name != "turn_scores")
 
     @property
     def scores(self) -> bool:

@@ -23,6 +23,8 @@ def episode_record(
     environment_s: float,
     forks: list[str],
     reward: float | None,
+    rewards: list[float],
+    agent: int,
     failed: str | None,
 ) -> dict[str, Any]:
     """The record of an episode.
@@ -35,6 +37,8 @@ def episode_record(
         environment_s: seconds in calls of the environment.
         forks: the reason of each fork of the dialogue.
         reward: of the environment; None if it has none.
+        rewards: of each step, of an environment with steps.
+        agent: the number of the environment among those of the run.
         failed: why the episode has no score; None if it did not fail.
     """
     return {
@@ -46,6 +50,8 @@ def episode_record(
         "environment_s": round(environment_s, 4),
         FORKS: forks,
         "reward": reward,
+        "rewards": rewards,
+        "agent": agent,
         FAILED: failed,
     }
 

@@ -17,6 +17,7 @@ from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.media import keep_once, share_again
 from rft.batch.scores import Scores, is_scored
 from rft.batch.trajectory import Trajectory, to_row, to_rows
+from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.base import CheckContext, Source, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.parts import has_parts, with_data_urls
@@ -88,6 +89,7 @@ class RolloutSource(Source):
         self.temperature = context.sampling.temperature
         self._context = context
         wants_greedy = "greedy_scores" in context.columns
+        self._turn_columns = [name for name in context.columns if name in TURN_COLUMNS]
         self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
         self._dynamic_sampling = redraw
         self._forced_stop = interruption
@@ -184,7 +186,7 @@ class RolloutSource(Source):
 
     def _rows_of(self, trajectory: Trajectory, group: int, unit: int) -> list[dict[str, Any]]:
         if self._context.answerer.episodes:
-            return to_rows(trajectory, group=group, unit=unit)
+            return to_rows(trajectory, group=group, unit=unit, columns=self._turn_columns)
         return [to_row(trajectory, group=group, unit=unit, turns=self._forced_stop is not None)]
 
     def _sample(

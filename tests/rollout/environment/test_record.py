@@ -4,8 +4,8 @@ from rft.rollout.environment.record import episode_record, failure_of, log_episo
 
 
 def episode(**changes):
-    counts = {"opening": 1, "turns": 2, "tool_calls": 3, "tool_failures": 1, "environment_s": 0.5}
-    record = episode_record([], **{**counts, "forks": [], "reward": None, "failed": None, **changes})
+    counts = {"opening": 1, "turns": 2, "tool_calls": 3, "tool_failures": 1, "environment_s": 0.5, "agent": 0}
+    record = episode_record([], **{**counts, "forks": [], "reward": None, "rewards": [], "failed": None, **changes})
     return Trajectory([Segment([1], False)], Finish("stop", ""), {}, episode=record)
 
 
