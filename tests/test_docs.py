@@ -224,17 +224,38 @@ RUNS = (
         "reward.accuracy=even",
         "reward.max_unscored=1.0",
     ),
+    (
+        "environment=guessing",
+        "~environment.classes.guessing",
+        f"+environment.classes.half._target_={__name__}.HalfFails",
+        "environment.max_turns=2",
+        "algorithm/advantage=rae",
+        "warmup=none",
+    ),
     ("algorithm=kto",),
     ("algorithm=reward_model",),
     ("algorithm=process_reward_model",),
     ("algorithm=sft", "algorithm.source.response=answer", "eval.loss=true", "rollout=none"),
 )
+FORKS = """{% for message in messages %}{{ messages|length }}{{ message.content }}{% if message.role == "assistant" %}
+{{- eos_token }}{% endif %}{% endfor %}"""
 SUMS = (
     {"prompt": "1=", "answer": "1", "chosen": "1", "rejected": "2", "data_source": "odd"}
     | {"completions": ["1", "2"], "labels": [True, False]},
     {"prompt": "2=", "answer": "2", "chosen": "2", "rejected": "1", "data_source": "even"}
     | {"completions": ["2", "1"], "labels": [True, False]},
 )
+
+
+class HalfFails:
+    """A game of which half of the episodes fail."""
+
+    def reset(self, answer, **row):
+        if int(answer) % 2:
+            raise ValueError("odd")
+
+    def step(self, action):
+        return "1", 0.0, False, False, {}
 
 
 def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_writes(tiny, tmp_path):
@@ -244,9 +265,10 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         "number": {"accuracy", "length", "margin", "mean@4", "first_error", "probability_good", "probability_bad"},
         "rule": set(),
         "shaping": set(),
-        "term": set(),
+        "term": {"episode"},
         "name": {"length"},
-        "reason": {"ValueError"},
+        "reason": {"ValueError", "user"},
+        "agent": {"0"},
     }
     stand_for |= {"set": {"heldout", "sums", "sums/odd", "sums/even"}, "source": {"odd", "even"}}
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
@@ -254,6 +276,9 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         config = tiny(*overrides, f"output_dir={tmp_path / str(number)}")
         sums = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None, "limit": None}
         config["data"]["eval"]["sums"] = sums | {"path": str(tmp_path / "sums.jsonl")}
+        if config["environment"] is not None:
+            (tmp_path / "forks.jinja").write_text(FORKS)
+            config["data"]["template"] = str(tmp_path / "forks.jinja")
         if number == 0:
             config["reward"]["canary"] |= {"path": str(tmp_path / "sums.jsonl"), "every": 1, "bound": 1.0}
         algorithm = config["algorithm"]

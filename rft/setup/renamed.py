@@ -72,6 +72,10 @@ ELSEWHERE = {
     ".max_response_length": "rollout.max_new_tokens",
     ".max_completion_length": "rollout.max_new_tokens",
     ".generate_max_len": "rollout.max_new_tokens",
+    ".max_assistant_turns": "environment.max_turns",
+    ".max_tool_calling_iterations": "environment.max_turns",
+    ".tool_config_path": "environment",
+    ".agent_func_path": "environment",
     ".filter_overlong_prompts": "data.truncation=drop",
     ".apply_chat_template": "data.template=chat",
     # sampling
