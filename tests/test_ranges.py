@@ -28,6 +28,7 @@ WITHOUT_RANGE = {
     "Rule.high": "the metric decides",
     "Rule.low": "the metric decides",
     "ScoreMoments.mean": "the mean of any scores",
+    "TurnRewards.weight": "any weight",
     "Warmup.stop_at": "any metric",
     "loss clip_cov.cov_high": "any covariance",
     "loss clip_cov.cov_low": "any covariance",

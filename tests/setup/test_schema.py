@@ -89,6 +89,9 @@ COMPANIONS = {
         for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
     },
     "reward/environment": ["environment=guessing"],
+    "algorithm/advantage/gigpo": ["environment=guessing"],
+    "algorithm/advantage/rae": ["environment=guessing"],
+    "algorithm/terms/echo": ["environment=guessing"],
     "reward/terms/environment": ["environment=guessing", "reward.accuracy=environment"],
     "reward/terms/tool_call_valid": ["reward.accuracy=tool_call_valid"],
     "rollout/none": ["algorithm=reward_model"],
