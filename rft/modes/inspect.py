@@ -17,6 +17,7 @@ from rft.data.base import GivenTexts, SourceContext, given_texts
 from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
 from rft.setup.assembly import Job
+from rft.setup.constraints import prefixed
 from rft.setup.datasets import Datasets
 from rft.setup.parts import facts_of
 
@@ -68,7 +69,8 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     if texts is None and "prompt" not in facts.fields:
         console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")
         return
-    examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
+    with prefixed("data.train: "):
+        examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
     does = "trained tokens are highlighted" if reads else "prompts to sample answers from"
     if reads and facts.sampled != "never":
         does = "the given texts, trained tokens are highlighted; other answers are sampled"

@@ -32,7 +32,7 @@ from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
 from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
-from rft.setup.datasets import Datasets
+from rft.setup.datasets import Datasets, count_prompts
 from rft.setup.loadable import check_loadable, check_vocabulary
 from rft.setup.row_checks import check_held_out, check_rows
 from rft.setup.unread import notices, unread_keys
@@ -225,7 +225,7 @@ class Job(Components):
             self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates, self.answer_tokens
         )
         if loaded.canary:
-            counts = loaded.lengths.whole_prompts(loaded.canary)
+            counts = count_prompts(loaded.lengths, loaded.canary, "reward.canary.path")
             check_lengths("reward.canary.path", counts, model_config, self.run.rollout.max_new_tokens)
 
     def longest(self, loaded: Datasets) -> int | None:

@@ -11,7 +11,7 @@ from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows, check_room
 from rft.errors import Checks
-from rft.setup.constraints import check_examples, check_lengths
+from rft.setup.constraints import check_examples, check_lengths, prefixed
 from rft.setup.schema import Run
 
 
@@ -103,7 +103,12 @@ class Datasets:
                 self._limit_held_out(check)
                 given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
             for key, rows in given.items():
-                check.run(lambda key=key, rows=rows: check_examples(key, examples(rows), context))
+                check.attempt(self._fit_examples, key, rows, examples, context)
+
+    def _fit_examples(self, key: str, rows: Rows, examples: Callable[[Rows], list[int]], context: int) -> None:
+        with prefixed(f"{key}: "):
+            counts = examples(rows)
+        check_examples(key, counts, context)
 
     def _limit_held_out(self, check: Checks) -> None:
         """Applies `data.truncation` to the prompts of held-out texts."""
@@ -113,14 +118,24 @@ class Datasets:
 
     def _limit(self, name: str, limit: PromptLimit) -> None:
         rows, key = self.held_out[name], f"data.eval.{name}"
-        counts = self.lengths.whole_prompts(rows)
+        counts = count_prompts(self.lengths, rows, key)
         self.held_out[name], _ = limit_prompts(rows, counts, limit, key, self.messages.append)
 
     def _fit_train(self, model_config: PretrainedConfig, new_tokens: int | None) -> None:
-        counts, limit = self.lengths.whole_prompts(self.train), self.encoder.limit
+        counts, limit = count_prompts(self.lengths, self.train, "data.train"), self.encoder.limit
         self.train, counts = limit_prompts(self.train, counts, limit, "data.train", self.messages.append)
         if new_tokens is not None:
             check_lengths("data.train", counts, model_config, new_tokens)
+
+
+def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
+    """Tokens of each row's prompt, before `data.truncation` cuts it.
+
+    Raises:
+        ValueError: a prompt cannot be encoded; names the key of the rows, and the row.
+    """
+    with prefixed(f"{key}: "):
+        return lengths.whole_prompts(rows)
 
 
 def fit_held_out(
@@ -142,7 +157,8 @@ def fit_held_out(
     """
 
     def fit(name: str) -> None:
-        key, counts = f"data.eval.{name}", lengths.whole_prompts(sets[name])
+        key = f"data.eval.{name}"
+        counts = count_prompts(lengths, sets[name], key)
         sets[name], counts = limit_prompts(sets[name], counts, run.data.prompt_limit, key, log)
         if answer_tokens is not None:
             check_lengths(key, counts, model_config, answer_tokens)

@@ -11,6 +11,7 @@ from transformers import AutoModelForMultimodalLM, Qwen2_5OmniConfig
 
 from rft.data.encode.without_video import load_processor
 from rft.distributed import stop
+from rft.errors import Problems
 from rft.modes.evaluate import evaluate
 from rft.modes.plan.job import PlanJob
 from rft.rollout.engine.base import EngineFacts
@@ -180,8 +181,13 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
     own = "rollout.engine._target_=tests.e2e.test_media.TextEngine"
     with pytest.raises(ValueError, match=r"actor\.processor: TextEngine samples from prompts of text alone; set roll"):
         Job(resolved(*RUNS["grpo"], folder, own))
-    with pytest.raises(ValueError, match="message 0 has image, and the model of this run reads text alone"):
+    with pytest.raises(Problems) as caught:
         Job(resolved("data=shapes", "warmup=none", folder)).fit("")
+    said = "row 1: message 0 has image, and the model of this run reads text alone; choose a model with a processor"
+    assert [message.partition(" that reads it")[0] for message in caught.value.messages] == [
+        f"data.train: {said}",
+        f"data.eval.heldout: {said}",
+    ]
     stop()  # the plan simulates a process group of its own
     with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
         PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)

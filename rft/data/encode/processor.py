@@ -283,8 +283,9 @@ def refuse_media(messages: Messages) -> list[dict[str, Any]]:
         if isinstance(content, list):
             kinds = ", ".join(dict.fromkeys(part["type"] for part in content if part["type"] != "text"))
             raise ValueError(
-                f"message {number} has {kinds}, and the model of this run reads text alone; choose a model that reads "
-                "it with actor/processor=pretrained, or remove the row"
+                f"message {number} has {kinds}, and the model of this run reads text alone; choose a model with a "
+                "processor that reads it (a new one: actor=tiny_vision or actor=tiny_audio; of a folder: actor.path "
+                "with actor/processor=pretrained), or remove the row"
             )
     return [dict(message) for message in messages]
 
