@@ -154,8 +154,8 @@ class Job(Components):
             checks.run(partial(self.check_model_parts, model), "tokenizer")
         checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
         counting = self.counting_world(world)
-        if not checks.has("tokenizer", "encoder", "train"):
-            checks.end()
+        if not checks.has("tokenizer", "encoder", "train") or self.processor is not None:
+            checks.end()  # a processor takes long to count the tokens of all rows
         tokenizer, encoder, train, held_out, stream = (
             checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
         )

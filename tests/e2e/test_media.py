@@ -188,6 +188,9 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
         f"data.train: {said}",
         f"data.eval.heldout: {said}",
     ]
+    with pytest.raises(Problems) as caught:  # before the processor has counted the tokens of all rows
+        Job(resolved(*RUNS["grpo"], "actor.frozen=[foo]", "data.max_prompt_tokens=1", folder)).fit("")
+    assert [message.partition(":")[0] for message in caught.value.messages] == ["actor.frozen[0]='foo'"]
     stop()  # the plan simulates a process group of its own
     with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
         PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)
