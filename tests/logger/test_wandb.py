@@ -1,5 +1,7 @@
 """W&B in offline mode; skipped where the package is not installed."""
 
+import base64
+import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -75,6 +77,12 @@ def test_the_table_has_the_pictures_and_sounds_of_its_rows(tmp_path: Path) -> No
     sink.close(failed=False)
     [path] = (run / "wandb").glob("offline-run-*/files/media/table/*.json")
     table = json.loads(path.read_text())  # with the names of the classes; the artifact of the table has the files
+    [artifact] = [one.artifact for one in records(run) if one.HasField("artifact")]
+    sent = {Path(entry.path).name: entry.digest for entry in artifact.manifest.contents}
+    stored = {path.name: path.read_bytes() for path in (run / "media").iterdir()}
+    digests = {name: base64.b64encode(hashlib.md5(data).digest()).decode() for name, data in stored.items()}
+    assert sent.keys() - stored.keys() == {"completions.table.json"} and sent.items() >= digests.items()
+    assert len(stored) == 3
     assert table["columns"] == ["step", *rows[0], "audio 1", "image 1", "image 2"]
     shown = [row[-3:] for row in table["data"]]
     assert shown == [[None, "Image", "Image"], ["Audio", None, None], [None, None, None]]
