@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from rft.logger.history import (
     trajectory_files,
     write_atomically,
 )
+from rft.logger.media import MediaFile, media_files
 from rft.logger.redact import redact
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
@@ -124,9 +125,7 @@ class RunLog:
         with replacing(self.run / METRICS) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         self._file = (self.run / METRICS).open("a", encoding="utf-8")
-        for written, path in trajectory_files(self.run):
-            if written > step:
-                path.unlink()
+        self._drop_samples(step)
         if (worst := self.run / WORST_TOKENS).exists():
             write_atomically(worst, "".join(_line(row) for row in read_lines(worst) if row["step"] <= step))
         history = History(kept)
@@ -134,6 +133,21 @@ class RunLog:
         self.console.recall(history)
         for sink in self._sinks:
             sink.rewind(step)
+
+    def _drop_samples(self, step: int) -> None:
+        """Removes the sampled texts after a step, and their media that no other lines in the run folder name."""
+        dropped = [path for written, path in trajectory_files(self.run) if written > step]
+        unnamed = self._named_media(dropped)
+        for path in dropped:
+            path.unlink()
+        if unnamed:  # else a run of text would read all its lines
+            unnamed -= self._named_media([*self.run.glob("*.jsonl"), *(path for _, path in trajectory_files(self.run))])
+        for file in unnamed:
+            file.path.unlink(missing_ok=True)
+
+    def _named_media(self, paths: Iterable[Path]) -> set[MediaFile]:
+        """The files of media that the lines of jsonl files name."""
+        return {file for path in paths for file in media_files(read_lines(path), self.run)}
 
     @contextmanager
     def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:

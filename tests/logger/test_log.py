@@ -15,6 +15,9 @@ import rft.logger.log
 from rft.logger.console import RunConsole
 from rft.logger.history import History
 from rft.logger.log import STARTED, Report, RunLog, SilentLog
+from rft.logger.media import media_files
+from tests.data.media_parts import image, user
+from tests.logger.records import media_rows
 
 
 class RecordingSink:
@@ -138,6 +141,20 @@ def test_rewind_forgets_what_lies_after_the_checkpoint(tmp_path: Path) -> None:
     with RunLog(tmp_path, {}, console=quiet()) as log:
         log.rewind(-1)
     assert rows(tmp_path) == []
+
+
+def test_rewind_forgets_the_media_that_no_remaining_text_names(tmp_path: Path) -> None:
+    two, sound, none = media_rows(tmp_path)
+    first, second = media_files(two, tmp_path)
+    repeated = {"prompt": [user(two["prompt"][0]["content"][:1])]}
+    (tmp_path / "answers.jsonl").write_text(json.dumps(image(f"media/{second.path.name}")))
+    with RunLog(tmp_path, {}, console=quiet()) as log:
+        for step, rows in enumerate(([none], [repeated], [two, sound], [two])):
+            log.samples(step, rows)
+        for step, left in ((2, 3), (1, 2), (-1, 1)):
+            log.rewind(step)
+            assert len(list((tmp_path / "media").iterdir())) == left, step
+    assert second.path.exists() and not first.path.exists()
 
 
 @pytest.mark.parametrize(
