@@ -3,6 +3,7 @@
 from typing import Any
 
 from rft.batch.encoded import MediaFacts, as_encoded
+from rft.remote.http_client import ServerClient
 
 
 def vllm_prompt(prompt: list[int]) -> dict[str, Any]:
@@ -34,8 +35,29 @@ def check_attention(model_config: Any) -> None:
         ValueError: the tokens of a medium attend to all of it, which vLLM does not compute on a CPU.
     """
     if model_config.is_mm_prefix_lm:
-        raise ValueError(
-            f"rollout.engine: in {model_config.architecture} each token of a medium attends to all of it, but on a CPU "
-            "vLLM lets it attend to earlier ones alone, and would sample from another distribution than that which is "
-            "trained; set rollout=hf"
-        )
+        raise ValueError(f"rollout.engine: {_one_way(model_config.architecture)}")
+
+
+def check_server(client: ServerClient, config: Any, attending: list[list[str] | None]) -> None:
+    """Checks that a server computes prompts with media as the trainer does.
+
+    Args:
+        config: of vLLM, as the server reports it.
+        attending: of each worker, the architecture of its model if the tokens of a medium attend to all of it.
+
+    Raises:
+        BadResponse: it does not.
+    """
+    normalizes = config["model_config"]["multimodal_config"]["mm_device_do_normalize"]
+    if normalizes and config["load_config"]["load_format"] == "dummy":
+        raise client.bad_response("dummy weights change how it scales media: add --no-mm-device-do-normalize")
+    if any(attending) and config["device_config"]["device"] == "cpu":
+        [[architecture], *_] = filter(None, attending)
+        raise client.bad_response(_one_way(architecture))
+
+
+def _one_way(architecture: str) -> str:
+    return (
+        f"in {architecture} each token of a medium attends to all of it, but on a CPU vLLM lets it attend to earlier "
+        "ones alone, and would sample from another distribution than that which is trained; set rollout=hf"
+    )

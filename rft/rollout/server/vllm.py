@@ -26,7 +26,7 @@ from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
-from rft.rollout.engine.vllm_media import media_arguments
+from rft.rollout.engine.vllm_media import check_server, media_arguments
 from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.engine import ServersEngine, Written
 from rft.rollout.server.options import KEY, Servers
@@ -275,9 +275,9 @@ class VLLMApi:
             )
         if config["speculative_config"] is not None:
             raise client.bad_response("with speculative decoding it reports other log-probabilities: start it without")
-        normalizes = self._media is not None and model["multimodal_config"]["mm_device_do_normalize"]
-        if normalizes and config["load_config"]["load_format"] == FIXED["load_format"]:
-            raise client.bad_response("dummy weights change how it scales media: add --no-mm-device-do-normalize")
+        if self._media is not None:
+            attending = await self._workers(client, "rft_attends_ahead") if has_receiver(config) else []
+            check_server(client, config, attending)
         if weights.dtype is not None:
             check_dtype(client, weights.dtype, model["dtype"])
         if weights.adapter is not None and config["lora_config"] is None:

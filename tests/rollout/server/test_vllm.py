@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,6 +248,19 @@ def test_a_server_whose_dummy_weights_scale_media_is_given_no_weights():
             asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
         assert bool(peer.told) != raised
         asyncio.run(VLLMApi({}).load(Scripted(**{INFO: said}), WEIGHTS, None, None))
+
+
+def test_a_server_whose_media_cannot_attend_to_later_tokens_is_given_no_weights():
+    for extension, device, attends, raised in (
+        ("rft_receiver.Receiver", "cpu", ["A"], True), ("rft_receiver.Receiver", "cpu", [], False),
+        ("rft_receiver.Receiver", "cuda", ["A"], False), ("", "cpu", ["A"], False),
+    ):  # fmt: skip
+        said = told(extension=extension, multimodal_config={"mm_device_do_normalize": False})
+        said["vllm_config"] |= {"device_config": {"device": device}, "load_config": {"load_format": "dummy"}}
+        peer = Scripted(**{INFO: said, "/collective_rpc": {"results": [attends]}})
+        with pytest.raises(BadResponse, match=r"in A each .*set rollout=hf") if raised else suppress(BadResponse):
+            asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
+        assert ("/pause?mode=abort" in peer.told) != raised
 
 
 def test_a_server_that_speculates_is_given_no_weights():

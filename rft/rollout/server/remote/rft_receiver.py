@@ -242,11 +242,12 @@ class Receiver:
     """A mixin for the worker of a server.
 
     Attributes:
-        rank, device: the worker's own.
+        rank, device, model_config: the worker's own.
     """
 
     rank: int
     device: torch.device
+    model_config: Any
     rft_group: Any = None
     rft_copies: dict[str, Tensor]
 
@@ -261,6 +262,10 @@ class Receiver:
         device = self.device if backend == "nccl" else torch.device("cpu")
         authenticate(group, self.rank + 1, size, token, device, timeout_s)
         self.rft_group = group
+
+    def rft_attends_ahead(self) -> list[str]:
+        """The architecture of the model if each token of a medium attends to all of it; otherwise nothing."""
+        return [self.model_config.architecture] if self.model_config.is_mm_prefix_lm else []
 
     def rft_load(self, **source: Any) -> list[str]:
         """See `load_weights`."""
