@@ -63,7 +63,8 @@ def packed_attention(
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
     part = layout.shard
-    assert part is None or s_aux is None, "Context.check_model refuses sinks"
+    if part is not None and s_aux is not None:
+        s_aux = s_aux.chunk(part.context.size)[part.context.rank]  # of the heads of this rank
     rule = _Rule(scaling, sliding_window, softcap, s_aux)
     if part is None or not part.context.gathers_in_attention:
         return _attend(query, key, value, layout.segments, rule), None

@@ -47,11 +47,10 @@ class Context:
         if not packing:
             raise ValueError(f"{self.key}={self.size} needs packed rows: set {key}.packing=true")
         text = config.get_text_config()
-        unshared = {"linear_attention"} & {*(text.to_dict().get("layer_types") or ())}
-        if unshared or text.model_type == "gpt_oss":
+        if "linear_attention" in (text.to_dict().get("layer_types") or ()):
             raise ValueError(
-                f"{self.key}={self.size}: {key} is a {config.model_type}, whose linear attention or sinks ranks cannot "
-                f"share yet; set {self.key}=1"
+                f"{self.key}={self.size}: {key} is a {config.model_type}, whose linear attention ranks cannot share "
+                f"yet; set {self.key}=1"
             )
         heads = text.num_attention_heads
         if heads % self.size:
