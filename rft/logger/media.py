@@ -17,6 +17,8 @@ FORMATS = {  # MIME types of the files in it, by their suffix
     "mp3": "audio/mpeg",
     "flac": "audio/flac",
     "ogg": "audio/ogg",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
 }
 REFERENCE = re.compile(rf"(?:\.\./)?{MEDIA}/([0-9a-f]+\.({'|'.join(FORMATS)}))")
 
@@ -44,7 +46,7 @@ class MediaFile:
         return self.kind != "image"
 
     def wrapped(self, package: ModuleType) -> Any:
-        """The file as an object of a tracking package with the classes `Image` and `Audio`."""
+        """The file as an object of a tracking package with the classes `Image`, `Audio` and `Video`."""
         return vars(package)[self.kind.title()](str(self.path))
 
 

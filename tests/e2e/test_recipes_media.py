@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import rft
-from rft.data.encode.media_files import open_media
+from rft.data.encode.media_files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.sources import FileRows
 from rft.setup.assembly import Job
@@ -97,7 +97,7 @@ def test_the_parquet_files_of_rlaif_v_become_pairs_whose_questions_are_apart(tmp
         rows = list(rows_in(folder / f"{name}.jsonl", "prompt", "chosen", "rejected"))
         assert all(row.keys() == {"prompt", "chosen", "rejected"} for row in rows)
         asked[name] = {row["prompt"][0]["content"][1]["text"] for row in rows}
-        assert np.array_equal(open_media("image", media_of(rows[0]["prompt"])[0][1]), picture(0))
+        assert np.array_equal(open_image(media_of(rows[0]["prompt"])[0][1]), picture(0))
     assert asked["train"] | asked["test"] == {*columns["question"]} and not asked["train"] & asked["test"]
     assert 0 < len(asked["test"]) < 10
 
@@ -127,7 +127,7 @@ def test_generated_problems_are_right_and_different(tmp_path, monkeypatch):
     seen = []
     for row in [*train, *test]:
         [(_, file)] = media_of(row["prompt"])
-        lit = np.asarray(open_media("image", file)).any(2)
+        lit = np.asarray(open_image(file)).any(2)
         axis = 0 if row["prompt"][0]["content"][1]["text"] == "find the width" else 1
         assert lit.any(axis).sum() == 8 * int(row["answer"])
         seen.append((axis, Path(file).read_bytes()))

@@ -43,7 +43,7 @@ class Family:
 
     Attributes:
         name: of the configuration, `config.model_type`.
-        kinds: of media that the model reads, "image" and "audio".
+        kinds: of media that the model reads, "image", "audio" and "video".
         placeholders: per kind, the id of the token that stands for the media in `input_ids`.
     """
 
@@ -80,6 +80,11 @@ def picture(seed: int, width: int = 16, height: int = 16) -> Image.Image:
 def sound(seed: int, samples: int = 3200) -> np.ndarray:
     """Audio of random samples at 16000 a second."""
     return np.random.default_rng(seed).standard_normal(samples).astype(np.float32)
+
+
+def frames(seed: int, count: int = 4) -> np.ndarray:
+    """A video of random pixels, (count, 16, 16, 3)."""
+    return np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
 
 
 def family(name: str) -> Family:
@@ -309,7 +314,7 @@ def _qwen2_5_omni_thinker() -> Family:
     )
     processor = without_video(transformers.Qwen2_5OmniProcessor)(
         image_processor=transformers.Qwen2VLImageProcessorPil(**PATCHES),
-        video_processor={"merge_size": 2},
+        video_processor=video_part("Qwen2VLVideoProcessor", patch_size=4, merge_size=2),
         feature_extractor=transformers.WhisperFeatureExtractor(**SPECTRA),
         tokenizer=tokenizer,
         chat_template=_template(

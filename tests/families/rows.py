@@ -12,7 +12,7 @@ from rft.batch.media import concat_media, media_entries
 from rft.batch.trajectory import Trajectory, given_segments, to_row
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor, slots_of_template
-from tests.families import Family, picture, sound
+from tests.families import Family, frames, picture, sound
 
 WITH_BACKBONE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "gemma3", "idefics3", "smolvlm",
                  "qwen2_audio")  # fmt: skip
@@ -28,9 +28,12 @@ def encoder(family: Family) -> Encoder:
 
 
 def medium(family: Family, number: int) -> dict[str, Any]:
-    """A content part: an image or a sound, by turns if the family reads both, whose size depends on the number."""
-    if family.kinds[number % len(family.kinds)] == "image":
+    """A content part of a kind, by turns if the family reads several, whose size depends on the number."""
+    kind = family.kinds[number % len(family.kinds)]
+    if kind == "image":
         return {"type": "image", "image": picture(number, 16 + 8 * number, 16)}
+    if kind == "video":
+        return {"type": "video", "video": frames(number, 4 + 2 * number if family.name != "internvl" else 4)}
     return {"type": "audio", "audio": {"array": sound(number, 3200 + 800 * number), "sampling_rate": 16000}}
 
 

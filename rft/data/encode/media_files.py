@@ -1,4 +1,4 @@
-"""Opens images and audio, the files, bytes and arrays in the content parts of rows, and makes small files of them."""
+"""Opens images, audio and video, the files, bytes and arrays in the content parts of rows, and makes small files of them."""
 
 import base64
 import io
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rft.data.encode.video_files import Choose, Video, check_size, read_video
 from rft.logger.media import FORMATS
 
 if TYPE_CHECKING:  # an optional package, imported when the first image is opened
@@ -29,26 +30,22 @@ BEGINNINGS = {  # of files, and their suffix; WAV and WebP, which begin alike, h
     b"\xff\xf3": "mp3",
     b"fLaC": "flac",
     b"OggS": "ogg",
+    b"\x1a\x45\xdf\xa3": "webm",
 }
+MP4 = (b"iso", b"mp4", b"avc", b"M4V")  # brands of mp4; other files of this container are images
 # What pillow raises for damaged files, beside an error of its own.
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error)
 
 
-def open_media(kind: str, value: Any) -> "Image":
+def open_image(value: Any) -> "Image":
     """Opens an image, in RGB and turned as its metadata say.
 
     Args:
-        kind: one of `KINDS` except audio, which has `open_audio`.
         value: in the normal form.
 
     Raises:
-        ValueError: the file is damaged, too large or of another format, or the value is video; names the file.
+        ValueError: the file is damaged, too large or of another format; names the file.
     """
-    if kind == "video":
-        raise ValueError(
-            "video needs the package torchvision, and this version does not open it; remove the part, or the row"
-        )
-    assert kind == "image", kind
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
@@ -67,6 +64,35 @@ def open_media(kind: str, value: Any) -> "Image":
         raise ValueError(f"{name} cannot be read as an image ({reason}); replace it, or remove the row") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{name} is too large ({error}); shrink it, or remove the row") from error
+
+
+def open_video(value: Any, choose: Choose) -> Video:
+    """Opens a video; every frame of those that a row gives as images or as an array, and the chosen ones of a file.
+
+    Args:
+        value: in the normal form.
+        choose: see `read_video`.
+
+    Raises:
+        ValueError: as `read_video`, or frames that differ in size; names the file.
+    """
+    if isinstance(value, str | bytes):
+        return read_video(value, _name(value), choose)
+    if isinstance(value, np.ndarray):
+        if value.ndim != 4 or value.shape[-1] != 3 or value.dtype != np.uint8:
+            raise ValueError(f"an array {value.shape} of {value.dtype} is no video; give (frames, H, W, 3) of uint8")
+        frames = value
+        check_size(*frames.shape[:3])
+    else:
+        first = open_image(value[0])
+        check_size(len(value), first.height, first.width)
+        opened = [np.asarray(open_image(frame)) for frame in value]
+        if len(sizes := {frame.shape for frame in opened}) > 1:
+            raise ValueError(f"the frames of a video have the shapes {sorted(sizes)}; scale them to one size")
+        frames = np.stack(opened)
+    count, height, width = frames.shape[:3]
+    facts = {"total_num_frames": count, "height": height, "width": width, "frames_indices": list(range(count))}
+    return Video(frames, facts)
 
 
 def open_audio(value: Any, sampling_rate: int) -> np.ndarray:
@@ -97,7 +123,8 @@ def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     """The content of a file that people look at or listen to, and its suffix, one of `FORMATS`.
 
     A file of such a format and of at most `SMALL` bytes is unchanged. Other images are drawn with at most `SIDE` pixels
-    a side; other audio becomes WAV of 16 bits and one channel, of which the beginning fits into `SMALL` bytes.
+    a side; other audio becomes WAV of 16 bits and one channel, of which the beginning fits into `SMALL` bytes. Of
+    another video the first frame is drawn.
 
     Args:
         kind: one of `KINDS`.
@@ -117,7 +144,9 @@ def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     if (file := _known_file(kind, value)) is not None and len(file[0]) <= SMALL:
         return file
     if kind == "image" and (isinstance(value, FORMS) or type(value).__module__.startswith("PIL.")):
-        return _drawn(open_media(kind, value))
+        return _drawn(open_image(value))
+    if kind == "video" and isinstance(value, str | bytes | np.ndarray | list):
+        return _drawn(open_image(open_video(value, lambda metadata: [0]).frames[0]))
     sound = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
     if kind != "audio" or not sound:
         return None
@@ -131,17 +160,19 @@ def file_of(kind: str, value: Any) -> tuple[bytes, str]:
     Other images, of PIL or an array, become PNG; other audio becomes WAV of 16 bits and one channel.
 
     Args:
-        kind: "image" or "audio".
+        kind: one of `KINDS`.
         value: in the normal form.
 
     Raises:
-        ValueError: a file cannot be read, or is damaged; names it.
+        ValueError: a file cannot be read, or is damaged, or video is no such file; names it.
     """
     if (file := _known_file(kind, value)) is not None:
         return file
     if kind == "audio":
         return _played(*_sound(value, _name(value)))
-    return _png(open_media(kind, value)), "png"
+    if kind == "video":
+        raise ValueError(f"{_name(value)} is no mp4 or webm file, and video is not written anew; remove the row")
+    return _png(open_image(value)), "png"
 
 
 def data_url(data: bytes, suffix: str) -> str:
@@ -153,7 +184,7 @@ def lossless_url(opened: "Image | np.ndarray", sampling_rate: int) -> str:
     """The data: URL of an opened medium: an image as PNG, audio as WAV of 32-bit floating-point numbers.
 
     Args:
-        opened: as `open_media` or `open_audio` returns it.
+        opened: as `open_image` or `open_audio` returns it.
         sampling_rate: of audio, in samples per second.
     """
     if isinstance(opened, np.ndarray):
@@ -182,6 +213,8 @@ def _suffix(data: bytes) -> str:
     """The suffix of a file by its first bytes; empty for another format."""
     if data[:4] == b"RIFF":
         return {b"WAVE": "wav", b"WEBP": "webp"}.get(data[8:12], "")
+    if data[4:8] == b"ftyp" and data[8:11] in MP4:
+        return "mp4"
     return next((suffix for beginning, suffix in BEGINNINGS.items() if data.startswith(beginning)), "")
 
 

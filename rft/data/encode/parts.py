@@ -2,7 +2,8 @@
 
 A content part is `{type: text, text: ...}` or `{type: <kind>, <kind>: value}`, as in chat templates of transformers. A
 value is an absolute path, the bytes of a file, a PIL image or an array (H, W, 3) of uint8; of audio, instead of the
-last two, `{array, sampling_rate}` with an array (N,) of float32.
+last two, `{array, sampling_rate}` with an array (N,) of float32; of video, an array (frames, H, W, 3) of uint8 or a list
+of images.
 """
 
 import base64
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from rft.data.encode.media_files import data_url, small_file
+from rft.data.encode.media_files import data_url, file_of, small_file
 
 Messages = list[dict[str, Any]]
 
@@ -109,6 +110,11 @@ def with_data_urls(row: Mapping[str, Any]) -> dict[str, Any]:
     def url(kind: str, value: Any) -> Any:
         if isinstance(value, str):
             return value
+        if kind == "video" and not isinstance(value, bytes):
+            return [
+                url("image", frame) if isinstance(frame, str | bytes) else data_url(*file_of("image", frame))
+                for frame in value
+            ]
         made = (value, "") if isinstance(value, bytes) else small_file(kind, value)
         return value if made is None else data_url(*made)
 
@@ -264,6 +270,8 @@ def _value(value: Any, kind: str, folder: Path | None) -> Any:
             return {"array": samples, "sampling_rate": given["sampling_rate"]}
         if "data" in given:
             return _from_base64(given["data"])
+        if kind == "video" and given.keys() == {"type", kind} and given["type"] == kind:  # as verl writes it
+            return _value(given[kind], kind, folder)
         value = next((given[key] for key in ("bytes", "url", "path") if given.get(key)), value)
     if isinstance(value, str | Path):
         return _from_place(str(value), folder)
@@ -271,8 +279,10 @@ def _value(value: Any, kind: str, folder: Path | None) -> Any:
         return value
     if kind != "audio" and (isinstance(value, np.ndarray) or type(value).__module__.startswith("PIL.")):
         return value
+    if kind == "video" and isinstance(value, list | tuple) and value:
+        return [_value(frame, "image", folder) for frame in value]
     shown = f"a value with the keys {', '.join(value)}" if isinstance(value, Mapping) else repr(value)
-    array = "{array, sampling_rate}" if kind == "audio" else "an array"
+    array = {"audio": "{array, sampling_rate}", "video": "an array, or a list of images"}.get(kind, "an array")
     raise ValueError(f"{shown:.{SHOWN}} is no {kind}: give a path, bytes, {{bytes, path}}, a data: URL, or {array}")
 
 

@@ -5,6 +5,7 @@ to as many placeholder tokens as the model has embeddings for the medium.
 """
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -21,15 +23,19 @@ from rft.batch.encoded import EncodedText, MediaFacts, RawText
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
-from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.media_files import open_audio, open_image, open_video
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
+from rft.data.encode.video_files import Metadata, Video
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
+UNSENT = ("video",)  # engines with a processor of their own do not get them
+NO_VIDEO = "video needs a model that reads it, and the package torchvision"
 LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
 Parts = tuple[tuple[str, Any], ...]  # types and values of media
 SIDE = 32  # pixels of the image of the probe
 SECONDS = 0.2  # of its audio
+FRAMES, RATE = 4, 24.0  # of its video; frames a second of those that a row gives, as transformers has it
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,16 @@ class MediaProcessor:
         }
         self.probe = self._encoded(one)
 
+    def sample_video(self, fps: float) -> None:
+        """Sets the frames of a second of video that the model reads.
+
+        Raises:
+            ValueError: the processor takes no video.
+        """
+        if "video" not in self.slots:
+            raise ValueError(f"actor.processor.video_fps={fps:g}: the processor takes no video here; {NO_VIDEO}")
+        vars(self._plain.video_processor).update(fps=fps, num_frames=None)
+
     def _marker(self, slot: str, token: str) -> str:
         """The token in a slot by which it is found in a text."""
         if token in slot:
@@ -129,8 +145,9 @@ class MediaProcessor:
         if kind == "text":
             return {"type": kind, "text": self.escape(part["text"])}
         if kind not in self.slots:
+            why = f" ({NO_VIDEO})" if kind == "video" else ""
             raise ValueError(
-                f"the model takes no {kind}; it takes {', '.join(self.slots)}. Remove the part, or the row"
+                f"the model takes no {kind}{why}; it takes {', '.join(self.slots)}. Remove the part, or the row"
             )
         return {"type": kind} if as_parts else {"type": "text", "text": self.slots[kind]}
 
@@ -147,6 +164,8 @@ class MediaProcessor:
         Raises:
             ValueError: a medium cannot be opened, or the processor does not take it.
         """
+        if self.keeps_raw and any(kind in UNSENT for kind, _ in rich.media):
+            raise ValueError("the engine gets no video; set rollout=hf, or remove the row")
         opened = self._opened(rich)
         encoded = self._encoded(self._outputs(rich.text, opened))
         if self.keeps_raw and opened:
@@ -196,8 +215,7 @@ class MediaProcessor:
         """The media of a text by their types, as the processor takes them."""
         opened: dict[str, list[Any]] = {}
         for kind, value in rich.media:
-            medium = open_audio(value, self.sampling_rate) if kind == "audio" else open_media(kind, value)
-            opened.setdefault(kind, []).append(medium)
+            opened.setdefault(kind, []).append(self._open(kind, value))
         if (found := self.count(rich.text)) != len(rich.media):
             raise ValueError(
                 f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
@@ -209,15 +227,43 @@ class MediaProcessor:
         given: dict[str, Any] = {ARGUMENTS[kind]: media for kind, media in opened.items()}
         if "audio" in opened:
             given["sampling_rate"] = self.sampling_rate
+        if "video" in opened:  # SmolVLM wants a list for each text
+            given |= {"videos": [[video.frames for video in opened["video"]]], "do_sample_frames": False}
+            given["video_metadata"] = [[dict(video.metadata) for video in opened["video"]]]
         try:
             outputs = self._processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
-        except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, RuntimeError, KeyError, IndexError, ArithmeticError) as error:
             raise ValueError(f"the processor of the model refuses the media of a row: {error}") from error
         return {name: torch.atleast_1d(torch.as_tensor(value)) for name, value in outputs.items()}
 
     def _of(self, rich: RichText) -> dict[str, Tensor]:
         """What the processor returns for a text."""
         return self._outputs(rich.text, self._opened(rich))
+
+    def _open(self, kind: str, value: Any) -> Any:
+        """A medium as the processor takes it."""
+        if kind == "image":
+            return open_image(value)
+        return open_audio(value, self.sampling_rate) if kind == "audio" else self._open_video(value)
+
+    def _open_video(self, value: Any) -> Video:
+        """The frames of a video that the model's processor samples; all if its settings state no number or rate."""
+        from transformers.video_utils import VideoMetadata
+
+        part = self._processor.video_processor
+        settings = vars(part)
+
+        def choose(metadata: Metadata) -> Sequence[int]:
+            if settings["fps"] is None and settings["num_frames"] is None and not settings["do_sample_frames"]:
+                return range(metadata["total_num_frames"])
+            given = {
+                name: settings[name] for name in inspect.signature(part.sample_frames).parameters if name in settings
+            }
+            chosen: Sequence[int] = part.sample_frames(VideoMetadata(**metadata), **given)
+            return chosen
+
+        video = open_video(value, choose)
+        return video._replace(metadata={"fps": settings["fps"] or RATE} | video.metadata)
 
     @cached_property
     def sampling_rate(self) -> int:
@@ -238,13 +284,14 @@ class MediaProcessor:
             "image": lambda: Image.new("RGB", (SIDE, SIDE)),
             "audio": lambda: {"array": torch.zeros(int(SECONDS * self.sampling_rate)).numpy(),
                               "sampling_rate": self.sampling_rate},
+            "video": lambda: np.zeros((FRAMES, SIDE, SIDE, 3), np.uint8),
         }  # fmt: skip
         return tuple((kind, values[kind]()) for kind in self.slots)
 
     @cached_property
     def facts(self) -> MediaFacts:
         """What models and engines know of the processor."""
-        refused = [kind for kind in KINDS if kind not in self.slots]
+        refused = [kind for kind in KINDS if kind not in self.slots or kind in UNSENT]
         return MediaFacts(refused, self.placeholders, self.probe, self._stacked, self.save)
 
     def save(self, folder: Path) -> None:

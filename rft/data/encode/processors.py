@@ -1,25 +1,35 @@
 """The processors that `actor.processor` names: those of a folder, and small ones of the built-in tasks."""
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from rft.data.encode.parts import KINDS
 from rft.data.encode.processor import MediaProcessor, slots_of_template
-from rft.data.encode.without_video import load_processor, video_part, without_video
-from rft.ranges import PositiveInt
+from rft.data.encode.without_video import VIDEO, load_processor, video_part, without_video
+from rft.ranges import PositiveFloat, PositiveInt
 
 
-def pretrained(*, tokenizer: PreTrainedTokenizerBase, path: str, trust_remote_code: bool = False) -> MediaProcessor:
+def pretrained(
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    trust_remote_code: bool = False,
+    video_fps: PositiveFloat | None = None,
+) -> MediaProcessor:
     """The processor of a model on disk or on the hub, with the tokenizer of the run.
 
     Args:
         path: folder, or name on the hub.
         trust_remote_code: python files of the path may run, where the processor needs them.
+        video_fps: frames of a second of video that the model reads; None for what the settings of the processor state.
 
     Raises:
-        ValueError: no processor can be loaded from `path`.
+        ValueError: no processor can be loaded from `path`, or `video_fps` is set and it takes no video.
     """
     processor = media_processor(path, tokenizer, trust_remote_code)
     if processor is None:
         raise ValueError(f"actor.processor.path={path}: its processor takes no media; set actor/processor=none")
+    if video_fps is not None:
+        processor.sample_video(video_fps)
     return processor
 
 
@@ -37,7 +47,9 @@ def media_processor(
         ValueError: no processor can be loaded; begins with the path.
     """
     processor = load_processor(path, trust_remote_code)
-    kinds = [kind for kind in ("image", "audio") if f"{kind}_token" in vars(processor)]
+    kinds = [kind for kind in KINDS if f"{kind}_token" in vars(processor)]
+    if "video" in kinds and not _takes_video(processor):
+        kinds.remove("video")
     if not kinds:
         return None
     if processor.chat_template is not None:
@@ -45,6 +57,16 @@ def media_processor(
     slots = slots_of_template(processor, kinds)
     processor.tokenizer = tokenizer
     return MediaProcessor(processor, slots)
+
+
+def _takes_video(processor: ProcessorMixin) -> bool:
+    """Whether a processor has a part for video, which needs torchvision, and its tensors have names of their own: else
+    those of images in the same text are lost, as with SmolVLM."""
+    if VIDEO not in processor.get_attributes():
+        return False
+    names = {part: {*vars(processor)[part].model_input_names} for part in processor.get_attributes()}
+    videos = names.pop(VIDEO)
+    return not any(videos & other for other in names.values())
 
 
 def patches(

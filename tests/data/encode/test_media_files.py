@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import LARGEST, lossless_url, open_audio, open_media, small_file
+from rft.data.encode.media_files import LARGEST, lossless_url, open_audio, open_image, small_file
 
 COLORS = ((255, 0, 0), (0, 0, 255))
 
@@ -35,7 +35,7 @@ def picture() -> Image.Image:
 
 
 def pixels(value: Any) -> tuple[Any, ...]:
-    opened = open_media("image", value)
+    opened = open_image(value)
     assert opened.mode == "RGB"
     return tuple(opened.getpixel((x, y)) for y in range(opened.height) for x in range(opened.width))
 
@@ -62,13 +62,13 @@ def test_damaged_images_are_named(picture: Image.Image, tmp_path: Path) -> None:
         for data in (whole[: len(whole) // 2], whole[:20], b"", b"no image"):
             path.write_bytes(data)
             with pytest.raises(ValueError, match=rf"^.*a\.{ending} cannot be read as an image \(.*; replace it, or re"):
-                open_media("image", str(path))
+                open_image(str(path))
     with pytest.raises(ValueError, match=r"^a file of 8 bytes cannot be read as an image"):
-        open_media("image", b"no image")
+        open_image(b"no image")
     with pytest.raises(ValueError, match=r"gone\.png cannot be read \("):
-        open_media("image", str(tmp_path / "gone.png"))
+        open_image(str(tmp_path / "gone.png"))
     with pytest.raises(ValueError, match=r"^a value \(ndarray\) cannot be read as an image"):
-        open_media("image", np.zeros((2, 2, 5)))
+        open_image(np.zeros((2, 2, 5)))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -82,7 +82,7 @@ def test_changed_bytes_open_or_are_refused() -> None:
             for _ in range(3):
                 data[rng.randrange(len(data))] = rng.randrange(256)
             try:
-                open_media("image", bytes(data))
+                open_image(bytes(data))
             except ValueError as error:
                 assert "bytes cannot be read as an image" in str(error) or "is too large" in str(error)
 
@@ -96,20 +96,15 @@ def header(width: int, height: int) -> bytes:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_small_file_of_a_large_image_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(ValueError, match=rf"\(8001 x 8000 pixels are more than {LARGEST:,}\)"):
-        open_media("image", header(8001, 8000))
+        open_image(header(8001, 8000))
     with pytest.raises(ValueError, match=r"^a file of 41 bytes is too large \("):
-        open_media("image", header(60_000, 60_000))
-
-
-def test_video_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^video needs the package torchvision, and this version does not open it"):
-        open_media("video", "/a.mp4")
+        open_image(header(60_000, 60_000))
 
 
 def test_without_pillow_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match=r"^images need the package pillow: pip install pillow$"):
-        open_media("image", b"x")
+        open_image(b"x")
 
 
 def wav(frames: list[list[int]], width: int, rate: int = 8000) -> bytes:

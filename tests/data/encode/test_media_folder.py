@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import file_of, open_audio, open_media, whole_file
+from rft.data.encode.media_files import file_of, open_audio, open_image, whole_file
 from rft.data.encode.media_folder import name_media, openai_messages, store_media, write_rows
 from rft.data.encode.parts import media_of, normalize_media
 from rft.data.rows.sources import FileRows
@@ -62,7 +62,7 @@ def test_large_media_are_small_files(tmp_path: Path) -> None:
     files = list(media_files(store_media(row, tmp_path, tmp_path), tmp_path))
     assert [file.mime for file in files] == ["image/jpeg", "audio/wav"]
     assert all(file.path.stat().st_size <= 2**20 + 44 for file in files)
-    assert open_media("image", str(files[0].path)).size == (819, 1024)
+    assert open_image(str(files[0].path)).size == (819, 1024)
 
 
 def test_whole_files_are_not_changed(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_written_rows_are_read_again_with_the_same_media(tmp_path):
     assert [row["answer"] for row in found] == ["1", "2", "3", "4"] and found[1]["prompt"] == "no media"
     assert found[0]["prompt"][0]["content"][1] == {"type": "text", "text": "é?"} and found[3] == rows[3]
     [(_, first)], [(_, second), (_, third)] = (media_of(found[row]["prompt"]) for row in (0, 2))
-    assert np.array_equal(open_media("image", first), image)
+    assert np.array_equal(open_image(first), image)
     assert Path(second).read_bytes() == jpeg
     assert np.array_equal(open_audio(third, 16000), tone["array"])
     assert write_rows([], ["prompt"], tmp_path / "empty.jsonl") == 0

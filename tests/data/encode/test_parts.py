@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import open_audio, open_media
+from rft.data.encode.media_files import open_audio, open_image
 from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
 from tests.data.media_parts import BLUE, RED, image, text, user
 
@@ -232,8 +232,8 @@ def test_what_is_in_memory_survives_a_file_of_json() -> None:
     parts.append({"type": "audio", "audio": {"array": samples, "sampling_rate": 16000}})
     written = json.loads(json.dumps(with_data_urls({"prompt": [user(parts)]})))
     media = [value for _, value in media_of(normalize_media(written, None)["prompt"])]
-    assert open_media("image", media[0]).size == (3, 2)
-    assert open_media("image", media[1]).getpixel((1, 1)) == (7, 7, 7)
+    assert open_image(media[0]).size == (3, 2)
+    assert open_image(media[1]).getpixel((1, 1)) == (7, 7, 7)
     assert np.allclose(open_audio(media[2], 16000), samples, atol=1e-4)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import pytest
 
-from rft.data.encode.media_files import open_media
+from rft.data.encode.media_files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text
@@ -73,7 +73,7 @@ def test_verls_parquet(feature: str, folder: Path, train) -> None:
     assert [row["answer"] for row in rows] == ["3"] * 3
     assert rows[0].keys() == GEO3K.keys() - {"images"} | {"answer"}
     [(kind, value)] = media_of(rows[0]["prompt"])
-    assert open_media(kind, value).getpixel((0, 0)) == (255, 0, 0)
+    assert open_image(value).getpixel((0, 0)) == (255, 0, 0)
     stream = FileRows(str(folder / "rows.parquet"), {}, None, None, "data.train").stream(["prompt"])
     assert [row["prompt"] for row in stream.preview()] == [row["prompt"] for row in rows]
 

@@ -1,0 +1,34 @@
+"""Models read video in a process with torchvision, in the folder that RFT_TORCHVISION_DIR names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = os.environ.get("RFT_TORCHVISION_DIR", "")
+# Its wheel is of CUDA; without its library, the import fails on operators that it describes, and then does not need.
+RUN = """
+import sys, pytest, torch
+for name in ("nms", "qnms"):
+    torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.exit(pytest.main(["-n", "0", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="RFT_TORCHVISION_DIR names no folder (.ci/run prepares one)")
+def test_models_read_video() -> None:
+    pytest.importorskip("av")
+    root, checks = Path(__file__).parents[3], str(Path(__file__).with_name("video_checks.py"))
+    path = os.pathsep.join([FOLDER, str(root)])
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, checks],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
