@@ -1,22 +1,24 @@
-"""Opens images, audio and video, the files, bytes and arrays in the content parts of rows, and makes small files of them."""
+"""Opens images, audio and video, the values in the content parts of rows, and makes small files of them."""
 
 import base64
 import io
 import struct
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rft.data.encode.video_files import Choose, Video, check_size, read_video
 from rft.logger.media import FORMATS
 
 if TYPE_CHECKING:  # an optional package, imported when the first image is opened
     from PIL.Image import Image
 
-LARGEST = 64_000_000  # pixels of an image, of three bytes each; a small file can claim any number
+LARGEST = 64_000_000  # pixels of an image or a frame, of three bytes each; a small file can claim any number
+VIDEOS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,ogg,flv,gif"  # none of them names other files or addresses, as HLS does
+MOST_FRAMES = 200_000  # that a file has; two hours at 27 a second
+MOST_BYTES = 2**30  # of the chosen frames, three for each pixel; a small file can have any number of them
 FORMS = (str, bytes, np.ndarray)  # of an image, beside that of PIL
 FLOATS = 3  # the format of WAV with floating-point numbers
 SMALL = 2**20  # bytes of a file for people
@@ -33,8 +35,22 @@ BEGINNINGS = {  # of files, and their suffix; WAV and WebP, which begin alike, h
     b"\x1a\x45\xdf\xa3": "webm",
 }
 MP4 = (b"iso", b"mp4", b"avc", b"M4V")  # brands of mp4; other files of this container are images
+Metadata = dict[str, Any]  # as `VideoMetadata` of transformers takes it
+Choose = Callable[[Metadata], Sequence[int]]
 # What pillow raises for damaged files, beside an error of its own.
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error)
+
+
+class Video(NamedTuple):
+    """The frames that a model reads of a video.
+
+    Attributes:
+        frames: (n, H, W, 3) uint8, in RGB.
+        metadata: of the whole video, with the numbers of the frames; without `fps` where a row gives frames.
+    """
+
+    frames: np.ndarray
+    metadata: Metadata
 
 
 def open_image(value: Any) -> "Image":
@@ -82,10 +98,10 @@ def open_video(value: Any, choose: Choose) -> Video:
         if value.ndim != 4 or value.shape[-1] != 3 or value.dtype != np.uint8:
             raise ValueError(f"an array {value.shape} of {value.dtype} is no video; give (frames, H, W, 3) of uint8")
         frames = value
-        check_size(*frames.shape[:3])
+        _check_size(*frames.shape[:3])
     else:
         first = open_image(value[0])
-        check_size(len(value), first.height, first.width)
+        _check_size(len(value), first.height, first.width)
         opened = [np.asarray(open_image(frame)) for frame in value]
         if len(sizes := {frame.shape for frame in opened}) > 1:
             raise ValueError(f"the frames of a video have the shapes {sorted(sizes)}; scale them to one size")
@@ -93,6 +109,69 @@ def open_video(value: Any, choose: Choose) -> Video:
     count, height, width = frames.shape[:3]
     facts = {"total_num_frames": count, "height": height, "width": width, "frames_indices": list(range(count))}
     return Video(frames, facts)
+
+
+def read_video(file: str | bytes, name: str, choose: Choose) -> Video:
+    """Decodes a file twice: its frames are counted, for headers can be wrong, and then the chosen ones are kept.
+
+    Args:
+        file: its path or content.
+        name: what messages call it.
+        choose: returns the numbers of the frames to keep, from the metadata of the video.
+
+    Raises:
+        ValueError: the file is damaged, too large or of another format, or the package av is missing; names the file.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ValueError("videos need the package av: pip install av") from error
+    try:
+        place, options = io.BytesIO(file) if isinstance(file, bytes) else file, {"format_whitelist": VIDEOS}
+        with av.open(place, "r", options=options) as c:
+            if not c.streams.video or c.streams.video[0].codec_context is None:
+                raise ValueError("it has no video of a known format")
+            stream = c.streams.video[0]
+            width, height, fps = stream.width, stream.height, stream.average_rate or stream.guessed_rate
+            _check_size(1, height, width)
+            if not fps:
+                raise ValueError("it has no frame rate")
+            count = 0
+            for count, _ in enumerate(c.decode(stream), 1):
+                if count > MOST_FRAMES:
+                    raise ValueError(f"it has more than {MOST_FRAMES:,} frames")
+            if not count:
+                raise ValueError("it has no frames")
+            metadata = {
+                "total_num_frames": count,
+                "fps": float(fps),
+                "duration": float(count / fps),
+                "width": width,
+                "height": height,
+            }
+            chosen = [int(number) for number in choose(metadata)]
+            _check_size(len(chosen), height, width)
+            frames = np.empty((len(chosen), height, width, 3), np.uint8)
+            c.seek(0)
+            for number, frame in enumerate(c.decode(stream)):
+                if places := [place for place, index in enumerate(chosen) if index == number]:
+                    frames[places] = frame.to_ndarray(format="rgb24", width=width, height=height)
+                if number == max(chosen):
+                    break
+            return Video(frames, metadata | {"frames_indices": chosen})
+    except (av.FFmpegError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"{name} cannot be read as a video ({error}); replace it, or remove the row") from error
+
+
+def _check_size(count: int, height: int, width: int) -> None:
+    """Raises a ValueError unless frames of this number and size fit into the limits of this module."""
+    if not 0 < height * width <= LARGEST:
+        raise ValueError(f"frames of {width} x {height} pixels are none, or more than {LARGEST:,}")
+    if not 0 < count * height * width * 3 <= MOST_BYTES:
+        raise ValueError(
+            f"{count:,} chosen frames of {width} x {height} pixels are none, or more than {MOST_BYTES:,} bytes; choose "
+            "another number by actor.processor.video_fps"
+        )
 
 
 def open_audio(value: Any, sampling_rate: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 A content part is `{type: text, text: ...}` or `{type: <kind>, <kind>: value}`, as in chat templates of transformers. A
 value is an absolute path, the bytes of a file, a PIL image or an array (H, W, 3) of uint8; of audio, instead of the
-last two, `{array, sampling_rate}` with an array (N,) of float32; of video, an array (frames, H, W, 3) of uint8 or a list
-of images.
+last two, `{array, sampling_rate}` with an array (N,) of float32; of video, an array (frames, H, W, 3) of uint8 or a
+list of images.
 """
 
 import base64

@@ -23,10 +23,9 @@ from rft.batch.encoded import EncodedText, MediaFacts, RawText
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
-from rft.data.encode.media_files import open_audio, open_image, open_video
+from rft.data.encode.media_files import Metadata, Video, open_audio, open_image, open_video
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
-from rft.data.encode.video_files import Metadata, Video
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
 UNSENT = ("video",)  # engines with a processor of their own do not get them

@@ -72,7 +72,7 @@ def test_verls_parquet(feature: str, folder: Path, train) -> None:
     ]
     assert [row["answer"] for row in rows] == ["3"] * 3
     assert rows[0].keys() == GEO3K.keys() - {"images"} | {"answer"}
-    [(kind, value)] = media_of(rows[0]["prompt"])
+    [(_, value)] = media_of(rows[0]["prompt"])
     assert open_image(value).getpixel((0, 0)) == (255, 0, 0)
     stream = FileRows(str(folder / "rows.parquet"), {}, None, None, "data.train").stream(["prompt"])
     assert [row["prompt"] for row in stream.preview()] == [row["prompt"] for row in rows]

@@ -13,7 +13,7 @@ RUN = """
 import sys, pytest, torch
 for name in ("nms", "qnms"):
     torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-sys.exit(pytest.main(["-n", "0", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main(["-n", "0", "-x", "-p", "no:cacheprovider", "--show-capture=no", *sys.argv[1:]]))
 """
 
 

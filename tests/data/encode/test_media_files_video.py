@@ -1,4 +1,4 @@
-"""Videos are opened from files, bytes, arrays and images; damaged and large ones are named. No torchvision is needed."""
+"""Videos are opened from files, bytes, arrays and images; damaged and large ones are named. None needs torchvision."""
 
 import io
 import sys
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode import video_files
-from rft.data.encode.media_files import file_of, open_video, small_file
+from rft.data.encode import media_files
+from rft.data.encode.media_files import MOST_BYTES, file_of, open_video, read_video, small_file
 from rft.data.encode.parts import media_of, normalize_media, with_data_urls
-from rft.data.encode.video_files import MOST_BYTES, read_video
 
 av = pytest.importorskip("av")
 GREY = 10  # a frame is brighter than that before it by this
@@ -89,10 +88,10 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     count = MOST_BYTES // (16 * 32 * 3) + 1
     with pytest.raises(ValueError, match=rf"{count:,} chosen frames of 32 x 16 pixels are .* by actor\.processor\.vid"):
         read_video(data, "a", lambda metadata: range(count))
-    monkeypatch.setattr(video_files, "MOST_FRAMES", 5)
+    monkeypatch.setattr(media_files, "MOST_FRAMES", 5)
     with pytest.raises(ValueError, match=r"^a cannot be read as a video \(it has more than 5 frames\)"):
         read_video(data, "a", every)
-    monkeypatch.setattr(video_files, "LARGEST", 511)
+    monkeypatch.setattr(media_files, "LARGEST", 511)
     with pytest.raises(ValueError, match=r"frames of 32 x 16 pixels are none, or more than 511"):
         read_video(data, "a", every)
 
