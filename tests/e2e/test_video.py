@@ -21,7 +21,7 @@ sys.exit(pytest.main(["-n", "0", "-x", "-p", "no:cacheprovider", "--show-capture
 @pytest.mark.skipif(not FOLDER, reason="RFT_TORCHVISION_DIR names no folder (.ci/run prepares one)")
 def test_models_read_video() -> None:
     pytest.importorskip("av")
-    root, checks = Path(__file__).parents[3], str(Path(__file__).with_name("video_checks.py"))
+    root, checks = Path(__file__).parents[2], str(Path(__file__).with_name("video_checks.py"))
     path = os.pathsep.join([FOLDER, str(root)])
     done = subprocess.run(
         [sys.executable, "-c", RUN, checks],

@@ -1,4 +1,4 @@
-"""Checks of video that need torchvision; `test_media_files_video_models.py` runs them in a process that has it."""
+"""Checks of video that need torchvision; `test_video.py` runs them in a process that has it."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from rft.data.encode.processors import pretrained
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import by_the_model
-from tests.data.encode.test_media_files_video import movie
+from tests.data.encode.test_media_files import movie
 from tests.families import family, frames
 from tests.families.rows import OMNI, batch_of, columns, encoder, inputs_of, rows
 from tests.families.video import READ, family_with_video
