@@ -226,7 +226,7 @@ class MediaProcessor:
         given: dict[str, Any] = {ARGUMENTS[kind]: media for kind, media in opened.items()}
         if "audio" in opened:
             given["sampling_rate"] = self.sampling_rate
-        if "video" in opened:  # SmolVLM wants a list for each text
+        if "video" in opened:  # a list for each text
             given |= {"videos": [[video.frames for video in opened["video"]]], "do_sample_frames": False}
             given["video_metadata"] = [[dict(video.metadata) for video in opened["video"]]]
         try:

@@ -325,6 +325,8 @@ def test_a_video_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     count = MOST_BYTES // (16 * 32 * 3) + 1
     with pytest.raises(ValueError, match=rf"{count:,} chosen frames of 32 x 16 pixels are .* by actor\.processor\.vid"):
         read_video(data, "a", lambda metadata: range(count))
+    with pytest.raises(ValueError, match=r"^a cannot be read as a video \(frame 6 is chosen of 6\)"):
+        read_video(data, "a", lambda metadata: [5, 6])
     monkeypatch.setattr(media_files, "MOST_FRAMES", 5)
     with pytest.raises(ValueError, match=r"^a cannot be read as a video \(it has more than 5 frames\)"):
         read_video(data, "a", every)
