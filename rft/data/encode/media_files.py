@@ -150,9 +150,9 @@ def read_video(file: str | bytes, name: str, choose: Choose) -> Video:
                 "height": height,
             }
             chosen = [int(number) for number in choose(metadata)]
+            _check_size(len(chosen), height, width)
             if outside := [number for number in chosen if not 0 <= number < count]:
                 raise ValueError(f"frame {outside[0]} is chosen of {count}")
-            _check_size(len(chosen), height, width)
             frames = np.empty((len(chosen), height, width, 3), np.uint8)
             c.seek(0)
             for number, frame in enumerate(c.decode(stream)):
