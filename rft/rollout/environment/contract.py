@@ -8,11 +8,14 @@
 In the place of tools a class may have Gymnasium's `step(self, action: str)`, which gets the text of every answer and
 returns `(observation, reward, terminated, truncated, info)`. Every method may be `async def`. An optional `close()`
 ends an episode.
+
+In the place of a class, a function `async def run(data, base_url, api_key)` is an agent, which plays an episode by
+itself. It gets the row, asks the policy by OpenAI's API, and returns the reward of the episode or None.
 """
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +29,7 @@ from rft.errors import build_each
 from rft.registry import Target
 
 RESERVED = ("reset", "step", "get_reward", "close")  # public methods that are no tools
+AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
 REWARD = "environment"  # the reward term with the environment's own reward
 Schema = dict[str, Any]  # of a tool: {"type": "function", "function": {"name", "description", "parameters"}}
@@ -41,6 +45,7 @@ class EnvironmentClass:
         steps: it has `step` in the place of tools.
         scores: it has `get_reward`, or `step`, whose rewards are added up.
         closes: it has `close`.
+        plays: it is a function, which plays an episode by itself.
     """
 
     target: Target
@@ -48,6 +53,7 @@ class EnvironmentClass:
     steps: bool
     scores: bool
     closes: bool
+    plays: bool = False
 
 
 def environment_class(node: Any, key: str) -> EnvironmentClass:
@@ -55,11 +61,12 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
 
     Raises:
         ValueError: the class cannot be imported, lacks `reset`, has tools beside `step`, neither of them, or a tool
-            without types or docstring; names the key.
+            without types or docstring; or the function has other parameters than those of an agent; names the key.
     """
     target = Target(node, key)
     if not isinstance(target.factory, type):
-        raise ValueError(f"{key}._target_: {target.factory.__name__} is no class; name a class with the method `reset`")
+        _check_agent(target.factory, key)
+        return EnvironmentClass(target, {}, steps=False, scores=True, closes=False, plays=True)
     found = dict(inspect.getmembers(target.factory, inspect.isfunction))
     public = {name: method for name, method in found.items() if not name.startswith("_") and name not in RESERVED}
     name, steps = target.factory.__name__, "step" in found
@@ -74,6 +81,17 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
         raise ValueError(f"{key}._target_: {name} has neither tools, public methods with types, nor `step`; add one")
     tools = build_each(lambda tool, method: _schema(tool, method, key, name), public)
     return EnvironmentClass(target, tools, steps, steps or "get_reward" in found, "close" in found)
+
+
+def _check_agent(function: Callable[..., Any], key: str) -> None:
+    """Checks that a function can be called with what an agent gets."""
+    parameters = inspect.signature(function).parameters.values()
+    data = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if not {"base_url", "api_key"} <= {*data} <= {*AGENT}:
+        raise ValueError(
+            f"{key}._target_: {function.__name__}({', '.join(data)}) is no class, and no agent; name a class with the "
+            f"method `reset`, or a function {function.__name__}({', '.join(AGENT)}), whose options stand behind a *"
+        )
 
 
 def _schema(tool: str, method: Any, key: str, name: str) -> Schema:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rft.batch.encoded import EncodedText
 from rft.batch.trajectory import Segment
 from rft.rollout.answers import sampled_segment
 from rft.rollout.engine.base import Completion
@@ -19,6 +20,7 @@ class Dialogue:
         template: of the run.
         messages: up to the first answer.
         tools: schemas of functions; None for those of `data.tools`.
+        prompt: the tokens of the messages; None for those of `TurnTemplate.opening`.
 
     Attributes:
         prompt: the token ids of the next request: all of the last row.
@@ -28,9 +30,15 @@ class Dialogue:
         ValueError: as for `TurnTemplate.opening`.
     """
 
-    def __init__(self, template: TurnTemplate, messages: list[Message], tools: Tools = None) -> None:
+    def __init__(
+        self,
+        template: TurnTemplate,
+        messages: list[Message],
+        tools: Tools = None,
+        prompt: EncodedText | None = None,
+    ) -> None:
         self.forks: list[str] = []
-        self.prompt = template.opening(messages, tools)
+        self.prompt = template.opening(messages, tools) if prompt is None else prompt
         self._template = template
         self._messages = list(messages)
         self._tools = tools

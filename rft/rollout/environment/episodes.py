@@ -6,7 +6,8 @@ score. An answer that reaches a limit of tokens, or the last turn if it still ca
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.encode.encoder import Encoder
@@ -16,6 +17,7 @@ from rft.rollout.answers import Announce, Answerer
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.dialogue import Dialogue
+from rft.rollout.environment.gateway.session import Policy
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, EnvironmentFailed, LiveEnvironment, Messages
 from rft.rollout.environment.options import Environments
@@ -24,6 +26,9 @@ from rft.rollout.environment.tool_calls import assistant_message
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.sampler import Sampler
+
+if TYPE_CHECKING:
+    from rft.rollout.environment.gateway.server import Gateway
 
 CHARACTERS = 32  # of an output for each token that it may have; the rest is cut before it is tokenized
 
@@ -68,24 +73,40 @@ class EpisodeAnswerer(Answerer):
     async def _run(
         self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, turns: TurnQueue, announce: Announce
     ) -> list[list[Trajectory]]:
-        options = self._environments.options
+        environments, options = self._environments, self._environments.options
         characters = options.tool_max_tokens * CHARACTERS
         limits = CallLimits(options.tool_deadline_s, characters, asyncio.Semaphore(options.concurrency))
+        gateway = self._gateway(turns, sampling)
 
         async def one(number: int, sample: int) -> Trajectory:
-            live = self._live(rows[number], limits)
-            episode = Episode(self._environments, live, rows[number], turns, sampling, seeds[number][sample])
-            with turns.dialogue():
-                trajectory = await episode.play(self._encoder, self._template, self._context)
+            row, seed = rows[number], seeds[number][sample]
+            plays = environments.classes[environments.name_of(row)].plays
+            async with limits.slots if plays else nullcontext():  # the whole episode of an agent is one call
+                live = self._live(row, limits)
+                with turns.dialogue():
+                    if plays:
+                        assert gateway is not None
+                        trajectory = await gateway.play(live, row, seed)
+                    else:
+                        episode = Episode(environments, live, row, turns, sampling, seed)
+                        trajectory = await episode.play(self._encoder, self._template, self._context)
             announce(number, sample, trajectory)
             return trajectory
 
         try:
-            async with asyncio.TaskGroup() as group:
+            async with gateway or nullcontext(), asyncio.TaskGroup() as group:
                 tasks = [[group.create_task(one(i, j)) for j in range(len(own))] for i, own in enumerate(seeds)]
         except BaseExceptionGroup as errors:  # the first one has cancelled the other episodes
             raise errors.exceptions[0] from errors
         return [[task.result() for task in own] for own in tasks]
+
+    def _gateway(self, turns: TurnQueue, sampling: Sampling) -> "Gateway | None":
+        """What agents talk to; None if no class plays by itself."""
+        if not self._environments.plays:
+            return None
+        from rft.rollout.environment.gateway.server import Gateway
+
+        return Gateway(Policy(self._environments, self._encoder, self._template, turns, sampling, self._context))
 
     def _live(self, row: dict[str, Any], limits: CallLimits) -> LiveEnvironment:
         name = self._environments.name_of(row)
@@ -118,9 +139,8 @@ class Episode:
         self._row = row
         self._calls = environments.calls
         self._options = environments.options
-        name = environments.name_of(row)
-        self._class = environments.classes[name]
-        self._agent = list(environments.classes).index(name)
+        self._class = environments.classes[environments.name_of(row)]
+        self._agent = environments.number_of(row)
         self._live = live
         self._turns = turns
         self._sampling = sampling
@@ -134,23 +154,15 @@ class Episode:
 
     async def play(self, encoder: Encoder, template: TurnTemplate, context: int) -> Trajectory:
         """Plays the episode to its end; also one that fails has a trajectory."""
-        reward, failed = None, None
-        try:
-            async with asyncio.timeout(self._options.max_seconds) as deadline:
-                self._begin(template, await self._live.reset(self._row))
-                await self._converse(encoder, context)
-                reward = await self._live.reward()
-        except EnvironmentFailed as error:
-            failed = str(error)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            failed = f"seconds: the episode took longer than {self._options.max_seconds:g} s"
-        try:
-            await self._live.close()
-        except EnvironmentFailed as error:
-            failed = failed or str(error)
+        talk = self._talk(encoder, template, context)
+        reward, failed = await self._live.outcome(talk, self._options.max_seconds)
         return self._trajectory(encoder, reward, failed)
+
+    async def _talk(self, encoder: Encoder, template: TurnTemplate, context: int) -> float | None:
+        """The episode from `reset` on; returns its reward."""
+        self._begin(template, await self._live.reset(self._row))
+        await self._converse(encoder, context)
+        return await self._live.reward()
 
     def _begin(self, template: TurnTemplate, observation: str | Messages | None) -> None:
         """Opens the dialogue with the prompt of the row and what the environment adds to it."""

@@ -12,9 +12,11 @@ import importlib
 import inspect
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -38,6 +40,28 @@ def as_text(value: Any) -> str:
 def cut(value: Any, most: int) -> Any:
     """What a method returned; a text, or bytes as a text, of at most `most` characters."""
     return as_text(value[:most]) if isinstance(value, str | bytes) else value
+
+
+class Hosted:
+    """What an environment of the user's is, where it lives: the object of a class, or the function of an agent.
+
+    Args:
+        target: builds the object, or is the function.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._object: Any = None
+
+    def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What a method returns; `reset` builds the object first. An agent has an event loop of its own, since its
+        function may block."""
+        if not isinstance(self._target.factory, type):
+            found = self._target.build(**options)
+            return asyncio.run(found) if inspect.iscoroutine(found) else found
+        if method == "reset":
+            self._object = self._target.build()
+        return getattr(self._object, method)(*arguments, **options)
 
 
 def serve(line: socket.socket, nodes: Mapping[str, Any]) -> None:
@@ -72,7 +96,8 @@ def work(line: Connection, target: Target) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # what an environment prints is not the output of the run
         os.dup2(nothing, stream)
-    loop, instance = asyncio.new_event_loop(), None
+    threading.Thread(target=_end_with, args=[line.fileno()], daemon=True).start()
+    loop, hosted = asyncio.new_event_loop(), Hosted(target)
     while True:
         try:
             method, arguments, options, most = line.recv()
@@ -80,14 +105,20 @@ def work(line: Connection, target: Target) -> None:
             os._exit(0)
         found: list[Any]
         try:
-            if method == "reset":
-                instance = target.build()
-            value = getattr(instance, method)(*arguments, **options)
+            value = hosted.call(method, arguments, options)
             found = [cut(loop.run_until_complete(value) if inspect.isawaitable(value) else value, most), None, None]
             answer = json.dumps(found, default=str).encode(errors="surrogatepass")
         except (Exception, SystemExit) as error:  # noqa: BLE001  # an environment may raise anything
             answer = json.dumps([None, type(error).__name__, str(error)[:most]]).encode()
         line.send_bytes(answer)
+
+
+def _end_with(descriptor: int) -> None:
+    """Ends the process and its children once the run has closed the line, also while a method hangs."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from rft.registry import Target
 from rft.rollout.environment.calls import CallFailed, call
-from rft.rollout.environment.fork_server import cut
+from rft.rollout.environment.fork_server import Hosted, cut
 
 LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
 
@@ -53,18 +54,11 @@ class LocalInstance(Instance):
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self._object: Any = None
+        self._hosted = Hosted(target)
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
         """See `Instance.call`."""
-
-        def run() -> Any:
-            if method == "reset":
-                self._object = self._target.build()
-            return getattr(self._object, method)(*arguments, **options)
-
-        return cut(await call(method, run, deadline_s), most)
+        return cut(await call(method, partial(self._hosted.call, method, arguments, options), deadline_s), most)
 
 
 class ProcessInstance(Instance):
@@ -80,18 +74,13 @@ class ProcessInstance(Instance):
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
         """See `Instance.call`."""
-
-        def exchange() -> Any:
-            self._line.send((method, arguments, options, most))
-            if not self._line.poll(deadline_s):
-                return None
-            return json.loads(self._line.recv_bytes(LARGEST))
-
+        send = partial(self._line.send, (method, arguments, options, most))
         async with self._free:
             if self.lost:
                 raise CallFailed("process_died", f"{method}: the process of the environment has ended")
             try:
-                found = await call(method, exchange, None)
+                await call(method, send, None)
+                found = await call(method, self._receive, None) if await self._answers(deadline_s) else None
             except CallFailed as error:
                 self.end()
                 if error.reason in ("EOFError", "ConnectionResetError", "BrokenPipeError"):
@@ -106,8 +95,24 @@ class ProcessInstance(Instance):
             raise CallFailed(kind, f"{method} raised {kind}: {message}")
         return value
 
+    def _receive(self) -> Any:
+        return json.loads(self._line.recv_bytes(LARGEST))
+
+    async def _answers(self, deadline_s: float | None) -> bool:
+        """Whether the process answers or ends before the deadline. No thread waits for it: agents take long."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = self._line.fileno()
+        loop.add_reader(descriptor, ready.set)
+        try:
+            await asyncio.wait_for(ready.wait(), deadline_s)
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(descriptor)
+        return True
+
     def end(self) -> None:
-        """See `Instance.end`: the process sees the end of its line."""
+        """See `Instance.end`: the process ends with its line."""
         if not self.lost:
             self.lost = True
             self._line.close()

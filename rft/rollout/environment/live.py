@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,53 @@ class LiveEnvironment:
             return checked_reward(await self._required("get_reward"))
         except ValueError as error:
             raise EnvironmentFailed(f"get_reward: {error}") from error
+
+    async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> float | None:
+        """The reward that an agent returns, which plays the whole episode; no deadline of a call applies.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        start = time.perf_counter()
+        try:
+            found = await self._instance.call(
+                "run", deadline_s=None, most=self._limits.characters, data=dict(row), base_url=base_url, api_key=api_key
+            )
+            return None if found is None else checked_reward(found)
+        except CallFailed as error:
+            raise EnvironmentFailed(f"{error.reason}: {error}") from error
+        except ValueError as error:
+            raise EnvironmentFailed(f"run: {error}") from error
+        finally:
+            self.counts.seconds += time.perf_counter() - start
+
+    async def outcome(
+        self, episode: Coroutine[Any, Any, float | None], max_seconds: float | None
+    ) -> tuple[float | None, str | None]:
+        """Awaits an episode and closes the environment.
+
+        Args:
+            episode: returns the reward.
+            max_seconds: after which the episode fails; None for no limit.
+
+        Returns:
+            The reward, and why the episode failed; None each where there is none.
+        """
+        reward, failed = None, None
+        try:
+            async with asyncio.timeout(max_seconds) as deadline:
+                reward = await episode
+        except EnvironmentFailed as error:
+            failed = str(error)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            failed = f"seconds: the episode took longer than {max_seconds:g} s"
+        try:
+            await self.close()
+        except EnvironmentFailed as error:
+            failed = failed or str(error)
+        return reward, failed
 
     async def close(self) -> None:
         """Ends the episode.

@@ -1,5 +1,6 @@
 """The options of a run whose answers are episodes: its environments, how tools are called, and limits."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,6 +70,9 @@ class Environments:
             raise ValueError(f"{KEY}.classes is empty: name a class of environments, {{shop: {{_target_: ...}}}}")
         classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
         calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
+        for package in ("fastapi", "uvicorn") if any(found.plays for found in classes.values()) else ():
+            if importlib.util.find_spec(package) is None:
+                raise ValueError(f"{KEY}.classes: an agent needs the package {package}: pip install 'rft[serve]'")
         return cls(classes, calls, options)
 
     def check(self, encoder: Encoder) -> None:
@@ -91,6 +95,8 @@ class Environments:
                     encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
         if self.options.workers == "inline":
             for name, found in self.classes.items():
+                if found.plays:
+                    continue
                 try:
                     found.target.build()
                 except (ValueError, OSError) as error:
@@ -98,14 +104,24 @@ class Environments:
 
     @property
     def columns_if_read(self) -> tuple[str, ...]:
-        """The columns of turns that episodes can have: rewards of turns only if every class has steps."""
-        steps = all(found.steps for found in self.classes.values())
-        return tuple(name for name in TURN_COLUMNS if steps or name != "turn_scores")
+        """The columns of turns that episodes can have: rewards of turns only if every class has steps, states before
+        turns only if no class plays by itself."""
+        known = {"turn_scores": all(found.steps for found in self.classes.values()), "anchor": not self.plays}
+        return tuple(name for name in TURN_COLUMNS if known.get(name, True))
+
+    @property
+    def plays(self) -> bool:
+        """Whether a class plays by itself, and so needs the gateway."""
+        return any(found.plays for found in self.classes.values())
 
     @property
     def scores(self) -> bool:
         """Whether every class has a reward of its own."""
         return all(found.scores for found in self.classes.values())
+
+    def number_of(self, row: Mapping[str, Any]) -> int:
+        """The number of the environment of a row among those of the run. Raises as `name_of`."""
+        return list(self.classes).index(self.name_of(row))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """The name of the environment of a row.

@@ -1,0 +1,230 @@
+"""The requests of one episode: they become dialogues of token ids, and in the end a trajectory."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.data.encode.encoder import Encoder
+from rft.rollout.engine.base import row_seed
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.environment.contract import Schema
+from rft.rollout.environment.dialogue import Dialogue
+from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
+from rft.rollout.environment.options import Environments
+from rft.rollout.environment.record import episode_record
+from rft.rollout.environment.tool_calls import ToolCall, assistant_message
+from rft.rollout.environment.turn_template import Message, TurnTemplate
+from rft.rollout.environment.turns import TurnQueue
+
+HISTORY = "history"  # the reason of a fork: a request has answers, but not as the session gave them
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What answers the requests of all sessions.
+
+    Attributes:
+        environments: of the run; its limits and how tool calls are written.
+        encoder, template: encode messages.
+        turns: samples.
+        sampling: how.
+        context: most tokens of a text that the model reads.
+    """
+
+    environments: Environments
+    encoder: Encoder
+    template: TurnTemplate
+    turns: TurnQueue
+    sampling: Sampling
+    context: int
+
+
+@dataclass
+class Branch:
+    """A dialogue of a session.
+
+    Attributes:
+        dialogue: its tokens.
+        messages: of its requests, and the answers to them.
+        tools: of its requests.
+        opening: messages of the first prompt.
+        start: tokens of the first prompt.
+        answered: no request of it is in progress.
+    """
+
+    dialogue: Dialogue
+    messages: list[Message]
+    tools: list[Schema]
+    opening: int
+    start: int
+    answered: bool = False
+
+    def continues(self, request: ChatRequest) -> bool:
+        """Whether a request begins with all messages of the dialogue, and adds some to its last answer."""
+        size = len(self.messages)
+        added = request.messages[size:]
+        return (
+            self.answered
+            and bool(added)
+            and request.messages[:size] == self.messages
+            and request.tools == self.tools
+            and all(message["role"] != "assistant" for message in added)
+        )
+
+
+class Session:
+    """One episode of an agent, which talks to the policy by requests. `Gateway.session` opens it.
+
+    A request that begins with all messages of a dialogue so far continues it, without encoding an answer again. Every
+    other request begins a dialogue of its own, another row of the trajectory. So an agent may have several dialogues,
+    also at the same time.
+
+    Args:
+        policy: answers.
+        base_url: of the gateway, as clients of OpenAI take it.
+        api_key: names the session.
+        seed: of the first answer; those of later ones follow from it and their number.
+
+    Attributes:
+        base_url, api_key: as above.
+        turns: answers so far.
+        sampling_s: seconds in which at least one request waited for its answer, summed over requests.
+    """
+
+    def __init__(self, policy: Policy, base_url: str, api_key: str, seed: int) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.turns = 0
+        self.sampling_s = 0.0
+        self._policy = policy
+        self._seed = seed
+        self._branches: list[Branch] = []
+        self._forks: list[str] = []
+        self._calls, self._unreadable = 0, 0
+        self._finish = Finish("stop", "")
+        self._running: set[asyncio.Task[ChatAnswer]] = set()
+
+    async def answer(self, request: ChatRequest) -> ChatAnswer:
+        """Samples the answer to a request.
+
+        Raises:
+            ApiError: the request is too long, cannot be encoded, or is the one after the last turn.
+            asyncio.CancelledError: the session has ended meanwhile.
+        """
+        task = asyncio.create_task(self._answer(request))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await task
+
+    def end(self) -> None:
+        """Ends the requests in progress."""
+        for task in self._running:
+            task.cancel()
+
+    async def _answer(self, request: ChatRequest) -> ChatAnswer:
+        policy, options = self._policy, self._policy.environments.options
+        if self.turns == options.max_turns:
+            self._finish = Finish("length", self._finish.text)
+            raise ApiError(400, f"environment.max_turns={options.max_turns} answers are given", "max_turns")
+        number, self.turns = self.turns, self.turns + 1
+        try:
+            branch = self._branch(request)
+            limit = min(self._left(branch), policy.sampling.max_new_tokens, request.limit or policy.context)
+        except ApiError:
+            self.turns -= 1
+            raise
+        prompt, start = branch.dialogue.prompt, time.perf_counter()
+        seed = self._seed if number == 0 else row_seed(self._seed, number, 1)
+        completion = await policy.turns.sample(prompt, seed, limit, policy.sampling)
+        self.sampling_s += time.perf_counter() - start
+        message = self._parse(completion.text, request.tools, number)
+        branch.dialogue.answer(completion, message)
+        branch.messages.append(message)
+        branch.answered = True
+        self._finish = Finish(completion.finish_reason, completion.text)
+        return ChatAnswer(f"chatcmpl-{self._seed}-{number}", prompt, completion, message)
+
+    def _branch(self, request: ChatRequest) -> Branch:
+        """The dialogue of a request, which ends with its messages."""
+        found = [branch for branch in self._branches if branch.continues(request)]
+        try:
+            if found:
+                branch = max(found, key=lambda one: len(one.messages))
+                added = request.messages[len(branch.messages) :]
+                branch.answered = False
+                branch.dialogue.extend(added)
+                branch.messages += added
+                return branch
+            described = request.tools if self._policy.environments.calls.facts.described else []
+            prompt = self._policy.template.rendered(request.messages, described or None)
+            dialogue = Dialogue(self._policy.template, request.messages, described or None, prompt)
+        except ValueError as error:
+            raise ApiError(400, str(error), "invalid_value", "messages") from error
+        if self._branches and any(message["role"] == "assistant" for message in request.messages):
+            self._forks.append(HISTORY)
+        size = len(request.messages)
+        self._branches.append(Branch(dialogue, list(request.messages), request.tools, size, len(dialogue.prompt)))
+        return self._branches[-1]
+
+    def _left(self, branch: Branch) -> int:
+        """Tokens that the next answer of a dialogue may have.
+
+        Raises:
+            ApiError: none; in the words of OpenAI, by which agents recognise it.
+        """
+        policy, size = self._policy, len(branch.dialogue.prompt)
+        most = min(policy.context, branch.start + policy.environments.options.max_tokens)
+        if size < most:
+            return most - size
+        self._finish = Finish("length", self._finish.text)
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {most} tokens. However, your messages resulted in {size} tokens "
+            "(environment.max_tokens, or the context of the model)",
+            "context_length_exceeded",
+            "messages",
+        )
+
+    def _parse(self, text: str, tools: list[Schema], number: int) -> Message:
+        """The message of an answer; a text whose calls cannot be read is its content."""
+        by_name = {tool["function"]["name"]: tool for tool in tools}
+        content, calls = self._policy.environments.calls(text, by_name) if tools else (text, [])
+        made = [call for call in calls if isinstance(call, ToolCall)]
+        self._calls += len(calls)
+        self._unreadable += len(calls) - len(made)
+        message = assistant_message(content if made or not calls else text, calls)
+        for place, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = f"call{number:03}{place:02}"  # nine characters, as some templates want them
+        return message
+
+    def trajectory(
+        self, row: dict[str, Any], *, reward: float | None, failed: str | None, environment_s: float, agent: int
+    ) -> Trajectory:
+        """The episode as a trajectory: a row for each dialogue, and for each fork of one.
+
+        Args:
+            row: of the data set.
+            reward: of the episode; None if it has none.
+            failed: why the episode has no score; None if it did not fail.
+            environment_s, agent: see `episode_record`.
+        """
+        rows = [segments for branch in self._branches for segments in branch.dialogue.rows]
+        if not rows:
+            failed = failed or "requests: the agent has no answer of the policy"
+            rows = [[Segment(self._policy.encoder.prompt(row), trains=False)]]
+        record = episode_record(
+            [message for branch in self._branches for message in branch.messages],
+            opening=self._branches[0].opening if self._branches else 0,
+            turns=self.turns,
+            tool_calls=self._calls,
+            tool_failures=self._unreadable,
+            environment_s=environment_s,
+            forks=[*self._forks, *(reason for branch in self._branches for reason in branch.dialogue.forks)],
+            reward=reward,
+            rewards=[],
+            agent=agent,
+            failed=failed,
+        )
+        return Trajectory(rows[-1], self._finish, row, tuple(rows[:-1]), record)
