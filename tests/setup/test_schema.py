@@ -88,6 +88,7 @@ COMPANIONS = {
         f"reward/terms/{term}": [f"reward.accuracy={term}"]
         for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
     },
+    "environment/agent": ["environment.classes.agent._target_=tests.rollout.environment.gateway.agents.one_turn"],
     "reward/environment": ["environment=guessing"],
     "algorithm/advantage/gigpo": ["environment=guessing"],
     "algorithm/advantage/rae": ["environment=guessing"],

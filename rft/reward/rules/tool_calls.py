@@ -231,6 +231,8 @@ def tool_call_valid(
 
 
 @REWARDS.register("environment")
-def environment(response: str, row: Mapping[str, Any]) -> float:
-    """What `get_reward` of the episode's environment returned, or the sum of the rewards of its `step`."""
-    return float(row[EPISODE]["reward"])
+def environment(response: str, row: Mapping[str, Any]) -> float | Unscored:
+    """What `get_reward` of the episode's environment returned, the sum of the rewards of its `step`, or what an agent
+    returned."""
+    reward = row[EPISODE]["reward"]
+    return Unscored("the agent returned no reward") if reward is None else float(reward)

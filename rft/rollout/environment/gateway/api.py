@@ -2,9 +2,9 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,7 +50,7 @@ class ChatRequest:
 
     Attributes:
         messages: as chat templates take them. Messages that say the same are equal, however a client writes them.
-        tools: schemas of functions; empty where the model may call none.
+        tools: schemas of functions by name; empty where the model may call none.
         limit: most new tokens; None: the run alone limits them.
         model: any name, which the answer repeats.
         stream: the answer is written as server-sent events.
@@ -60,7 +60,7 @@ class ChatRequest:
     """
 
     messages: list[Message]
-    tools: list[Schema]
+    tools: dict[str, Schema]
     limit: int | None
     model: str
     stream: bool
@@ -76,10 +76,15 @@ def read_request(body: Any, sampling: Sampling) -> ChatRequest:
         sampling: of the run.
 
     Raises:
-        ApiError: the request has no messages, or asks for what the run does not do; names the field.
+        ApiError: the request is malformed, or asks for what the run does not do; names the field.
     """
-    if not isinstance(body, dict):
-        raise ApiError(400, f"the body is {type(body).__name__}, not an object")
+    try:
+        return _read_request(body, sampling)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ApiError(400, f"the request is malformed: {type(error).__name__}: {error}", "invalid_value") from error
+
+
+def _read_request(body: Any, sampling: Sampling) -> ChatRequest:
     given = {name: value for name, value in body.items() if value is not None}
     choice, form = given.get("tool_choice", "auto"), given.get("response_format", {"type": "text"})
     stop = given.get("stop", [])
@@ -99,12 +104,11 @@ def read_request(body: Any, sampling: Sampling) -> ChatRequest:
             warn_ignored(name)
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ApiError(
-            400, f"max_tokens={limit!r}: expected a whole number of at least 1", "invalid_value", "max_tokens"
-        )
+        raise ValueError(f"max_tokens={limit!r}: expected a whole number of at least 1")
+    tools = {tool["function"]["name"]: tool for tool in given.get("tools", [])}
     return ChatRequest(
-        messages=read_messages(given.get("messages")),
-        tools=[] if choice == "none" else given.get("tools", []),
+        messages=[_read_message(message) for message in conversation(given["messages"], "messages")],
+        tools={} if choice == "none" else tools,
         limit=limit,
         model=str(given.get("model", "")),
         stream=bool(given.get("stream")),
@@ -122,20 +126,10 @@ def warn_ignored(name: str) -> None:
     )
 
 
-def read_messages(value: Any) -> list[Message]:
-    """Messages of a request as chat templates take them: a text for a content, a mapping for the arguments of a call.
-
-    Raises:
-        ApiError: they are no chat messages.
-    """
-    try:
-        return [_read_message(message) for message in conversation(value, "messages")]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ApiError(400, f"messages: {error}", "invalid_value", "messages") from error
-
-
 def _read_message(message: Message) -> Message:
-    kept = {name: message[name] for name in IN_MESSAGES if name in message} | {"content": message.get("content") or ""}
+    """A message as chat templates take it: a text for a content, a mapping for the arguments of a call."""
+    kept = {name: message[name] for name in IN_MESSAGES if name in message}
+    kept["content"] = "" if message.get("content") is None else message["content"]
     if kept["role"] == "developer":  # OpenAI's newer name
         kept["role"] = "system"
     if calls := kept.pop("tool_calls", None):
@@ -146,9 +140,9 @@ def _read_message(message: Message) -> Message:
 
 
 def _read_function(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    with suppress(ValueError, TypeError):  # arguments that are no JSON stay as they are
-        arguments = json.loads(arguments)
+    arguments = json.loads(function["arguments"])
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of a call of {function['name']} are no object")
     return {"name": function["name"], "arguments": arguments}
 
 
@@ -228,10 +222,11 @@ class ChatAnswer:
         found: dict[str, Any] = {"logprobs": None}
         if request.logprobs:
             texts = [decode([token]) for token in self.completion.tokens]
+            numbers = [None if math.isnan(number) else number for number in self.completion.logprobs]  # JSON has no NaN
             found["logprobs"] = {
                 "content": [
-                    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                    for text, logprob in zip(texts, self.completion.logprobs, strict=True)
+                    {"token": text, "logprob": number, "bytes": list(text.encode()), "top_logprobs": []}
+                    for text, number in zip(texts, numbers, strict=True)
                 ]
             }
         return found | ({"token_ids": list(self.completion.tokens)} if request.token_ids else {})

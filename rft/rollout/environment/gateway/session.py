@@ -56,7 +56,7 @@ class Branch:
 
     dialogue: Dialogue
     messages: list[Message]
-    tools: list[Schema]
+    tools: dict[str, Schema]
     opening: int
     start: int
     answered: bool = False
@@ -89,17 +89,16 @@ class Session:
 
     Attributes:
         base_url, api_key: as above.
-        turns: answers so far.
-        sampling_s: seconds in which at least one request waited for its answer, summed over requests.
+        sampling_s: seconds in which requests waited for their answers; those at the same time count each.
     """
 
     def __init__(self, policy: Policy, base_url: str, api_key: str, seed: int) -> None:
         self.base_url = base_url
         self.api_key = api_key
-        self.turns = 0
         self.sampling_s = 0.0
         self._policy = policy
         self._seed = seed
+        self._asked = 0  # requests that are sampled
         self._branches: list[Branch] = []
         self._forks: list[str] = []
         self._calls, self._unreadable = 0, 0
@@ -125,16 +124,12 @@ class Session:
 
     async def _answer(self, request: ChatRequest) -> ChatAnswer:
         policy, options = self._policy, self._policy.environments.options
-        if self.turns == options.max_turns:
+        if self._asked == options.max_turns:
             self._finish = Finish("length", self._finish.text)
             raise ApiError(400, f"environment.max_turns={options.max_turns} answers are given", "max_turns")
-        number, self.turns = self.turns, self.turns + 1
-        try:
-            branch = self._branch(request)
-            limit = min(self._left(branch), policy.sampling.max_new_tokens, request.limit or policy.context)
-        except ApiError:
-            self.turns -= 1
-            raise
+        branch = self._branch(request)
+        limit = min(self._left(branch), policy.sampling.max_new_tokens, request.limit or policy.context)
+        number, self._asked = self._asked, self._asked + 1
         prompt, start = branch.dialogue.prompt, time.perf_counter()
         seed = self._seed if number == 0 else row_seed(self._seed, number, 1)
         completion = await policy.turns.sample(prompt, seed, limit, policy.sampling)
@@ -157,9 +152,10 @@ class Session:
                 branch.dialogue.extend(added)
                 branch.messages += added
                 return branch
-            described = request.tools if self._policy.environments.calls.facts.described else []
-            prompt = self._policy.template.rendered(request.messages, described or None)
-            dialogue = Dialogue(self._policy.template, request.messages, described or None, prompt)
+            policy = self._policy
+            described = list(request.tools.values()) if policy.environments.calls.facts.described else []
+            prompt = policy.template.rendered(request.messages, described or None)
+            dialogue = Dialogue(policy.template, request.messages, described or None, prompt)
         except ValueError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from error
         if self._branches and any(message["role"] == "assistant" for message in request.messages):
@@ -187,10 +183,9 @@ class Session:
             "messages",
         )
 
-    def _parse(self, text: str, tools: list[Schema], number: int) -> Message:
+    def _parse(self, text: str, tools: dict[str, Schema], number: int) -> Message:
         """The message of an answer; a text whose calls cannot be read is its content."""
-        by_name = {tool["function"]["name"]: tool for tool in tools}
-        content, calls = self._policy.environments.calls(text, by_name) if tools else (text, [])
+        content, calls = self._policy.environments.calls(text, tools) if tools else (text, [])
         made = [call for call in calls if isinstance(call, ToolCall)]
         self._calls += len(calls)
         self._unreadable += len(calls) - len(made)
@@ -217,7 +212,7 @@ class Session:
         record = episode_record(
             [message for branch in self._branches for message in branch.messages],
             opening=self._branches[0].opening if self._branches else 0,
-            turns=self.turns,
+            turns=sum(segment.sampled for segments in rows for segment in segments),
             tool_calls=self._calls,
             tool_failures=self._unreadable,
             environment_s=environment_s,

@@ -1,0 +1,163 @@
+"""Agents over real HTTP: clients, keys, and every way in which an agent ends."""
+
+import threading
+import time
+
+import pytest
+
+from tests.rollout.environment.gateway import agents
+from tests.rollout.environment.gateway.agents import TOOLS, ask, fetch, user
+from tests.rollout.environment.scripted import play
+
+EOS = "<eos>"
+CALL = '<tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>'
+
+
+def node(agent, module=__name__, **options):
+    return {"agent": {"_target_": f"{module}.{agent}", **options}}
+
+
+async def a_client_of_openai(data, base_url, api_key):
+    openai = pytest.importorskip("openai")
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    assert [model.id for model in (await client.models.list()).data] == ["policy"]
+    messages = [{"role": "system", "content": "S"}, user("Q")]
+    found = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS, temperature=0.3)
+    [call] = found.choices[0].message.tool_calls
+    assert found.choices[0].finish_reason == "tool_calls" and call.function.arguments == '{"item": "tea"}'
+    messages += [found.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    found = await client.chat.completions.create(
+        model="m", messages=messages, tools=TOOLS, logprobs=True, extra_body={"return_token_ids": True}
+    )
+    assert [token.token for token in found.choices[0].logprobs.content] == ["e", "n", "d", EOS]
+    assert [token.logprob for token in found.choices[0].logprobs.content] == [0.0, -1.0, -2.0, -3.0]
+    assert len(found.choices[0].token_ids) == 4 == found.usage.completion_tokens
+    assert len(found.prompt_token_ids) == found.usage.prompt_tokens
+    messages += [found.choices[0].message.model_dump(), user("more")]
+    text = ""
+    stream = await client.chat.completions.create(
+        model="m", messages=messages, tools=TOOLS, stream=True, stream_options={"include_usage": True}
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+    assert text == "end" and chunk.usage.completion_tokens == 4
+    with pytest.raises(openai.BadRequestError, match="one request has one answer"):
+        await client.chat.completions.create(model="m", messages=messages, n=2)
+    with pytest.raises(openai.NotFoundError, match="/v1/embeddings: Not Found"):
+        await client.embeddings.create(model="m", input="x")
+    with pytest.raises(openai.AuthenticationError, match="Incorrect API key provided") as refused:
+        await client.with_options(api_key="sk-other").chat.completions.create(model="m", messages=messages)
+    assert refused.value.code == "invalid_api_key"
+    return len(messages)
+
+
+def test_the_client_of_openai():
+    pytest.importorskip("openai")
+    [[found]], sampler = play(
+        lambda text: "end" if "3=" in text else CALL, node("a_client_of_openai"), [{"prompt": "x"}], max_turns=5
+    )
+    assert found.episode["failed"] is None and found.episode["reward"] == 6.0 and found.episode["forks"] == []
+    assert found.earlier == () and [sampler.tokenizer.decode(segment.tokens) for segment in found.segments] == [
+        "[price] SQ", CALL + EOS, "3=", "end" + EOS, "more", "end" + EOS
+    ]  # fmt: skip
+
+
+FAILURES = {
+    "raises": "OSError: run raised OSError: no such place",
+    "leaves": "SystemExit: run raised SystemExit: 3",
+    "text": "run: the reward is '1', not a finite number",
+    "nan": "run: the reward is nan, not a finite number",
+    "silent": "requests: the agent has no answer of the policy",
+}
+
+
+@pytest.mark.parametrize("workers", ["inline", "process"])
+def test_an_agent_that_fails_has_no_score_and_ends_nothing_else(workers, tmp_path):
+    pids = tmp_path / "pids"
+    more = {"dies": "process_died: run: the process", "hangs": "seconds: the episode took longer than 4 s"}
+    expected = FAILURES | (more if workers == "process" else {})
+    rows = [{"prompt": "Q", "way": way, "pids": str(pids)} for way in (*expected, "well", "none")]
+    found, _ = play(
+        lambda text: "a", node("in_many_ways", agents.__name__, most=0.5), rows, workers=workers, max_seconds=4.0
+    )
+    *failed, well, none = [group[0].episode for group in found]
+    for record, reason in zip(failed, expected.values(), strict=True):
+        assert record["failed"].startswith(reason)
+    assert (well["failed"], well["reward"], none["failed"], none["reward"]) == (None, 0.5, None, None)
+    if workers == "process":
+        deadline = time.monotonic() + 5
+        while any(alive(int(pid)) for pid in pids.read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(alive(int(pid)) for pid in pids.read_text().split()), "the process that hung, and its child"
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+ENDED = {}
+
+
+def uses_the_key_of_another(data, base_url, api_key):
+    if data["prompt"] == "first":
+        ENDED["key"] = api_key
+        return one_answer(base_url, api_key)
+    while fetch(base_url, ENDED.get("key", api_key), "/models")[0] == 200:
+        time.sleep(0.02)
+    status, body = fetch(base_url, ENDED["key"], messages=[user("Q")])
+    assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+    return one_answer(base_url, api_key)
+
+
+def one_answer(base_url, api_key):
+    ask(base_url, api_key, [user("Q")])
+    return 1.0
+
+
+def test_a_key_is_invalid_once_its_episode_has_ended():
+    found, _ = play(lambda text: "a", node("uses_the_key_of_another"), [{"prompt": "first"}, {"prompt": "second"}])
+    assert [group[0].episode["failed"] for group in found] == [None, None]
+
+
+def leaves_a_request(data, base_url, api_key):
+    ask(base_url, api_key, [user("Q")])
+    threading.Thread(target=fetch, args=(base_url, api_key), kwargs={"messages": [user("slow")]}).start()
+    time.sleep(0.3)
+    return 1.0
+
+
+def test_a_request_in_progress_ends_with_its_episode():
+    start = time.perf_counter()
+    write = lambda text: time.sleep(2) or "late" if text == "slow" else "a"  # noqa: E731
+    [[found]], _ = play(write, node("leaves_a_request"), [{"prompt": "Q"}])
+    assert found.episode["failed"] is None and found.turns == 1 == found.episode["turns"] and found.earlier == ()
+    assert time.perf_counter() - start < 10
+
+
+def test_an_error_of_the_engine_ends_the_episodes():
+    def fail(text):
+        raise OSError("the engine is lost")
+
+    with pytest.raises(OSError, match="the engine is lost"):
+        play(fail, node("one_turn", agents.__name__), [{"prompt": "Q"}], samples=4)
+
+
+def test_many_agents_at_the_same_time_need_no_thread_each():
+    threads = []
+
+    def write(text):
+        threads.append(threading.active_count())
+        return "a"
+
+    before = threading.active_count()
+    rows = [{"prompt": str(number)} for number in range(200)]
+    found, sampler = play(write, node("one_turn", agents.__name__), rows, workers="process", concurrency=200)
+    assert [group[0].episode["failed"] for group in found] == [None] * 200
+    assert [group[0].segments[0].tokens for group in found] == [
+        sampler.tokenizer(row["prompt"], add_special_tokens=False).input_ids for row in rows
+    ]
+    assert threads[-1] - before < 50
