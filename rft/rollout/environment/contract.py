@@ -9,6 +9,11 @@ In the place of tools a class may have Gymnasium's `step(self, action: str)`, wh
 returns `(observation, reward, terminated, truncated, info)`. Every method may be `async def`. An optional `close()`
 ends an episode.
 
+Tools that are known only once the class has its options are no methods. A class with such tools has two others:
+
+    def describe_tools(self) -> list[dict]: ...         # their JSON schemas; asked of one object, which is not reset
+    def call_tool(self, name: str, arguments: dict): ...
+
 In the place of a class, a function `async def run(data, base_url, api_key)` is an agent, which plays an episode by
 itself. It gets the row, asks the policy by OpenAI's API, and returns the reward of the episode or None.
 """
@@ -17,6 +22,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from transformers.utils.chat_template_utils import (
@@ -28,7 +34,8 @@ from transformers.utils.chat_template_utils import (
 from rft.errors import build_each
 from rft.registry import Target
 
-RESERVED = ("reset", "step", "get_reward", "close")  # public methods that are no tools
+DYNAMIC = ("describe_tools", "call_tool")  # methods of a class whose tools are no methods
+RESERVED = ("reset", "step", "get_reward", "close", *DYNAMIC)  # public methods that are no tools
 AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
 REWARD = "environment"  # the reward term with the environment's own reward
@@ -41,19 +48,40 @@ class EnvironmentClass:
 
     Attributes:
         target: builds an environment of an episode.
-        tools: the JSON schema of every tool, by its name.
+        methods: the JSON schema of every tool that is a method, by its name.
         steps: it has `step` in the place of tools.
         scores: it has `get_reward`, or `step`, whose rewards are added up.
         closes: it has `close`.
         plays: it is a function, which plays an episode by itself.
+        dynamic: its tools are no methods.
     """
 
     target: Target
-    tools: dict[str, Schema]
+    methods: dict[str, Schema]
     steps: bool
     scores: bool
     closes: bool
     plays: bool = False
+    dynamic: bool = False
+
+    @cached_property
+    def tools(self) -> dict[str, Schema]:
+        """The JSON schema of every tool, by its name. An object is built and asked once if they are no methods.
+
+        Raises:
+            ValueError: the object cannot be built or asked, or two tools have one name; names the key.
+        """
+        if not self.dynamic:
+            return self.methods
+        try:
+            schemas = self.target.build().describe_tools()
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{self.target.key}: {error}") from error
+        tools = {schema["function"]["name"]: schema for schema in schemas}
+        if len(tools) < len(schemas):
+            names = ", ".join(schema["function"]["name"] for schema in schemas)
+            raise ValueError(f"{self.target.key}: two tools have one name ({names}); leave one of them out")
+        return tools
 
 
 def environment_class(node: Any, key: str) -> EnvironmentClass:
@@ -69,7 +97,7 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
         return EnvironmentClass(target, {}, steps=False, scores=True, closes=False, plays=True)
     found = dict(inspect.getmembers(target.factory, inspect.isfunction))
     public = {name: method for name, method in found.items() if not name.startswith("_") and name not in RESERVED}
-    name, steps = target.factory.__name__, "step" in found
+    name, steps, dynamic = target.factory.__name__, "step" in found, found.keys() >= {*DYNAMIC}
     if "reset" not in found:
         raise ValueError(f"{key}._target_: {name} has no method `reset(self, **row)`, which begins an episode; add it")
     if steps and public:
@@ -77,10 +105,12 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
             f"{key}._target_: {name} has `step` and tools ({', '.join(public)}); keep `step`, or the tools; the names "
             "of other methods begin with _"
         )
-    if not steps and not public:
+    if not steps and not public and not dynamic:
         raise ValueError(f"{key}._target_: {name} has neither tools, public methods with types, nor `step`; add one")
     tools = build_each(lambda tool, method: _schema(tool, method, key, name), public)
-    return EnvironmentClass(target, tools, steps, steps or "get_reward" in found, "close" in found)
+    return EnvironmentClass(
+        target, tools, steps, scores=steps or "get_reward" in found, closes="close" in found, dynamic=dynamic
+    )
 
 
 def _check_agent(function: Callable[..., Any], key: str) -> None:

@@ -90,6 +90,8 @@ class LiveEnvironment:
         if fault is None:
             assert isinstance(tool, ToolCall)
             try:
+                if self._class.dynamic:
+                    return as_text(await self._call("call_tool", tool.name, tool.arguments))
                 return as_text(await self._call(tool.name, **tool.arguments))
             except CallFailed as error:
                 fault = str(error)

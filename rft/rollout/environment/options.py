@@ -89,10 +89,9 @@ class Environments:
                 f"{KEY}: data.template=none has no form for several turns; set data.template=chat, or the name or path "
                 "of a template"
             )
-        if self.calls.facts.described:
-            for name, found in self.classes.items():
-                if found.tools:
-                    encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
+        for name, found in self.classes.items():
+            if found.tools and self.calls.facts.described:
+                encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
         if self.options.workers == "inline":
             for name, found in self.classes.items():
                 if found.plays:

@@ -44,6 +44,20 @@ class Undocumented:
     def tool(self, item: str) -> str: ...
 
 
+class Dynamic:
+    def __init__(self, names: list[str]) -> None:
+        if not names:
+            raise ValueError("names is empty")
+        self._names = names
+
+    def reset(self, **row): ...
+
+    def describe_tools(self):
+        return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in self._names]
+
+    def call_tool(self, name, arguments): ...
+
+
 def made():
     return Both()
 
@@ -67,6 +81,19 @@ def test_the_contract_of_a_class():
     }
     guess = environment_class({"_target_": f"{scripted.__name__}.Guess"}, "environment.classes.guess")
     assert guess.steps and guess.scores and guess.closes and not guess.tools
+
+
+def test_tools_that_are_no_methods():
+    def dynamic(*names):
+        return environment_class({"_target_": f"{HERE}.Dynamic", "names": [*names]}, "environment.classes.x")
+
+    found = dynamic("close", "b")
+    assert found.dynamic and not found.steps and not found.methods and not found.closes
+    assert [*found.tools] == ["close", "b"] and found.tools is found.tools, "an object is asked once"
+    with pytest.raises(ValueError, match=r"^environment\.classes\.x: two tools have one name \(a, b, a\)"):
+        assert dynamic("a", "b", "a").tools
+    with pytest.raises(ValueError, match=r"^environment\.classes\.x: names is empty"):
+        assert dynamic().tools
 
 
 @pytest.mark.parametrize(
