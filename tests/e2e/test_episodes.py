@@ -66,6 +66,7 @@ def test_an_episode_without_a_call_trains_as_a_completion_does(fit):
         assert kept == {name: value for name, value in first.items() if not name.startswith(MINE)}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, monkeypatch):
     redraw = "algorithm.source.redraw={term: exact_match, between: null, max_rounds: 3}"
     given = ("checkpoint.every=1", "data.train.slips=0.2", redraw)
