@@ -76,7 +76,7 @@ def test_a_server_on_http_is_shared(address):
 
 def test_failures_of_tools_are_read_by_the_model(address):
     answers = [call("fails"), call("add", number="x"), call("add"), call("hangs")]
-    [found], _ = dialogues(answers, classes=node({"url": address}, request_s=1.0))
+    [found], _ = dialogues(answers, classes=node({"url": address}, request_s=5.0))
     assert found.episode["failed"] is None and found.episode["tool_failures"] == 4
     fails, wrong, missing, late = outputs(found)
     assert fails.startswith("error: call_tool raised RuntimeError: Error executing tool fails")
