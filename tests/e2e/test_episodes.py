@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from rft.rollout.environment import turns
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, Interrupted, identical, interrupt, numbers
 from tests.train.checkpoint.states import state
@@ -26,6 +27,13 @@ class Ones:
     def step(self, action):
         self._left -= 1
         return str(self._left), float(action.count("1")), self._left == 0, False, {}
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Turns are sampled together as they are on a machine that nobody else uses."""
+    monkeypatch.setattr(turns, "FIRST_S", 0.5)
+    monkeypatch.setattr(turns, "COLLECT_S", 0.1)
 
 
 @pytest.fixture
@@ -56,7 +64,8 @@ def test_a_run_with_a_tool(fit):
     assert "calculate(expression=" in page and 'class="turn trains"' in page
 
 
-def test_an_episode_without_a_call_trains_as_a_completion_does(fit):
+@pytest.mark.slow
+def test_an_episode_without_a_call_trains_as_a_completion_does(fit, patient):
     """The mark is a character that the model cannot write, so that every episode has one turn."""
     unwritten = ("environment.tool_calls.name=mark", "+environment.tool_calls.marks={x: calculate}")
     one, two = fit("plain", "environment=none"), fit("episodes", "environment=calculator", *unwritten)
@@ -67,7 +76,7 @@ def test_an_episode_without_a_call_trains_as_a_completion_does(fit):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, monkeypatch):
+def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, patient, monkeypatch):
     redraw = "algorithm.source.redraw={term: exact_match, between: null, max_rounds: 3}"
     given = ("checkpoint.every=1", "data.train.slips=0.2", redraw)
     whole = fit("whole", *given)
