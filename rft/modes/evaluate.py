@@ -26,8 +26,8 @@ from rft.evaluation.responses import match_responses, read_responses
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
-from rft.setup.constraints import check_examples, check_ranks, prefixed
-from rft.setup.datasets import fit_held_out
+from rft.setup.constraints import check_ranks
+from rft.setup.datasets import fit_examples, fit_held_out
 from rft.train.folder.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
 
 
@@ -76,10 +76,9 @@ def measure(job: Answering, console: Console) -> float:
             return
         check.run(partial(check_ranks, run.batch, job.world.size))
         check.end()
+        context = model_config.get_text_config().max_position_embeddings
         for name, rows in sets.items():
-            with prefixed(f"data.eval.{name}: "):
-                counts = job.examples(lengths, job.given, rows)
-            check_examples(f"data.eval.{name}", counts, model_config.get_text_config().max_position_embeddings)
+            fit_examples(f"data.eval.{name}", rows, partial(job.examples, lengths, job.given), context)
 
     check.run(fit, "encoder", "model_config")
     check.end()

@@ -103,12 +103,7 @@ class Datasets:
                 self._limit_held_out(check)
                 given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
             for key, rows in given.items():
-                check.attempt(self._fit_examples, key, rows, examples, context)
-
-    def _fit_examples(self, key: str, rows: Rows, examples: Callable[[Rows], list[int]], context: int) -> None:
-        with prefixed(f"{key}: "):
-            counts = examples(rows)
-        check_examples(key, counts, context)
+                check.attempt(fit_examples, key, rows, examples, context)
 
     def _limit_held_out(self, check: Checks) -> None:
         """Applies `data.truncation` to the prompts of held-out texts."""
@@ -136,6 +131,22 @@ def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
     """
     with prefixed(f"{key}: "):
         return lengths.whole_prompts(rows)
+
+
+def fit_examples(key: str, rows: Rows, examples: Callable[[Rows], list[int]], context: int) -> None:
+    """Checks that given texts can be encoded, and that none is longer than the model's context.
+
+    Args:
+        key: of the rows.
+        examples: counts the tokens of each row.
+        context: the model's maximal number of tokens.
+
+    Raises:
+        ValueError: names the key.
+    """
+    with prefixed(f"{key}: "):
+        counts = examples(rows)
+    check_examples(key, counts, context)
 
 
 def fit_held_out(
