@@ -9,7 +9,7 @@ from torch import Tensor
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
 from rft.algorithm.token_weights.correction import row_weights
-from rft.algorithm.trajectories import trajectories_of
+from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.columns import over
 from rft.errors import FunctionError, spell_type
 from rft.registry import Plugin
@@ -69,20 +69,22 @@ class Objective:
             batch["gradient_mask"] = self.mask(*given, batch, all_sum=all_sum, seed=seed)
 
     def evaluate(
-        self, term: Term, outputs: dict[str, Tensor], batch: TensorDict
+        self, term: Term, outputs: dict[str, Tensor], batch: TensorDict, trajectories: Trajectories | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Value and weight of a term, (B, T) or (B,) as its unit says, and its statistics.
 
         The term is evaluated on whole trajectories; where one has several rows, the value of a unit stands in all of
         them and weighs in one.
 
+        Args:
+            trajectories: of the batch; None where each of them is one row.
+
         Raises:
             ValueError: a function returned a reduced value, or one of another shape.
         """
         given = [outputs[name] for name in term.plugin.facts.outputs]
-        trajectories = trajectories_of(batch)
         if trajectories is not None:
-            given, batch = [trajectories.join(column) for column in given], trajectories.rows(batch)
+            given, batch = [trajectories.join(column) for column in given], trajectories.rows
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
@@ -125,8 +127,9 @@ class Objective:
         total = torch.zeros((), device=batch["unit_weights"].device)
         shares: dict[str, Tensor] = {}
         statistics: dict[str, Tensor] = {}
+        trajectories = trajectories_of(batch)
         for term in self.terms:
-            loss, weights, numbers = self.evaluate(term, outputs, batch)
+            loss, weights, numbers = self.evaluate(term, outputs, batch, trajectories)
             share = (loss * weights).where(weights != 0, 0.0).sum()
             total = total + term.coef.coef * share
             shares[f"loss/{term.name}"] = share.detach()
@@ -136,10 +139,11 @@ class Objective:
     def spoilt_rows(self, outputs: dict[str, Tensor], batch: TensorDict) -> dict[str, list[int]]:
         """Rows whose loss, or whose gradient of it, is not finite, by the name of the term."""
         found: dict[str, list[int]] = {}
+        trajectories = trajectories_of(batch)
         for term in self.terms:
             leaves = {name: outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs}
             with torch.enable_grad():
-                loss, weights, _ = self.evaluate(term, leaves, batch)
+                loss, weights, _ = self.evaluate(term, leaves, batch, trajectories)
                 loss = loss.where(weights != 0, 0.0)
                 gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
             values = {f"loss/{term.name}": [loss.detach()], f"gradient of loss/{term.name}": gradients}

@@ -7,6 +7,7 @@ the rows of a trajectory joined into one row, and what they write is split over 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from tensordict import TensorDict
@@ -30,6 +31,7 @@ class Trajectories:
     """
 
     def __init__(self, batch: TensorDict) -> None:
+        self._batch = batch
         here, turn = batch["response_mask"].clone(), batch["turn"]
         if "observation_mask" in batch.keys():
             here |= batch["observation_mask"]
@@ -73,8 +75,10 @@ class Trajectories:
         """The rows of the last turns, one a trajectory, (B,) bool."""
         return torch.zeros_like(self.owner, dtype=torch.bool).index_fill(0, self.last, True)
 
-    def rows(self, batch: TensorDict) -> TensorDict:
+    @cached_property
+    def rows(self) -> TensorDict:
         """The joined rows. A trajectory is `truncated` if one of its rows is; `media` are left out."""
+        batch = self._batch
         joined = batch.exclude("media", *(name for name in batch.keys() if isinstance(batch.get(name), Tensor)))
         joined = joined[self.last]
         for name in batch.keys():
@@ -111,7 +115,7 @@ def joined_rows(
     if trajectories is None:
         yield batch, outputs
         return
-    rows = trajectories.rows(batch)
+    rows = trajectories.rows
     before = {name: rows.get(name) for name in rows.keys()}
     yield rows, {name: trajectories.join(column) for name, column in outputs.items()}
     for name in rows.keys():

@@ -61,8 +61,8 @@ def whole(**columns):
 
 def test_tokens_are_in_the_order_of_their_turns():
     batch = dialogues()
-    trajectories = Trajectories(batch)
-    rows = trajectories.rows(batch.clone().set("media", TensorDict({}, [4])))
+    trajectories = Trajectories(batch.clone().set("media", TensorDict({}, [4])))
+    rows = trajectories.rows
     assert "media" not in rows.keys()
     assert rows["trajectory"].tolist() == [3, 5, 7] and rows["scores"].tolist() == pytest.approx([0.0, 0.4, 1.0])
     assert rows["turn"].tolist() == [[0, 1, 1, 1], [0, 1, 2, 0], [0, 1, 2, 2]]

@@ -49,7 +49,7 @@ def gigpo(
 
     keep = batch["loss_mask"]
     turn = torch.where(keep, batch["turn"], 0)  # (B, T)
-    size = (len(turn), 1 + max(turn.flatten().tolist(), default=0))
+    size = (len(turn), 1 + (int(turn.max()) if turn.numel() else 0))
     reward = rewards.new_zeros(size, dtype=torch.float64).scatter_add(1, turn, torch.where(keep, rewards, 0.0).double())
     anchor = turn.new_zeros(size).scatter(1, turn, torch.where(keep, batch["anchor"], 0))  # (B, turns + 1)
     returns, after = torch.zeros_like(reward), reward[:, 0] * 0
