@@ -7,18 +7,14 @@ import pytest
 import torch
 
 from rft.actor.heads import LanguageNetwork
-from rft.actor.packing.attention import use_packed_attention
-from rft.actor.packing.layout import pack_layout
-from rft.actor.packing.micro_batches import _in_forward_order
-from rft.batch.media import media_entries
 from rft.data.encode.processor import RichText
 from rft.data.encode.processors import pretrained
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
-from tests.actor.forward.test_backbone import by_the_model
+from tests.actor.forward.test_backbone import assert_packed_as_padded, by_the_model
 from tests.data.encode.test_media_files import movie
 from tests.families import family, frames
-from tests.families.rows import OMNI, batch_of, columns, encoder, inputs_of, rows
+from tests.families.rows import OMNI, batch_of, columns, encoder, rows
 from tests.families.video import READ, family_with_video
 from tests.rollout.engine.test_hf_media import SAMPLING, engine_of
 
@@ -50,12 +46,7 @@ def test_log_probabilities(name, tmp_path):
         scores[:, facts.placeholders] = -1e9
         own = scores.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
         torch.testing.assert_close(own, torch.tensor(completion.logprobs), rtol=0, atol=1e-5)
-    use_packed_attention(network.model, "actor", facts)
-    layout = pack_layout(batch, torch.zeros(len(batch), dtype=torch.int64))
-    for with_probe in (False, True):
-        media = inputs_of(_in_forward_order(media_entries(batch), layout), facts, with_probe)
-        packed = network(batch["tokens"], batch["loss_mask"], ("logprobs",), 1.0, layout, media)["logprobs"]
-        torch.testing.assert_close(packed, padded, rtol=0, atol=1e-5)
+    assert_packed_as_padded(network, batch, facts)
 
 
 def test_a_file_is_sampled_by_the_processor(tmp_path):

@@ -59,7 +59,11 @@ def test_padded_rows_have_the_numbers_of_the_models_own_call(name, kinds):
 @pytest.mark.parametrize(("name", "kinds"), [*((name, None) for name in PACKED), *ONE_KIND])
 def test_packed_rows_have_the_numbers_of_padded_ones(name, kinds):
     network, encode, _, batch = made(name, kinds)
-    facts = encode.media_facts
+    assert_packed_as_padded(network, batch, encode.media_facts)
+
+
+def assert_packed_as_padded(network, batch, facts):
+    """Compares them with and without the probe of the media. Afterwards the network computes packed rows."""
     padded = columns(network, batch, facts)["logprobs"]
     use_packed_attention(network.model, "actor", facts)
     layout = pack_layout(batch, torch.zeros(len(batch), dtype=torch.int64))
