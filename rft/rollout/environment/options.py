@@ -70,10 +70,11 @@ class Environments:
             raise ValueError(f"{KEY}.classes is empty: name a class of environments, {{shop: {{_target_: ...}}}}")
         classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
         calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
-        for package in ("fastapi", "uvicorn") if any(found.plays for found in classes.values()) else ():
+        made = cls(classes, calls, options)
+        for package in ("fastapi", "uvicorn") if made.plays else ():
             if importlib.util.find_spec(package) is None:
                 raise ValueError(f"{KEY}.classes: an agent needs the package {package}: pip install 'rft[serve]'")
-        return cls(classes, calls, options)
+        return made
 
     def check(self, encoder: Encoder) -> None:
         """Checks that the template can write dialogues, and the options of classes that will live in this process.
