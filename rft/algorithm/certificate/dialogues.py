@@ -32,7 +32,7 @@ Layout = tuple[tuple[tuple[int, ...], int | None], ...]
 LAYOUTS: dict[str, Layout] = {
     "one row": (((0, 1, 2, 3, 4), None),),
     "a row per turn": (((0, 1), 1), ((0, 1, 2, 3, 4), 2)),
-    "fork": (((0, 1, 2, 3, 4), 1), ((0, 0, 1, 2, 2, 3, 4), 2)),  # the context of the second turn is rendered anew
+    "fork": (((0, 1, 2, 3, 4), 1), ((0, 0, 1, 2, 2, 3, 4), 2)),  # the context of the second turn is rendered again
     "compaction": (((0, 1), 1), ((2, 3, 4), 2)),  # its context is shortened
 }
 

@@ -252,7 +252,7 @@ def file_of(kind: str, value: Any) -> tuple[bytes, str]:
     if kind == "audio":
         return _played(*_sound(value, _name(value)))
     if kind == "video":
-        raise ValueError(f"{_name(value)} is no mp4 or webm file, and video is not written anew; remove the row")
+        raise ValueError(f"{_name(value)} is no mp4 or webm file, and other videos are not converted; remove the row")
     return _png(open_image(value)), "png"
 
 

@@ -351,7 +351,7 @@ def test_a_video_for_people_is_the_file_or_its_first_frame(monkeypatch: pytest.M
     monkeypatch.setattr("rft.data.encode.media_files.SMALL", 100)
     drawn = small_file("video", movie())
     assert drawn is not None and drawn[1] in ("png", "jpg")
-    with pytest.raises(ValueError, match=r"is no mp4 or webm file, and video is not written anew"):
+    with pytest.raises(ValueError, match=r"is no mp4 or webm file, and other videos are not converted"):
         file_of("video", frames)
 
 
