@@ -56,7 +56,7 @@ def turn_column(name: str, turn: Tensor, record: Record) -> Tensor | int:
     - `anchor` (T,) int64: at the tokens of a turn a hash of the messages before it, from the answer before.
     - `turn_scores` (T,) float32: at the last token of a turn the reward of its step.
     - `observation_mask` (T,) bool: the given tokens behind the first answer of the row, those of the template included.
-    - `agent`: the number of the environment among those of the run.
+    - `agent`: the number of the player among all players of the environments of the run.
 
     Args:
         name: one of `TURN_COLUMNS`.

@@ -204,6 +204,18 @@ def check_environments(
         yield "environment: canary tasks are answered without it; set reward.canary.path=null, or environment=none"
     if mode in NO_EPISODES:
         yield f"environment: mode={mode} runs no episodes; set environment=none"
+    if environments.several_players:
+        yield from _compared_players(algorithm)
+
+
+def _compared_players(algorithm: Algorithm) -> Iterator[str]:
+    """Refuses comparisons of the samples of a prompt, which are different players of games."""
+    advantage, pick = algorithm.advantage, algorithm.selection
+    said = "compares the samples of a prompt, which are different players in a game of environment.classes; choose"
+    if advantage is not None and (advantage.facts.group_baseline or "greedy_scores" in advantage.facts.reads):
+        yield f"algorithm.advantage={advantage.name}: it {said} algorithm/advantage=rae"
+    if pick.facts.groups:
+        yield f"algorithm.pick={pick.name}: it {said} algorithm.pick=all"
 
 
 def check_eval_sampling(rollout: Rollout, evaluation: Eval, engine: Target) -> None:

@@ -14,6 +14,15 @@ Tools that are known only once the class has its options are no methods. A class
     def describe_tools(self) -> list[dict]: ...         # their JSON schemas; asked of one object, which is not reset
     def call_tool(self, name: str, arguments: dict): ...
 
+A game of several players, all of which are the policy, is a class as those of TextArena:
+
+    class Nim:
+        players = 2
+        def reset(self, **row): ...                         # begins a game; returns None
+        def get_observation(self): ...                      # (player, a text or messages): whose turn it is, from 0
+        def step(self, action: str): ...                    # (done, info)
+        def get_rewards(self) -> list[float]: ...           # of each player, when the game has ended
+
 In the place of a class, a function `async def run(data, base_url, api_key)` is an agent, which plays an episode by
 itself. It gets the row, asks the policy by OpenAI's API, and returns the reward of the episode or None.
 """
@@ -35,7 +44,8 @@ from rft.errors import build_each
 from rft.registry import Target
 
 DYNAMIC = ("describe_tools", "call_tool")  # methods of a class whose tools are no methods
-RESERVED = ("reset", "step", "get_reward", "close", *DYNAMIC)  # public methods that are no tools
+GAME = ("get_observation", "step", "get_rewards")  # methods of a game of several players
+RESERVED = ("reset", "get_reward", "close", *GAME, *DYNAMIC)  # public methods that are no tools
 AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
 REWARD = "environment"  # the reward term with the environment's own reward
@@ -49,11 +59,12 @@ class EnvironmentClass:
     Attributes:
         target: builds an environment of an episode.
         methods: the JSON schema of every tool that is a method, by its name.
-        steps: it has `step` in the place of tools.
-        scores: it has `get_reward`, or `step`, whose rewards are added up.
+        steps: it has Gymnasium's `step` in the place of tools.
+        scores: it has `get_reward`, `get_rewards`, or `step`, whose rewards are added up.
         closes: it has `close`.
         plays: it is a function, which plays an episode by itself.
         dynamic: its tools are no methods.
+        players: of a game; 1 of any other class.
     """
 
     target: Target
@@ -63,6 +74,7 @@ class EnvironmentClass:
     closes: bool
     plays: bool = False
     dynamic: bool = False
+    players: int = 1
 
     @cached_property
     def tools(self) -> dict[str, Schema]:
@@ -89,7 +101,8 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
 
     Raises:
         ValueError: the class cannot be imported, lacks `reset`, has tools beside `step`, neither of them, or a tool
-            without types or docstring; or the function has other parameters than those of an agent; names the key.
+            without types or docstring; or a game lacks a method or the number of players; or the function has other
+            parameters than those of an agent; names the key.
     """
     target = Target(node, key)
     if not isinstance(target.factory, type):
@@ -100,6 +113,8 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
     name, steps, dynamic = target.factory.__name__, "step" in found, found.keys() >= {*DYNAMIC}
     if "reset" not in found:
         raise ValueError(f"{key}._target_: {name} has no method `reset(self, **row)`, which begins an episode; add it")
+    if "get_observation" in found:
+        return _game(target, found, public, key)
     if steps and public:
         raise ValueError(
             f"{key}._target_: {name} has `step` and tools ({', '.join(public)}); keep `step`, or the tools; the names "
@@ -111,6 +126,18 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
     return EnvironmentClass(
         target, tools, steps, scores=steps or "get_reward" in found, closes="close" in found, dynamic=dynamic
     )
+
+
+def _game(target: Target, found: Mapping[str, Any], tools: Mapping[str, Any], key: str) -> EnvironmentClass:
+    """A class with `get_observation`."""
+    name, players = target.factory.__name__, getattr(target.factory, "players", None)
+    missing = [method for method in GAME if method not in found]
+    if missing or not isinstance(players, int) or players < 2:
+        lacks = ", ".join(missing) or "players = 2, or more"
+        raise ValueError(f"{key}._target_: {name} has get_observation, so it is a game, and lacks {lacks}; add it")
+    if tools:
+        raise ValueError(f"{key}._target_: the game {name} has tools ({', '.join(tools)}); begin their names with _")
+    return EnvironmentClass(target, {}, steps=False, scores=True, closes="close" in found, players=players)
 
 
 def _check_agent(function: Callable[..., Any], key: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
@@ -13,6 +13,7 @@ from rft.rollout.environment.instance import Instance
 from rft.rollout.environment.tool_calls import ToolCall
 
 Messages = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 class EnvironmentFailed(Exception):
@@ -123,6 +124,56 @@ class LiveEnvironment:
             raise EnvironmentFailed("step: its observation has a message of the role assistant, which the policy has")
         return seen, terminated, truncated
 
+    async def begin_game(self, row: Mapping[str, Any]) -> None:
+        """Begins a game of several players.
+
+        Raises:
+            EnvironmentFailed: as in `reset`, or it returned something.
+        """
+        if await self.reset(row):
+            raise EnvironmentFailed("reset: a game shows each player what get_observation returns; return None")
+
+    async def observation(self) -> tuple[int, str | Messages]:
+        """The number of the player whose turn it is, and what the player sees.
+
+        Raises:
+            EnvironmentFailed: as in `reset`, or there is no such player.
+        """
+        found = await self._required("get_observation")
+        if not isinstance(found, tuple | list) or len(found) != 2 or found[0] not in range(self._class.players):
+            raise EnvironmentFailed(
+                f"get_observation: it returned {found!r:.80}; it must return (player, observation), the player from 0 "
+                f"to {self._class.players - 1}"
+            )
+        return int(found[0]), _observation("get_observation", found[1]) or ""
+
+    async def act(self, action: str) -> bool:
+        """The turn of a player. Returns whether the game has ended.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        found = await self._required("step", action)
+        if not isinstance(found, tuple | list) or len(found) != 2:  # JSON has lists
+            raise EnvironmentFailed(f"step: it returned {found!r:.80}; a game must return (done, info)")
+        return bool(found[0])
+
+    async def rewards_of_players(self) -> list[float]:
+        """The reward of each player.
+
+        Raises:
+            EnvironmentFailed: as in `reset`.
+        """
+        found, players = await self._required("get_rewards"), self._class.players
+        if not isinstance(found, tuple | list) or len(found) != players:
+            raise EnvironmentFailed(
+                f"get_rewards: it returned {found!r:.80}, not a reward for each of {players} players"
+            )
+        try:
+            return [checked_reward(reward) for reward in found]
+        except ValueError as error:
+            raise EnvironmentFailed(f"get_rewards: {error}") from error
+
     async def reward(self) -> float | None:
         """The reward of the episode; None if the class has none.
 
@@ -157,13 +208,11 @@ class LiveEnvironment:
         finally:
             self.counts.seconds += time.perf_counter() - start
 
-    async def outcome(
-        self, episode: Coroutine[Any, Any, float | None], max_seconds: float | None
-    ) -> tuple[float | None, str | None]:
+    async def outcome(self, episode: Coroutine[Any, Any, T], max_seconds: float | None) -> tuple[T | None, str | None]:
         """Awaits an episode and closes the environment.
 
         Args:
-            episode: returns the reward.
+            episode: returns the reward, or that of each player.
             max_seconds: after which the episode fails; None for no limit.
 
         Returns:

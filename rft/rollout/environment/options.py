@@ -119,9 +119,23 @@ class Environments:
         """Whether every class has a reward of its own."""
         return all(found.scores for found in self.classes.values())
 
-    def number_of(self, row: Mapping[str, Any]) -> int:
-        """The number of the environment of a row among those of the run. Raises as `name_of`."""
-        return list(self.classes).index(self.name_of(row))
+    @property
+    def several_players(self) -> bool:
+        """Whether a class is a game of several players."""
+        return any(found.players > 1 for found in self.classes.values())
+
+    def number_of(self, row: Mapping[str, Any], player: int = 0) -> int:
+        """The number of a player of the environment of a row among all players of the run. Raises as `name_of`.
+
+        Args:
+            player: of a game, from 0.
+        """
+        name, first = self.name_of(row), 0
+        for other, found in self.classes.items():
+            if other == name:
+                break
+            first += found.players
+        return first + player
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """The name of the environment of a row.

@@ -38,7 +38,7 @@ def episode_record(
         forks: the reason of each fork of the dialogue.
         reward: of the environment; None if it has none.
         rewards: of each step, of an environment with steps.
-        agent: the number of the environment among those of the run.
+        agent: see `Environments.number_of`.
         failed: why the episode has no score; None if it did not fail.
     """
     return {

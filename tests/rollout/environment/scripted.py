@@ -176,3 +176,30 @@ class Guess:
 
     def close(self):
         assert self._number != 13, "unlucky"
+
+
+class Count:
+    """A game of three players, who say a number in turn; a reward is the sum of what a player said."""
+
+    players = 3
+
+    def reset(self, fails="", **row):
+        self._fails = fails
+        self._said = []
+
+    def get_observation(self):
+        player = len(self._said) % 3
+        if self._fails == "player":
+            return 3, ""
+        return player, " go" if len(self._said) < 3 else f"[{self._said[-1]}]"
+
+    def step(self, action):
+        if action == "raise":
+            raise ZeroDivisionError("by zero")
+        self._said.append(int(action))
+        return action == "9", {}
+
+    def get_rewards(self):
+        if self._fails == "rewards":
+            return [1.0]
+        return [float(sum(self._said[player::3])) for player in range(3)]

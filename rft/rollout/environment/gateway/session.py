@@ -6,39 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
-from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import row_seed
-from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
-from rft.rollout.environment.options import Environments
+from rft.rollout.environment.player import Policy
 from rft.rollout.environment.record import episode_record
 from rft.rollout.environment.tool_calls import ToolCall, assistant_message
-from rft.rollout.environment.turn_template import Message, TurnTemplate
-from rft.rollout.environment.turns import TurnQueue
+from rft.rollout.environment.turn_template import Message
 
 HISTORY = "history"  # the reason of a fork: a request has answers, but not as the session gave them
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What answers the requests of all sessions.
-
-    Attributes:
-        environments: of the run; its limits and how tool calls are written.
-        encoder, template: encode messages.
-        turns: samples.
-        sampling: how.
-        context: most tokens of a text that the model reads.
-    """
-
-    environments: Environments
-    encoder: Encoder
-    template: TurnTemplate
-    turns: TurnQueue
-    sampling: Sampling
-    context: int
 
 
 @dataclass

@@ -1,0 +1,55 @@
+"""Games of several players, all of which are the policy: self-play."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rft.batch.trajectory import Trajectory
+from rft.rollout.engine.base import row_seed
+from rft.rollout.environment.live import LiveEnvironment
+from rft.rollout.environment.player import Player, Policy
+
+
+async def play_game(
+    policy: Policy, live: LiveEnvironment, row: dict[str, Any], seeds: Sequence[int], players: int
+) -> list[Trajectory]:
+    """Plays a game to its end. Each player has a dialogue, a trajectory and a reward of its own.
+
+    Args:
+        policy: answers for all players.
+        live: the game.
+        row: of the data set.
+        seeds: of the first answers of the players whose trajectories are returned, from player 0 on.
+        players: their number.
+
+    Returns:
+        A trajectory for each seed. Of a player without an answer it has no score; of a game that failed, none has one.
+    """
+    others = [row_seed(seeds[0], number, 2) for number in range(len(seeds), players)]
+    seats, options = [Player(policy, row, seed) for seed in (*seeds, *others)], policy.environments.options
+
+    async def game() -> list[float]:
+        await live.begin_game(row)
+        ended = False
+        while not ended:
+            number, observation = await live.observation()
+            player = seats[number]
+            if player.begun:
+                player.read(player.as_messages(observation))
+            else:
+                player.begin(observation)
+            if await player.answer() is None:
+                break
+            ended = await live.act(player.text)
+            if player.answers == options.max_turns and not ended:
+                player.reason = "length"
+                break
+        return await live.rewards_of_players()
+
+    rewards, failed = await live.outcome(game(), options.max_seconds)
+    found = []
+    for number, player in enumerate(seats[: len(seeds)]):
+        why = failed if player.answers else failed or "turns: the game ended before the first turn of the player"
+        found.append(
+            player.trajectory(live, reward=None if rewards is None else rewards[number], failed=why, number=number)
+        )
+    return found

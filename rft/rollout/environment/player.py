@@ -1,0 +1,156 @@
+"""The policy in an episode: one dialogue, and the samples of it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.data.encode.encoder import Encoder
+from rft.rollout.engine.base import row_seed
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.environment.dialogue import Dialogue
+from rft.rollout.environment.live import EnvironmentFailed, LiveEnvironment, Messages
+from rft.rollout.environment.options import Environments
+from rft.rollout.environment.record import episode_record
+from rft.rollout.environment.tool_calls import ToolCall, assistant_message
+from rft.rollout.environment.turn_template import TurnTemplate
+from rft.rollout.environment.turns import TurnQueue
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What answers in all episodes of a round.
+
+    Attributes:
+        environments: of the run; its limits and how tool calls are written.
+        encoder, template: encode messages.
+        turns: samples.
+        sampling: how.
+        context: most tokens of a text that the model reads.
+    """
+
+    environments: Environments
+    encoder: Encoder
+    template: TurnTemplate
+    turns: TurnQueue
+    sampling: Sampling
+    context: int
+
+
+class Player:
+    """The policy in one dialogue with an environment.
+
+    Args:
+        policy: answers.
+        row: of the data set.
+        seed: of the first answer; those of later ones follow from it.
+
+    Attributes:
+        text: the last answer.
+        reason: how it ended; `length` also if a limit ended the episode.
+        answers: their number.
+    """
+
+    def __init__(self, policy: Policy, row: dict[str, Any], seed: int) -> None:
+        self.text = ""
+        self.reason: Literal["stop", "length"] = "stop"
+        self.answers = 0
+        self._policy = policy
+        self._row = row
+        self._seed = seed
+        self._tools = policy.environments.classes[policy.environments.name_of(row)].tools
+        self._messages: Messages = []
+        self._opening = 0  # messages of the prompt
+        self._start = 0  # tokens of the prompt
+        self._dialogue: Dialogue | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the dialogue is open."""
+        return self._dialogue is not None
+
+    def begin(self, observation: str | Messages | None) -> None:
+        """Opens the dialogue with the prompt of the row and what the environment adds to it.
+
+        Raises:
+            EnvironmentFailed: the prompt cannot be encoded with it.
+        """
+        prompt = self._row["prompt"]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if isinstance(observation, str):  # as in TRL: behind the last message
+            last = messages[-1]
+            messages[-1] = {**last, "content": f"{last['content']}{observation}"}
+        elif observation is not None:
+            messages += observation
+        self._messages, self._opening = messages, len(messages)
+        described = list(self._tools.values()) if self._policy.environments.calls.facts.described else []
+        try:
+            self._dialogue = Dialogue(self._policy.template, messages, described or None)
+        except ValueError as error:  # such as a prompt that is too long with what the environment adds
+            raise EnvironmentFailed(f"prompt: {error}") from error
+        self._start = len(self._dialogue.prompt)
+
+    def read(self, messages: Messages) -> None:
+        """Appends messages of the environment to the dialogue."""
+        assert self._dialogue is not None
+        self._dialogue.extend(messages)
+        self._messages += messages
+
+    async def answer(self) -> list[ToolCall | str] | None:
+        """Samples the next answer. Returns its tool calls; None if no token is left for an answer."""
+        policy, dialogue = self._policy, self._dialogue
+        assert dialogue is not None
+        size = len(dialogue.prompt)
+        left = min(self._start + policy.environments.options.max_tokens, policy.context) - size
+        if left < 1:
+            self.reason = "length"
+            return None
+        seed = self._seed if self.answers == 0 else row_seed(self._seed, self.answers, 1)
+        self.answers += 1
+        limit = min(left, policy.sampling.max_new_tokens)
+        completion = await policy.turns.sample(dialogue.prompt, seed, limit, policy.sampling)
+        content, calls = policy.environments.calls(completion.text, self._tools)
+        message = assistant_message(content, calls)
+        dialogue.answer(completion, message)
+        self._messages.append(message)
+        self.text, self.reason = completion.text, completion.finish_reason
+        return calls
+
+    def as_messages(self, observation: str | Messages) -> Messages:
+        """What the environment shows, as messages; a text is one of the role user, and cut."""
+        return [{"role": "user", "content": self.cut(observation)}] if isinstance(observation, str) else observation
+
+    def cut(self, output: str) -> str:
+        """An output of the environment of at most `tool_max_tokens` tokens."""
+        most, encoder = self._policy.environments.options.tool_max_tokens, self._policy.encoder
+        [ids] = encoder.encode([output])
+        return output if len(ids) <= most else encoder.decode(ids[:most])
+
+    def trajectory(
+        self, live: LiveEnvironment, *, reward: float | None, failed: str | None, number: int = 0
+    ) -> Trajectory:
+        """The dialogue as a trajectory; also one that failed has one.
+
+        Args:
+            live: the environment, for its counts.
+            reward: of this player; None if there is none.
+            failed: why the episode has no score; None if it did not fail.
+            number: of the player in a game.
+        """
+        dialogue, counts = self._dialogue, live.counts
+        rows = [] if dialogue is None else dialogue.rows
+        if not rows:  # the episode ended before the first answer
+            rows = [[Segment(self._policy.encoder.prompt(self._row), trains=False)]]
+        record = episode_record(
+            self._messages,
+            opening=self._opening,
+            turns=self.answers,
+            tool_calls=counts.calls,
+            tool_failures=counts.failures,
+            environment_s=counts.seconds,
+            forks=[] if dialogue is None else dialogue.forks,
+            reward=reward,
+            rewards=live.rewards,
+            agent=self._policy.environments.number_of(self._row, number),
+            failed=failed,
+        )
+        return Trajectory(rows[-1], Finish(self.reason, self.text), self._row, tuple(rows[:-1]), record)
