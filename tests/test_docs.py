@@ -258,6 +258,7 @@ class HalfFails:
         return "1", 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_writes(tiny, tmp_path):
     logged: set[str] = set()
     stand_for: dict[str, set[str]] = {

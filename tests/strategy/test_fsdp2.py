@@ -23,6 +23,8 @@ from tests.helpers import (
     yaml_options,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def spoilt():
     batch = make_batch()
