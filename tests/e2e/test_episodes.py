@@ -2,9 +2,12 @@
 
 import json
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import rft
 from rft.rollout.environment import turns
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, Interrupted, identical, interrupt, numbers
@@ -114,6 +117,24 @@ def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
     assert ("loss/echo" in last) == ("algorithm/terms=[echo]" in overrides)
 
 
+def test_a_run_of_self_play(resolved, tmp_path):
+    recipe = Path(rft.__file__).parent.parent / "recipes/self_play"
+    small = ("data.train.count=64", "batch.prompts=4", "warmup.steps=20", "warmup.rows=32", "steps=2", "cache=null")
+    config = resolved(*small, "trajectories.every=1", folder=recipe, name="run")
+    config["output_dir"] = str(tmp_path)
+    Job(config).fit("")
+    last = numbers(tmp_path)[-1]
+    assert last["grad_norm"] > 0 and last["episode/failed"] < 0.5
+    [*_, file] = sorted((tmp_path / "trajectories").iterdir())
+    rows = [json.loads(line) for line in file.open()]
+    played = [row["episode"] for row in rows if row["set"] == "train"]
+    assert {episode["agent"] for episode in played} == {0, 1}
+    for first, second in pairwise(played):
+        if (first["agent"], second["agent"]) == (0, 1):
+            assert {first["reward"], second["reward"]} == {0.0, 1.0}, "one of two players wins"
+    assert {row["episode"]["agent"] for row in rows if row["set"] != "train"} == {2}, "held-out games: the opponent"
+
+
 @pytest.mark.slow
 def test_the_tiny_model_learns_to_use_the_tool(resolved, tmp_path):
     """The command of the README, shorter: with the tool it is right, without it it guesses."""
@@ -135,6 +156,10 @@ REFUSED = (
      "algorithm.turn_rewards: the score has the rewards of all turns already"),
     ("environment=marked_calculator algorithm.turn_rewards={discount:1.0,weight:1.0}", "turn_scores"),
     ("environment=guessing environment.max_turns=0", "environment.max_turns=0: it must be at least 1"),
+    ("environment=nim data=nim reward=environment",
+     "algorithm.advantage=group_norm: it compares the samples of a prompt, which are different players"),
+    ("environment=nim data=nim reward=environment algorithm=remax", "algorithm.advantage=remax: it compares"),
+    ("environment=nim data=nim reward=environment algorithm=raft", "algorithm.pick=best: it compares"),
     ("environment=guessing algorithm.source.interruption={after:[0.5,0.6],phrase:x}", "interruption"),
 )  # fmt: skip
 
